@@ -10,6 +10,7 @@ import yaml
 from multirole_study.experiment.run_folder import folder_of
 from multirole_study.experiment.settings import value
 from multirole_study.paper import pack
+from multirole_study.paper.clock_study import ClockStudy
 from multirole_study.paper.grid import Grid, Study
 
 configfile: "grid.yaml"
@@ -17,8 +18,8 @@ configfile: "grid.yaml"
 FIELDS = ("seeds", "parameters", "base_rollouts", "workflows", "policies", "tasks")  # of Grid
 if unknown := set(config) - {"scale", "results_dir", "scales", "study", "gpus", *FIELDS}:
     raise ValueError(f"{sorted(unknown)} are not options of a grid. Use scale, results_dir, study, gpus, {', '.join(FIELDS)}.")
-study = yaml.safe_load(Path(config["study"]).read_text()) if config.get("study") else None
-study_grid = study.pop("grid", {}) if study else {}  # a study of other cells than the scale's
+DECLARED = yaml.safe_load(Path(config["study"]).read_text()) if config.get("study") else {}
+study_grid = DECLARED.pop("grid", {})  # a study of other cells than the scale's
 chosen = config["scales"]["default"] | config["scales"].get(config["scale"], {}) | study_grid | config
 GPUS = int(chosen["gpus"])
 fields = {name: chosen[name] for name in FIELDS if name in chosen}
@@ -26,12 +27,15 @@ fields["parameters"] = {name: value(str(text)) for name, text in fields["paramet
 GRID = Grid(config["scale"], **fields | {"seeds": [value(str(seed)) for seed in fields["seeds"]]})
 RESULTS = os.path.normpath(config["results_dir"])
 FOLDER = f"{RESULTS}/{GRID.scale}"
-STUDY = Study(GRID, **study) if study else None
+IS_CLOCK = "lines" in DECLARED  # a study without twins in the grid, whose lines are trained in order
+STUDY = (ClockStudy if IS_CLOCK else Study)(GRID, **DECLARED) if DECLARED else None
 PACKED = set(pack.index(FOLDER)["run"])
-CELLS = {cell.id: cell for cell in [*GRID.cells(), *(STUDY.cells() if STUDY else ())]}
-EVALUATIONS = {f"{job.name}/{job.cell.id}": job for job in [*GRID.evaluations(), *(STUDY.draws() if STUDY else ())]}
+CELLS = {cell.id: cell for cell in [*(() if IS_CLOCK else GRID.cells()), *(STUDY.cells() if STUDY else ())]}
+EVALUATIONS = {f"{job.name}/{job.cell.id}": job for job in [*(() if IS_CLOCK else GRID.evaluations()), *(STUDY.draws() if STUDY else ())]}
 TRAINED = [f"{FOLDER}/{id}/DONE" for id in CELLS if id not in PACKED]
 EVALUATED = [f"{FOLDER}/evaluations/{id}/DONE" for id in EVALUATIONS if id not in PACKED]
+LINES = [[id for id in line if id not in PACKED] for line in STUDY.cells_by_line()] if IS_CLOCK else []
+BEFORE = {id: [f"{FOLDER}/{before}/DONE" for line in LINES[:i] for before in line] for i, line in enumerate(LINES) for id in line}
 PAPERMILL = f"{quote(sys.executable)} -m papermill -k python3 --no-progress-bar --report-mode --start-timeout 600"  # seconds, on a busy machine
 
 def papermill(notebook, executed, job, gpus, **launch):
@@ -63,6 +67,8 @@ rule paper:  # packs the results, then runs the commands of `make paper`
     input: TRAINED, EVALUATED
     shell:
         "{sys.executable:q} -m multirole_study pack {FOLDER:q}\n"
+        "{sys.executable:q} -m multirole_study clock {FOLDER:q}\n" if IS_CLOCK else
+        "{sys.executable:q} -m multirole_study pack {FOLDER:q}\n"
         "{sys.executable:q} -m multirole_study paper {FOLDER:q}\n"
         "for name in tables figures mechanisms $(test ! -f {FOLDER:q}/study.json || echo study); do\n"
         "  {PAPERMILL} notebooks/$name.ipynb {FOLDER:q}/$name.ipynb -r results {FOLDER:q} < /dev/null\n"
@@ -76,6 +82,7 @@ rule evaluated:
     input: EVALUATED
 
 rule train:
+    input: lambda w: [ancient(done) for done in BEFORE.get(w.id, ())]
     output: f"{FOLDER}/{{id,[^/]+}}/DONE"
     params: lambda w: papermill("train_cell.ipynb", f"{FOLDER}/{w.id}/train.ipynb", CELLS[w.id], GPUS, n_processes=max(1, GPUS))
     resources: gpus=GPUS, slurm_extra=for_slurm(GPUS)

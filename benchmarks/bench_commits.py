@@ -68,7 +68,8 @@ def measure(workflow: str, policy: str, problems: str, share: float) -> dict:
         for _ in range(2):
             trainer.peft_model.load_state_dict(weights)
             trainer.optimizer.state.clear()
-            inputs = [trainer.train_dataset[i] for i in range(N_PROBLEMS) for _ in range(N_EPISODES)]
+            rows = getattr(trainer, "rows", trainer.train_dataset)  # older commits have no `rows`
+            inputs = [rows[i] for i in range(N_PROBLEMS) for _ in range(N_EPISODES)]
             started = time.process_time()
             episodes = trainer._generate_and_score_completions(inputs)
             trainer._rest_engine()

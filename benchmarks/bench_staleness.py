@@ -5,17 +5,21 @@
 
 Each line of the table is one run of one seed. All runs correct for older rows by importance weights (`old_logprobs="recomputed"`). The
 first iteration, which nothing overlaps, is not timed. The load of the machine is printed before and after a run: with engine and
-trainer on the same busy cores, the times say nothing. Finished runs are not repeated.
+trainer on the same busy cores, the times say nothing. Finished runs are not repeated, and their load is not known. With `--out` the table is
+written to docs/staleness.md, too.
 """
 
 import argparse
 import os
+import sys
 from pathlib import Path
 
 import pandas as pd
+from measuring import write
 
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.run import run_cell
+from multirole_study.experiment.run_folder import folder_of, is_done
 from multirole_study.experiment.settings import value
 
 USUAL = {"workflow": "voting", "policy": "sp", "seed": 100, "iterations": 30, "old_logprobs": "recomputed"}
@@ -23,15 +27,29 @@ LAST = 10
 """Iterations whose training accuracy is averaged."""
 
 
-def row(folder: Path, staleness: int, loads: tuple[float, float]) -> str:
-    """Return one line of the table."""
+HEAD = [
+    f"| `max_staleness` | iterations | training accuracy, last {LAST} | validation accuracy at the end | s per iteration (median) | of it waiting for episodes | CPU-s of the trainer | load |",
+    "|---|---|---|---|---|---|---|---|",
+]  # fmt: skip
+
+
+def measured(folder: Path, staleness: int, loads: tuple[float, float] | None) -> dict:
+    """Return the measures of one run."""
     metrics, evaluated = (pd.read_parquet(folder / f"{name}.parquet") for name in ("metrics", "eval"))
     timed, accuracy = metrics.iloc[1:], evaluated.groupby("step")["correct"].mean()
-    seconds = timed["rollout_seconds"] + timed["update_seconds"]
+    return {
+        "max_staleness": staleness, "iterations": len(metrics), "training_accuracy": metrics["accuracy"].tail(LAST).mean(),
+        "validation_accuracy": accuracy.iloc[-1], "seconds": (timed["rollout_seconds"] + timed["update_seconds"]).median(),
+        "waiting_seconds": timed["rollout_seconds"].median(), "cpu_seconds": timed["cpu_seconds"].median(), "loads": loads,
+    }  # fmt: skip
+
+
+def row(run: dict) -> str:
+    """Return one line of the table."""
     cells = [
-        staleness, len(metrics), f"{100 * metrics['accuracy'].tail(LAST).mean():.1f} %", f"{100 * accuracy.iloc[-1]:.1f} %",
-        f"{seconds.median():.2f}", f"{timed['rollout_seconds'].median():.2f}", f"{timed['cpu_seconds'].median():.2f}",
-        f"{loads[0]:.1f} to {loads[1]:.1f}",
+        run["max_staleness"], run["iterations"], *(f"{100 * run[f'{split}_accuracy']:.1f} %" for split in ("training", "validation")),
+        *(f"{run[name]:.2f}" for name in ("seconds", "waiting_seconds", "cpu_seconds")),
+        "–" if run["loads"] is None else f"{run['loads'][0]:.1f} to {run['loads'][1]:.1f}",
     ]  # fmt: skip
     return "| " + " | ".join(map(str, cells)) + " |"
 
@@ -43,15 +61,20 @@ def main() -> None:
     parser.add_argument(
         "-p", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="a cell's parameter"
     )
+    parser.add_argument("--out", type=Path, help="the JSON file; the table goes to docs/staleness.md")
     options = parser.parse_args()
     parameters = USUAL | {"results_dir": options.results_dir} | {name: value(text) for name, text in options.p}
-    print(f"| `max_staleness` | iterations | training accuracy, last {LAST} | validation accuracy at the end | s per iteration (median) | of it waiting for episodes | CPU-s | load |")  # fmt: skip
-    print("|---|---|---|---|---|---|---|---|", flush=True)
+    sys.stdout.write("\n".join(HEAD) + "\n")
+    runs = []
     for staleness in options.staleness:
         cell, launch = Cell.from_parameters(parameters | {"max_staleness": staleness})
-        before = os.getloadavg()[0]
+        was_done, before = is_done(folder_of(cell, options.results_dir)), os.getloadavg()[0]
         folder = run_cell(cell, launch)
-        print(row(folder, staleness, (before, os.getloadavg()[0])), flush=True)
+        runs.append(measured(folder, staleness, None if was_done else (before, os.getloadavg()[0])))
+        sys.stdout.write(row(runs[-1]) + "\n")
+        sys.stdout.flush()
+    result = {"cell": cell.to_dict() | {"max_staleness": None}, "runs": runs}
+    write("bench_staleness", options.out, result, "\n".join([*HEAD, *map(row, runs)]), page="staleness")
 
 
 if __name__ == "__main__":

@@ -1,20 +1,26 @@
-"""Compare the update on a pretrained model with that of another commit and of stock TRL, on the same rows.
+"""Compare iterations on a pretrained model with those of another commit and of stock TRL, and their updates on the same rows.
 
     python benchmarks/bench_update.py OTHER --model FOLDER [--pairs 2] [--out results/bench/update.json]
 
 OTHER is a checkout of another commit. An iteration of each workflow is rolled out once by this checkout (4 problems of
 multiplication, 8 episodes each, replies of at most 48 tokens) and stored. A pair is two processes with one thread, one of each
-checkout, that run one update on these rows with an adapter whose B is not zero; `--pairs` of them alternate. Stock TRL's `GRPOTrainer`
-computes loss and gradient of the single agent's rows, padded by TRL, in bfloat16, for each number of rows in `STOCK_ROWS` per micro-batch.
+checkout, that roll out the same problems and then run one update on the stored rows, with an adapter whose B is not zero. This checkout
+computes in bfloat16, the other one in float32. Stock TRL's
+`GRPOTrainer` does the same with the single agent's prompts and rows, in bfloat16, for each base and number of rows per micro-batch in `STOCK`.
 
-Times are CPU-seconds of the process. `tokens` counts the tokens of all rows, `unique` counts shared prefixes once, and
-`floor` is the time of the unique tokens' arithmetic at the speed of this processor's matrix products, measured in the same run: a
-forward pass for all, a backward pass for those with an advantage, and the head for completion tokens.
+Times are CPU-seconds of the process, the start of the engine included. An iteration is the update and the rollout, whose time is
+scaled to the number of tokens of the stored rows, since replies are sampled anew. `tokens` counts the tokens of all rows, `unique` counts
+shared prefixes once, and `floor` is the time of the unique tokens' arithmetic in an update at the speed of this processor's matrix products,
+measured in the same run: a forward pass for all, a backward pass for those with an advantage, and the head for completion tokens.
+
+With --out, pairs are added to those that the file has of the same commits; rows are then read from --rows, where they are stored.
 """
 
 import argparse
 import json
 import random
+import statistics
+import subprocess
 import tempfile
 import time
 from pathlib import Path
@@ -23,7 +29,8 @@ from measuring import alone, shown, spread, write
 
 HERE = Path(__file__).resolve().parents[1]
 WORKFLOWS = ["single", "voting", "eval_opt"]
-STOCK_ROWS = [4, 8, 16, 32]
+STOCK = [("float32", 16), ("float32", 32), ("bfloat16", 16), ("bfloat16", 32)]
+"""(dtype of the base, rows per micro-batch)."""
 N_PROBLEMS, N_EPISODES, N_TOKENS = 4, 8, 48
 MICRO_BATCH_TOKENS = 4096
 
@@ -54,7 +61,7 @@ def make_trainer(workflow: str, model: str, folder: str, bf16: bool):
     args = MultiRoleGRPOConfig(
         **options(
             folder, generation_batch_size=N_PROBLEMS * N_EPISODES, bf16=bf16, updates="one", max_prompt_tokens=4096,
-            micro_batch_tokens=MICRO_BATCH_TOKENS, engine="transformers",
+            micro_batch_tokens=MICRO_BATCH_TOKENS, engine="transformers", model_init_kwargs={"dtype": "bfloat16" if bf16 else "float32"},
         )
     )  # fmt: skip
     kinds = {"single": Single, "voting": Voting, "eval_opt": EvalOpt}
@@ -65,14 +72,21 @@ def make_trainer(workflow: str, model: str, folder: str, bf16: bool):
     return trainer
 
 
+def roll_out(trainer) -> tuple[list, float, int]:
+    """Roll out an iteration; return its episodes, CPU-seconds and number of sampled tokens."""
+    rows = vars(trainer).get("rows", trainer.train_dataset)  # older commits add the index to the dataset itself
+    inputs = [rows[i] for i in range(N_PROBLEMS) for _ in range(N_EPISODES)]
+    started = time.process_time()
+    episodes = trainer._generate_and_score_completions(inputs)
+    seconds = time.process_time() - started
+    trainer._rest_engine()
+    return episodes, seconds, sum(len(turn.completion_ids) for episode in episodes for turn in episode.turns)
+
+
 def record(workflow: str, model: str, path: str) -> dict:
     """Roll out an iteration and store its turns."""
     with tempfile.TemporaryDirectory() as folder:
-        trainer = make_trainer(workflow, model, folder, bf16=False)
-        started = time.process_time()
-        inputs = [trainer.train_dataset[i] for i in range(N_PROBLEMS) for _ in range(N_EPISODES)]
-        episodes = trainer._generate_and_score_completions(inputs)
-        seconds = time.process_time() - started
+        episodes, seconds, _ = roll_out(make_trainer(workflow, model, folder, bf16=True))
     turns = [
         {"problem": e.problem.id, "index": e.index, "reward": e.reward.value, "advantage": e.advantage}
         | {"turns": [vars(turn) for turn in e.turns]}
@@ -111,18 +125,21 @@ def perturb(model) -> None:
 
 
 def update(workflow: str, model: str, path: str, bf16: bool) -> dict:
-    """Time one update on stored rows, in CPU-seconds; runs in either checkout."""
+    """Time a rollout, and one update on stored rows, in CPU-seconds; runs in either checkout."""
     with tempfile.TemporaryDirectory() as folder:
         trainer = make_trainer(workflow, model, folder, bf16)
+        _, seconds, n_tokens = roll_out(trainer)
         perturb(trainer.peft_model)
         rows = trainer.prepare_rows(read_episodes(path))
         started = time.process_time()
         steps, _ = trainer.update(trainer.model, rows)
-        return {"update": time.process_time() - started, "norm": steps[0].grad_norm}
+        return {
+            "update": time.process_time() - started, "rollout": seconds, "sampled": n_tokens, "norm": steps[0].grad_norm
+        }  # fmt: skip
 
 
-def stock(model: str, path: str, n_rows: int) -> dict:
-    """Time stock TRL's loss, gradient and optimizer step on the stored rows, in CPU-seconds."""
+def stock(model: str, path: str, dtype: str, n_rows: str) -> dict:
+    """Time stock TRL's generation, and its loss, gradient and optimizer step on the stored rows, in CPU-seconds."""
     import torch
     from datasets import Dataset
     from peft import LoraConfig, get_peft_model
@@ -133,30 +150,37 @@ def stock(model: str, path: str, n_rows: int) -> dict:
 
     with tempfile.TemporaryDirectory() as folder:
         lora = LoraConfig(r=16, lora_alpha=16, target_modules="all-linear")
-        peft_model = get_peft_model(AutoModelForCausalLM.from_pretrained(model, dtype=torch.float32), lora)
+        peft_model = get_peft_model(AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)), lora)
         tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
         args = GRPOConfig(
             **options(folder, per_device_train_batch_size=N_PROBLEMS * N_EPISODES, bf16=True, loss_type="grpo")
         )
-        dataset = Dataset.from_dict({"prompt": ["a"]})
+        rows = [Row(e, turn, "", e.advantage) for e in read_episodes(path) for turn in e.turns]
+        prompts = [{"prompt": tokenizer.decode(row.turn.prompt_ids)} for row in rows]
         trainer = GRPOTrainer(
-            model=peft_model, reward_funcs=lambda **_: [0.0], args=args, processing_class=tokenizer, train_dataset=dataset
+            model=peft_model, reward_funcs=lambda completions, **_: [0.0] * len(completions), args=args,
+            processing_class=tokenizer, train_dataset=Dataset.from_list(prompts),
         )  # fmt: skip
         trainer.create_optimizer()
-        perturb(trainer.model)
-        rows = [Row(e, turn, "", e.advantage) for e in read_episodes(path) for turn in e.turns]
-        whole = collate(rows, tokenizer.pad_token_id, torch.device("cpu"))
         trainer.model.train()
-        trainer.current_gradient_accumulation_steps = len(rows) // n_rows
         started = time.process_time()
-        for start in range(0, len(rows), n_rows):
-            part = {name: tensor[start : start + n_rows] for name, tensor in whole.items()}
+        sampled = trainer._generate_and_score_completions(prompts)
+        seconds = time.process_time() - started
+        perturb(trainer.model)
+        whole = collate(rows, tokenizer.pad_token_id, torch.device("cpu"))
+        size = int(n_rows)
+        trainer.current_gradient_accumulation_steps = len(rows) // size
+        started = time.process_time()
+        for start in range(0, len(rows), size):
+            part = {name: tensor[start : start + size] for name, tensor in whole.items()}
             with trainer.compute_loss_context_manager():
                 loss = trainer.compute_loss(trainer.model, part)
             trainer.accelerator.backward(loss)
         norm = float(torch.nn.utils.clip_grad_norm_(trainer.model.parameters(), 1.0))
         trainer.optimizer.step()
-        return {"update": time.process_time() - started, "norm": norm}
+        return {
+            "update": time.process_time() - started, "rollout": seconds, "sampled": int(sampled["completion_mask"].sum()), "norm": norm
+        }  # fmt: skip
 
 
 def floor(model: str, path: str) -> dict:
@@ -197,24 +221,54 @@ def timed(work) -> float:
     return time.process_time() - started
 
 
+def iteration(run: dict, n_tokens: int) -> float:
+    """Return the CPU-seconds of a run's update and of its rollout, scaled to `n_tokens` sampled tokens."""
+    return run["update"] + run["rollout"] * n_tokens / run["sampled"]
+
+
+def ratios(pairs: list[dict], against: str, n_tokens: int) -> dict[str, dict[str, float]]:
+    """Return the spreads of the ratios of updates, of rollouts per token, and of iterations: `against` over this checkout."""
+    measures = {
+        "update": lambda run: run["update"], "rollout": lambda run: run["rollout"] / run["sampled"],
+        "iteration": lambda run: iteration(run, n_tokens),
+    }  # fmt: skip
+    return {
+        name: spread([value(pair[against]) / value(pair["this"]) for pair in pairs]) for name, value in measures.items()
+    }
+
+
 def table(result: dict) -> str:
     """Return the rows of the page's table."""
     lines = [
-        "| workflow | rows | tokens, unique | floor, s | this, s | commit before, s | ratio | float32: ratio |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
+        "| workflow, against | rows | tokens, unique | update: floor, s | update: this, s | iteration: this, s | update | rollout, per token | iteration | pairs |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for workflow, measured in result["workflows"].items():
         counted = measured["floor"]
-        lines.append(
-            f"| {workflow} | {counted['rows']} | {counted['tokens']:,}, {counted['unique']:,} | {counted['floor']:.1f} | "
-            f"{measured['this']['median']:.1f} | {measured['other']['median']:.1f} | {shown(measured['ratio'])} | {shown(measured['ratio_float32'])} |"
-        )
-    if trl := result.get("stock"):
-        lines += [
-            "",
-            f"Stock TRL, single agent, bfloat16, over this: {shown(trl['ratio'])} (rows per micro-batch: {trl['rows']}).",
-        ]
+        n_tokens = counted["completion"]
+        for against, name in (("other", result["other"]), ("stock", "stock TRL")):
+            pairs = [pair for pair in measured["pairs"] if against in pair]
+            if not pairs:
+                continue
+            this = [pair["this"] for pair in pairs]
+            seconds = [
+                statistics.median(run["update"] for run in this),
+                statistics.median(iteration(run, n_tokens) for run in this),
+            ]
+            if against == "stock":
+                name += f" ({measured['best_stock'][0]} base, {measured['best_stock'][1]} rows)"
+            spans = " | ".join(shown(value) for value in ratios(pairs, against, n_tokens).values())
+            lines.append(
+                f"| {workflow}, {name} | {counted['rows']} | {counted['tokens']:,}, {counted['unique']:,} | {counted['floor']:.1f} | "
+                f"{seconds[0]:.1f} | {seconds[1]:.1f} | {spans} | {len(pairs)} |"
+            )
     return "\n".join(lines)
+
+
+def commit_of(checkout: Path) -> str:
+    """Return the short hash of a checkout's commit."""
+    command = ["git", "-C", str(checkout), "rev-parse", "--short", "HEAD"]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
 
 def main() -> None:
@@ -223,44 +277,49 @@ def main() -> None:
     parser.add_argument("--model", required=True)
     parser.add_argument("--pairs", type=int, default=2)
     parser.add_argument("--workflows", nargs="+", default=WORKFLOWS)
+    parser.add_argument("--rows", type=Path, help="a folder in which the rows are stored, or have been")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--one", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
         measure_name, *rest = args.one
         work = {"record": record, "update": update, "stock": stock, "floor": floor}[measure_name]
-        values = {"update": lambda w, m, p, b: (w, m, p, b == "1"), "stock": lambda m, p, n: (m, p, int(n))}
-        print(json.dumps(work(*values.get(measure_name, lambda *arguments: arguments)(*rest))))
+        if measure_name == "update":
+            rest[-1] = rest[-1] == "1"
+        print(json.dumps(work(*rest)))
         return
-    result: dict = {"pairs": args.pairs, "workflows": {}}
-    common = [str(args.other), "--model", args.model, "--one"]
-    with tempfile.TemporaryDirectory() as folder:
+    other = commit_of(args.other)
+    result: dict = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
+    if result.get("other") != other:
+        result = {"other": other, "workflows": {}}
+    with tempfile.TemporaryDirectory() as temporary:
         for workflow in args.workflows:
-            path = f"{folder}/{workflow}.json"
-            rollout = alone(__file__, *common, "record", workflow, args.model, path)
-            runs = [
-                [
-                    alone(__file__, *common, "update", workflow, args.model, path, bf16, checkout=checkout)["update"]
-                    for checkout, bf16 in ((args.other, "0"), (HERE, "0"), (HERE, "1"))
-                ]
-                for _ in range(args.pairs)
-            ]
-            result["workflows"][workflow] = {
-                "floor": alone(__file__, *common, "floor", args.model, path), "rollout_float32": rollout["rollout"],
-                "other": spread([run[0] for run in runs]), "this": spread([run[2] for run in runs]),
-                "ratio": spread([run[0] / run[2] for run in runs]),
-                "ratio_float32": spread([run[0] / run[1] for run in runs]),
-            }  # fmt: skip
-            print(workflow, json.dumps(result["workflows"][workflow]), flush=True)
-            if workflow == "single":
-                by_rows = {n: alone(__file__, *common, "stock", args.model, path, str(n))["update"] for n in STOCK_ROWS}
-                best = min(by_rows, key=by_rows.get)
-                ratios = [
-                    alone(__file__, *common, "stock", args.model, path, str(best))["update"] / run[2] for run in runs
-                ]
-                result["stock"] = {"rows": best, "seconds": by_rows, "ratio": spread(ratios)}
-                print("stock", json.dumps(result["stock"]), flush=True)
-    write("bench_update", args.out, result, table(result), "speed_update")
+            path = str((args.rows or Path(temporary)) / f"{workflow}.json")
+
+            def run(*work: str, checkout: Path = HERE) -> dict:
+                return alone(__file__, str(args.other), "--model", args.model, "--one", *work, checkout=checkout)
+
+            if not Path(path).exists():
+                run("record", workflow, args.model, path)
+            measured = result["workflows"].setdefault(workflow, {"floor": run("floor", args.model, path), "pairs": []})
+            if workflow == "single" and "best_stock" not in measured:
+                trials = {setting: run("stock", args.model, path, setting[0], str(setting[1])) for setting in STOCK}
+                n_tokens = measured["floor"]["completion"]
+                measured["best_stock"] = min(trials, key=lambda setting: iteration(trials[setting], n_tokens))
+                measured["stock_trials"] = [[*setting, values] for setting, values in trials.items()]
+            for _ in range(args.pairs):
+                pair = {
+                    "other": run("update", workflow, args.model, path, "0", checkout=args.other),
+                    "this": run("update", workflow, args.model, path, "1"),
+                    "commit": commit_of(HERE),
+                }
+                if workflow == "single":
+                    pair["stock"] = run("stock", args.model, path, *map(str, measured["best_stock"]))
+                measured["pairs"].append(pair)
+                print(workflow, json.dumps(pair), flush=True)
+                if args.out:
+                    write("bench_update", args.out, result, table(result), "speed_update")
+    print(table(result))
 
 
 if __name__ == "__main__":

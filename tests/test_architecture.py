@@ -70,13 +70,13 @@ def test_help_refusals_and_the_plan_load_no_framework():
     )  # fmt: skip
     ended = {line: rest for line, *rest in map(json.loads, done.stdout.splitlines())}
     for line in helps:
-        code, said, heavy, _ = ended[line]
-        assert code == 0 and said.startswith("usage: multirole") and not heavy, line
+        code, printed, heavy, _ = ended[line]
+        assert code == 0 and printed.startswith("usage: multirole") and not heavy, line
     assert ended[helps[-1]][-1] < 0.5 * len(helps)  # CPU-seconds
     assert ended[PLAN][0] == 0 and ("torch" not in ended[PLAN][2] or driver() is not None)
     for line, words in REFUSED.items():
-        code, said, heavy, _ = ended[line]
-        assert code == 2 and words in said and "Traceback" not in said, (line, said)
+        code, printed, heavy, _ = ended[line]
+        assert code == 2 and words in printed and "Traceback" not in printed, (line, printed)
         assert not {"torch", "trl", "transformers", "datasets"} & set(heavy) or line.startswith("inspect"), (
             line,
             heavy,

@@ -6,7 +6,7 @@ from typing import Any
 
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.exceptions import PluginError
-from mkdocs.structure.files import File, Files
+from mkdocs.structure.files import File, Files, InclusionLevel
 from mkdocs.structure.pages import Page
 
 import multirole
@@ -17,6 +17,8 @@ PAGES = {
     "METRICS.md": "metrics.md",
     "results/README.md": "committed.md",
     "docker/README.md": "containers.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "tests/README.md": "tests.md",
     "src/multirole_study/models/tiny-r/README.md": "tiny-r.md",
     "src/multirole_study/models/tiny-r-code/README.md": "tiny-r-code.md",
 }
@@ -31,6 +33,13 @@ def static(config: MkDocsConfig, path: Path) -> File:
     return File(path.relative_to(ROOT).as_posix(), str(ROOT), config.site_dir, use_directory_urls=False)
 
 
+def tables_outside_the_landing_page() -> list[Path]:
+    """List the tables and captions of other studies than tiny-r's, which become pages that no menu lists."""
+    return [
+        path for path in sorted((ROOT / "results").glob("*/**/*.md")) if path.relative_to(ROOT).parts[1] != "tiny-r"
+    ]
+
+
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages from outside docs/, a page with the API, and the page of the results with all files that it links to."""
     for source, page in PAGES.items():
@@ -40,6 +49,11 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         f"::: multirole.{name}" + "\n    options: {members: false}" * (name in WITHOUT_MEMBERS) for name in ordered
     ]
     files.append(File.generated(config, "api.md", content="\n\n".join(["# API", *names])))
+    for path in tables_outside_the_landing_page():
+        uri = path.relative_to(ROOT).as_posix()
+        files.append(
+            File.generated(config, uri, content=path.read_text(encoding="utf-8"), inclusion=InclusionLevel.NOT_IN_NAV)
+        )
     landing = ROOT / "results" / "index.html"
     linked = re.findall(r'(?:href|src)="([^"#]+)"', landing.read_text(encoding="utf-8"))
     for path in {landing, *((landing.parent / link).resolve() for link in linked)}:
@@ -49,7 +63,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     """Rewrite links to pages of the site or copies of other files; links to folders are removed. PluginError for a dead link."""
-    source = ROOT / SOURCES.get(page.file.src_uri, f"docs/{page.file.src_uri}")
+    uri = page.file.src_uri
+    source = ROOT / SOURCES.get(uri, uri if uri.startswith("results/") else f"docs/{uri}")
 
     def mended(link: re.Match[str]) -> str:
         text, target, anchor = link[1], (source.parent / link[2]).resolve(), link[3] or ""
@@ -58,7 +73,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         name = target.relative_to(ROOT).as_posix()
         if target.is_dir():
             return text[1:-1]
-        if name.startswith("results/") and name not in PAGES and target.suffix == ".md":  # a table or a caption
+        if name.startswith("results/tiny-r/") and target.suffix == ".md":  # a table or a caption of the landing page
             return f"{text}(results/index.html#{target.stem})"
         if name not in PAGES and not name.startswith("docs/") and files.get_file_from_path(name) is None:
             files.append(static(config, target))

@@ -63,14 +63,14 @@ def workflow_facts(folder: Path) -> dict[str, dict[str, float]]:
 
 def measure(folder: Path) -> dict[str, dict[str, dict[str, float]]]:
     """Measure all facts from a results folder `<results_dir>/smollm2` with the evaluations above."""
-    found = {}
+    facts = {}
     for path in sorted(folder.glob("evaluations/base*/*/eval.parquet")):
         config = json.loads((path.parent / "config.json").read_text())
         workflow, task = config["cell"]["workflow"], config["cell"]["task"]
         is_solver = workflow == "single" and config["n_rollouts"] == ROLLOUTS
-        found[f"{workflow}, {task}"] = solver_facts(path.parent) if is_solver else workflow_facts(path.parent)
+        facts[f"{workflow}, {task}"] = solver_facts(path.parent) if is_solver else workflow_facts(path.parent)
     provenance = json.loads((path.parent / "provenance.json").read_text())
-    return {"base": provenance["model"], "facts": found}
+    return {"base": provenance["model"], "facts": facts}
 
 
 def written(measured: dict) -> str:
@@ -83,9 +83,9 @@ def written(measured: dict) -> str:
     lines += ["| single agent, untrained | wanted | math | code |", "|---|---|---|---|"]
     for name in facts["single, math"]:
         low, high = WANTED.get(name, (None, None))
-        wanted = "" if low is None else f"at least {low}" if high == 1.0 else f"{low} to {high}"
+        bounds = "" if low is None else f"at least {low}" if high == 1.0 else f"{low} to {high}"
         cells = [_cell(facts[f"single, {task}"][name]) for task in ("math", "code")]
-        lines.append(f"| {name} | {wanted} | {' | '.join(cells)} |")
+        lines.append(f"| {name} | {bounds} | {' | '.join(cells)} |")
     lines += ["", "| workflow, untrained, math | | |", "|---|---|---|"]
     for workflow, workflow_facts in facts.items():
         if not workflow.startswith("single"):

@@ -12,8 +12,9 @@ __version__ = "0.3.0"
 if TYPE_CHECKING:  # the same names again, because type checkers do not read strings
     from multirole.core.config import MultiRoleGRPOConfig
     from multirole.core.credit import credit_callback
-    from multirole.core.forks import Fork, fork, play_forks
+    from multirole.core.forks import fork, play_forks
     from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
+    from multirole.core.replay import Fork
     from multirole.core.rows import Row
     from multirole.core.trainer import MultiRoleGRPOTrainer
     from multirole.core.types import (
@@ -37,8 +38,9 @@ if TYPE_CHECKING:  # the same names again, because type checkers do not read str
 _HOME = {
     "multirole.core.config": ("MultiRoleGRPOConfig",),
     "multirole.core.credit": ("credit_callback",),
-    "multirole.core.forks": ("Fork", "fork", "play_forks"),
+    "multirole.core.forks": ("fork", "play_forks"),
     "multirole.core.hooks": ("Iteration", "MultiRoleCallback", "OptimizerStep"),
+    "multirole.core.replay": ("Fork",),
     "multirole.core.rows": ("Row",),
     "multirole.core.trainer": ("MultiRoleGRPOTrainer",),
     "multirole.core.types": (

@@ -1,11 +1,21 @@
-"""Run the command line of the study, `python -m multirole_study`, under the name that it had before 0.3."""
+"""Run the command line, which belongs to the study (`multirole_study`), or say how to install it."""
 
-import runpy
 import sys
-from importlib.util import find_spec
+from importlib import import_module
 
-if find_spec("multirole_study") is None:
-    sys.exit(
-        "The command line belongs to the package multirole_study, which is not installed. Install multirole from its repository."
-    )
-runpy.run_module("multirole_study", run_name="__main__", alter_sys=True)
+
+def main() -> int:
+    """Run the study's command line; exit with advice if the study or a package that it requires is not installed."""
+    try:
+        command_line = import_module("multirole_study.__main__")
+    except ModuleNotFoundError as error:
+        sys.exit(
+            f"The command `multirole` belongs to the study of the paper, which needs {error.name}, and that is not installed. "
+            "Run `pip install '.[study]'` in a clone of the repository. The library alone has no commands."
+        )
+    code: int = command_line.main()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

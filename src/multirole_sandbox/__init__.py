@@ -181,8 +181,8 @@ def take_seconds() -> float:
     """Return the wall-clock seconds spent in `grade_batch` since the last call of this function."""
     global _seconds
     with _lock:
-        taken, _seconds = _seconds, 0.0
-        return taken
+        seconds, _seconds = _seconds, 0.0
+        return seconds
 
 
 def close() -> None:

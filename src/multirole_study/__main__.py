@@ -84,6 +84,7 @@ def plan(argv: list[str]) -> int:
     """Report whether a cell fits memory and disk, and estimate its time. The exit code is 1 if it does not fit."""
     from multirole_study import plan as planner
     from multirole_study.experiment.cell import Cell
+    from multirole_study.experiment.presets import is_tiny
     from multirole_study.paper.grid import Grid
 
     parser = _parser(plan)
@@ -98,8 +99,10 @@ def plan(argv: list[str]) -> int:
         launch = planner.settled(cell, planned, size)
         memory_plan = planner.plan(cell, launch, size)
         lines = [planner.report(memory_plan, launch)]
-        if memory_plan.kind == "GPU" and planner.has_estimate(cell):
+        if memory_plan.kind == "GPU" and memory_plan.fits and planner.has_estimate(cell):
             lines.append("\n" + planner.time_report(cell, planned, memory_plan.size, Grid(cell.scale).cells()))
+        elif memory_plan.kind == "GPU" and memory_plan.fits and not is_tiny(cell.scale):
+            lines.append("Time is estimated only for the paper's models with vLLM in the trainer's process.")
     sys.stdout.write("\n".join([*lines, ""]))
     return 0 if memory_plan.fits else 1
 
@@ -137,7 +140,7 @@ def serve(argv: list[str]) -> int:
     parser.add_argument("--model", help="the base model's folder, if the run used a local model")
     options = parser.parse_args(argv)
     with user_errors():
-        from multirole_study.serving import serve_run
+        from multirole_study.serve import serve_run
 
         serve_run(options.folder, options.step, options.host, options.port, options.model)
     return 0
@@ -184,7 +187,7 @@ def role_value(argv: list[str]) -> int:
     with user_errors():
         steps_of(evaluation, launch.results_dir)
         from multirole_study import plan as planner
-        from multirole_study.role_value import as_text, measure, plot
+        from multirole_study.role_value_table import as_text, measure, plot
 
         settled = planner.settled(evaluation.cell, launch)
         table = measure(evaluation, settled, options.problems, options.draws, options.turns)
@@ -241,7 +244,7 @@ def credit(argv: list[str]) -> int:
     problems = "training problems, of each of which the turns of one episode are measured (default: 128)"
     parser.add_argument("--problems", type=int, default=128, help=problems)
     options = parser.parse_args(argv)
-    from multirole_study.experiment.credit_accuracy import measure_run
+    from multirole_study.experiment.credit_measurement import measure_run
 
     with user_errors():
         sys.stdout.write(f"{measure_run(options.folder, options.at, options.problems)} is written\n")
@@ -329,6 +332,36 @@ def questions(argv: list[str]) -> int:
     return 0
 
 
+def clock(argv: list[str]) -> int:
+    """Answer whether the late cliff is the learning-rate clock, from the packed runs of study_clock.yaml."""
+    parser = _parser(clock)
+    parser.add_argument("folder", type=Path, nargs="?", help="<results_dir>/<scale>, such as results/clock/tiny-r")
+    parser.add_argument(
+        "--power", action="store_true", help="print the chance of a verdict by number of seeds, and stop"
+    )
+    options = parser.parse_args(argv)
+    if (options.folder is None) != options.power:
+        parser.error("give a results folder, such as results/clock/tiny-r, or --power.")
+    from multirole_study.paper.clock_study import ClockStudy
+    from multirole_study.paper.clock_verdicts import calibrated_rate, fall_table, power_table, verdict_table
+
+    if options.power:
+        sys.stdout.write(f"{power_table().to_string(index=False)}\n")
+        return 0
+    from multirole_study.paper.clock_figure import figures
+    from multirole_study.paper.output import write_figure, write_tables
+    from multirole_study.paper.results import Results
+
+    folder = options.folder
+    with user_errors():
+        study, results = ClockStudy.read(folder), Results(folder)
+        write_tables([fall_table(results, study), verdict_table(results, study)], folder / "tables")
+        for plate in figures(results, study):
+            write_figure(plate, folder / "figures")
+    sys.stdout.write(f"{calibrated_rate(results, study)[1]}\n{folder}/tables and {folder}/figures are written\n")
+    return 0
+
+
 def fetch(argv: list[str]) -> int:
     """Download the base model of a scale, if it is not on this machine, and print its folder."""
     from multirole_study.experiment.cell import Cell
@@ -367,6 +400,7 @@ COMMANDS = {
         pack,
         paper,
         questions,
+        clock,
         fetch,
     )
 }

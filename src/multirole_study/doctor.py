@@ -46,7 +46,7 @@ from multirole_study.tasks.gym import Gym
 
 ITERATIONS = 2
 PHASES = ("rollout", "update")
-NOISE, STEP_SIZE = 0.15, 0.05
+ADAPTER_SIZE, STEP_SIZE = 0.15, 0.05
 """Size of a random adapter's contribution relative to its module's output, and the learning rate times the root of the model's width.
 Both change log-probs by far more than rounding to bfloat16, and leave the model able to write."""
 TOLERANCE = 0.25
@@ -99,7 +99,7 @@ def randomise(trainer: MultiRoleGRPOTrainer) -> None:
         for layer in [module for module in trainer.peft_model.modules() if isinstance(module, LoraLayer)]:
             weight, base = layer.lora_B[name].weight, layer.base_layer.weight
             inner = math.sqrt(layer.r[name] / 3)  # |A x| for an x of unit variance: A is uniform, as PEFT makes it
-            std = NOISE * base.norm().item() / (math.sqrt(len(base)) * layer.scaling[name] * inner)
+            std = ADAPTER_SIZE * base.norm().item() / (math.sqrt(len(base)) * layer.scaling[name] * inner)
             weight.copy_(std * torch.randn(weight.shape, generator=generator))
 
 
@@ -313,8 +313,8 @@ def grading(trial: Trial) -> Finding:
     if isinstance(task, Gym):
         problem = task.problems("validation", 1)[0]
         right, wrong = (f"\\boxed{{{answer}}}" for answer in (problem.reference["answer"], "no answer"))
-    elif task.name in ANSWERS:
-        reference, right, wrong = ANSWERS[task.name]
+    elif task.name in TRIAL_ANSWERS:
+        reference, right, wrong = TRIAL_ANSWERS[task.name]
         problem = Problem("doctor", task.name, "", reference)
     else:
         return Finding(True, "not checked: a user-supplied task has no known answers", "nothing")
@@ -335,7 +335,7 @@ CHECKS: dict[str, Callable[[Trial], Finding]] = {
     for check in (engine, published_weights, masks, adapters, grading, checkpoint)
 }
 FENCE = "```python\n%s\n```"
-ANSWERS: dict[str, tuple[object, str, str]] = {
+TRIAL_ANSWERS: dict[str, tuple[object, str, str]] = {
     "tiny_chain": (15, "so the answer is \\boxed{15}.", "so the answer is \\boxed{14}."),
     "math": ("\\frac{1}{2}", "so the answer is \\boxed{0.5}.", "so the answer is \\boxed{0.4}."),
     "tiny_pipe": (

@@ -24,7 +24,7 @@ def wilson(right: Any, n: Any) -> tuple[Any, Any]:
     """Return the 95 % Wilson interval of a fraction `right` / `n`, for numbers or arrays."""
     p, weight = right / n, 1 + Z * Z / n
     centre, half = p + Z * Z / (2 * n), Z * np.sqrt(p * (1 - p) / n + Z * Z / (4 * n * n))
-    return (centre - half) / weight, (centre + half) / weight
+    return np.maximum((centre - half) / weight, 0), np.minimum((centre + half) / weight, 1)  # rounding passes them
 
 
 def first_fall(accuracy: pd.Series) -> Fall | None:

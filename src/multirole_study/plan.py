@@ -19,6 +19,7 @@ from typing import NamedTuple
 import psutil
 from tabulate import tabulate
 
+from multirole.core.activation_memory import bytes_per_token, kept_tokens
 from multirole.core.policy import adapter_names
 from multirole.workflows import WORKFLOWS
 from multirole_study import hours
@@ -141,6 +142,7 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
     row = cell.max_prompt_tokens + cell.max_response_tokens
     tokens = max(cell.micro_batch_tokens, row)  # a row longer than the budget is a micro-batch
     is_merged = dtype_of(cell) == "float32" and shards == 1
+    joined = (not is_merged and shards == 1) * 2 * s.layers * sum((a + cell.lora_rank) * b for a, b in s.linear_sizes)
     gradients = (n_parts(cell) + (not is_merged)) * adapter_bytes // len(names)  # by part, and the accumulated gradient
     rank, lengths = "lower lora_rank", "lower max_prompt_tokens or max_response_tokens"
     split = "write sharding='fsdp2' and a larger n_processes" if on_gpu else "use a smaller model"
@@ -151,11 +153,16 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
         Part("AdamW moments, float32", 2 * adapter_bytes, 2 * adapter_bytes, rank),
         Part("gradients, float32", 0, gradients, rank),
         Part("layers with the adapter merged", 0, is_merged * 4 * s.layers * s.linear, split),
+        Part("layers with the adapter joined", 0, joined, split),
         Part(
             f"activations of {tokens} tokens", 0, activations(cell, s, tokens, on_gpu, recomputes),
             "lower micro_batch_tokens" if tokens > row else lengths,
         ),
     ]  # fmt: skip
+    if recomputes and on_gpu and shards == 1 and (kept_tokens := tokens_kept(cell, size)) < tokens:
+        room = activations(cell, s, kept_tokens, on_gpu, recomputes=False)
+        if room > parts[-1].update:
+            parts[-1] = Part(f"activations of {kept_tokens} tokens, kept", 0, room, lengths)
     cache = None
     engine = engine_of(cell, gpu_bytes is not None)
     if on_gpu and engine == "vllm":
@@ -169,6 +176,16 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
             parts.append(Part("engine's merged weights", weights, 0, "use fewer adapters"))
         parts.append(Part("engine's KV cache, at most", rows * row * 4 * s.kv_elements, 0, lengths, is_bound=True))
     return Plan(cell, kind, size, 1 if on_gpu else n, [part for part in parts if part.rollout or part.update], cache)
+
+
+def tokens_kept(cell: Cell, gpu_bytes: int) -> int:
+    """Return the largest micro-batch whose activations are kept on a GPU although gradient checkpointing is on.
+
+    As the trainer decides it (`activation_memory.kept_tokens`); the cell's `micro_batch_tokens` if all are recomputed.
+    """
+    s, n_bytes = shape_of(cell), BYTES[dtype_of(cell)]
+    per_token = bytes_per_token(s.hidden, s.intermediate, s.layers, n_bytes == 2)
+    return kept_tokens(gpu_bytes, n_bytes * s.parameters, adapters(cell), per_token, cell.micro_batch_tokens)
 
 
 def adapters(cell: Cell) -> int:
@@ -199,18 +216,18 @@ def activations(cell: Cell, s: Shape, tokens: int, on_gpu: bool, recomputes: boo
     the logits, in place on a GPU and as eight float32 tensors on a CPU.
     """
     h, q, kv, inter, rank = s.hidden, s.heads * s.head_dim, s.kv_heads * s.head_dim, s.intermediate, cell.lora_rank
-    b, kept = BYTES[dtype_of(cell)], 4 * (2 + 2 * s.heads + s.kv_heads)
+    b, per_token = BYTES[dtype_of(cell)], 4 * (2 + 2 * s.heads + s.kv_heads)
     if dtype_of(cell) == "float32":
-        kept += 4 * (4 * h + 3 * q + 3 * kv + 4 * inter + 7 * rank)
+        per_token += 4 * (4 * h + 3 * q + 3 * kv + 4 * inter + 7 * rank)
         passing = 4 * (2 * inter + h)
     else:
-        kept += 18 * h + 10 * q + 8 * kv + 8 * inter + 14 * rank
+        per_token += 18 * h + 10 * q + 8 * kv + 8 * inter + 14 * rank
         passing = 6 * inter + 10 * h
     tile = min(tokens, HEAD_TOKENS) * (HEAD_COLUMNS * b if on_gpu else min(s.vocab, HEAD_COLUMNS) * 8 * 4)
     head = tile + tokens * h * (8 + b)
     if recomputes:  # every layer's input, and one layer at a time
-        return tokens * s.layers * h * b + max(head, tokens * (kept - h * b + passing))
-    return tokens * s.layers * kept + max(head, tokens * passing)
+        return tokens * s.layers * h * b + max(head, tokens * (per_token - h * b + passing))
+    return tokens * s.layers * per_token + max(head, tokens * passing)
 
 
 # ---- vLLM
@@ -286,7 +303,8 @@ def estimate(cell: Cell, launch: Launch, gpu_bytes: int) -> hours.Estimate:
     tokens = (plan(cell, launch, gpu_bytes).cache or 0) * (cell.max_prompt_tokens + cell.max_response_tokens)
     fitting = max(1, min(launch.vllm_max_num_seqs or MAX_GRAPH_ROWS, int(tokens / hours.mean_context(cell))))
     gpu = hours.gpu_of(gpu_bytes)
-    return hours.estimate(cell, gpu, launch.n_processes, launch.recomputes(cell.scale), fitting)
+    are_kept = not launch.is_sharded and tokens_kept(cell, gpu_bytes) < cell.micro_batch_tokens
+    return hours.estimate(cell, gpu, launch.n_processes, launch.recomputes(cell.scale) and not are_kept, fitting)
 
 
 def time_report(cell: Cell, launch: Launch, gpu_bytes: int, grid: Sequence[Cell]) -> str:
@@ -301,12 +319,12 @@ def time_report(cell: Cell, launch: Launch, gpu_bytes: int, grid: Sequence[Cell]
     headers = ("workflow", "rollout", "update", "iteration", "validation", "hours", "GPU-hours", "GiB of disk")
     table = tabulate(rows, headers=headers, floatfmt=("", ".0f", ".0f", ".0f", ".0f", ".1f", ".0f", ".1f"))
     head = (
-        f"Time, estimate, not measured: seconds on {launch.n_processes} x {gpu.name} ({gpu.bandwidth / 1e12:.2f} TB/s, "
-        f"{gpu.flops / 1e12:.0f} TFLOP/s), with replies of {hours.REPLY_SHARE:.0%} of their cap. Hours include validation."
+        f"Estimated, not measured: seconds on {launch.n_processes} x {gpu.name} ({gpu.bandwidth / 1e12:.2f} TB/s, "
+        f"{gpu.flops / 1e12:.0f} TFLOP/s), if replies take {hours.REPLY_SHARE:.0%} of their cap. Hours include validation."
     )
     whole = (
         f"The grid of {len(grid)} cells at this scale, one seed, a GPU each: {grid_gpu_hours(grid, gpu_bytes):.0f} GPU-hours "
-        f"(estimate, not measured) and {sum(map(disk_need, grid)) / GIB:.0f} GiB of disk."
+        f"(estimated, not measured) and {sum(map(disk_need, grid)) / GIB:.0f} GiB of disk."
     )
     return f"{head}\n{table}\n{whole}"
 
@@ -338,7 +356,11 @@ def this_device() -> tuple[str, int]:
 
 
 def check_device(cell: Cell, gpu_bytes: int | None) -> None:
-    """Raise ValueError if a cell that needs a GPU is planned for a machine without one."""
+    """Raise ValueError if a cell that needs a GPU is planned for a machine without one, or for a GPU without memory."""
+    if gpu_bytes is not None and gpu_bytes <= 0:
+        raise ValueError(
+            f"A GPU of {gpu_bytes / GIB:g} GiB holds nothing. Write its memory in GiB, such as --memory-gib 80."
+        )
     if gpu_bytes is None and not is_small(cell.scale) and cell.model is None and not has_cuda():
         raise ValueError(
             f"scale={cell.scale!r} needs a GPU, and this machine has none. Write --memory-gib with the memory of one GPU in GiB, "
@@ -376,6 +398,17 @@ def check_disk(cell: Cell, folder: Path) -> None:
         )
 
 
+def checkpointing(memory_plan: Plan, launch: Launch) -> str:
+    """Say whether gradient checkpointing is on, and for which micro-batches."""
+    cell = memory_plan.cell
+    if not launch.recomputes(cell.scale):
+        return "Gradient checkpointing is off"
+    kept_tokens = tokens_kept(cell, memory_plan.size)
+    if memory_plan.kind == "CPU" or launch.is_sharded or kept_tokens >= cell.micro_batch_tokens:
+        return "Gradient checkpointing is on"
+    return f"Micro-batches have at most {kept_tokens} tokens, whose activations are kept. Gradient checkpointing is for longer rows only"
+
+
 def report(memory_plan: Plan, launch: Launch) -> str:
     """Format the memory of one process as a table, then the plan's choices, and whether the cell fits."""
     cell, total = memory_plan.cell, [sum(getattr(part, phase) for part in memory_plan.parts) for phase in PHASES]
@@ -387,5 +420,5 @@ def report(memory_plan: Plan, launch: Launch) -> str:
         rows_at_once, step = launch.vllm_max_num_seqs, launch.vllm_max_num_batched_tokens
         lines.append(f"vLLM runs {rows_at_once} requests at once. A step has {step} tokens.")
     if not is_tiny(cell.scale):
-        lines.append(f"Gradient checkpointing is {'on' if launch.recomputes(cell.scale) else 'off'}.")
+        lines.append(f"{checkpointing(memory_plan, launch)}.")
     return "\n".join([*lines, memory_plan.verdict()])

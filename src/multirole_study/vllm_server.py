@@ -16,15 +16,15 @@ from multirole_study.experiment.launch import Launch
 
 MEMORY_SHARE = 0.9
 """Of a GPU that does nothing else."""
-LOCAL = ("127.0.0.1", "localhost", "::1")
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def command_of(cell: Cell, launch: Launch, host: str, port: int, more: Sequence[str] = ()) -> list[str]:
-    """The command line of a server for a cell, with vLLM's batch sizes where the launch has them.
+    """Return the command line of a server for a cell, with vLLM's batch sizes where the launch has them.
 
     ValueError for an address that other machines reach where there is no key: whoever can call a server can load files into it.
     """
-    if host not in LOCAL and not os.environ.get(API_KEY):
+    if host not in LOOPBACK and not os.environ.get(API_KEY):
         raise ValueError(
             f"--host {host} can be reached from other machines, and the server would have no key. Set the environment variable {API_KEY} "
             "to a random text, here and where you train, for example to the output of `openssl rand -hex 16`."
@@ -36,7 +36,7 @@ def command_of(cell: Cell, launch: Launch, host: str, port: int, more: Sequence[
 
 
 def as_text(command: Sequence[str]) -> str:
-    """The command as one types it into a shell, with its variables and without a key."""
+    """Return the command as one types it into a shell, with its variables and without a key."""
     return " ".join([*(f"{name}={value}" for name, value in serve_environment().items()), shlex.join(command)])
 
 

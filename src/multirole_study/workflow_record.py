@@ -1,7 +1,10 @@
 """Record a run's workflow as JSON, and restore its structure from the record."""
 
 from dataclasses import asdict
+from itertools import groupby, pairwise
 from typing import Any
+
+import pandas as pd
 
 from multirole.core.types import Duty, Edge, Structure, Workflow, structure_of
 from multirole.workflows import WORKFLOWS
@@ -15,6 +18,19 @@ def describe_workflow(workflow: Workflow) -> dict[str, Any]:
         "duties": {role: {"kind": duty.kind, "of": duty.of} for role, duty in structure.duties.items()},
         "edges": [asdict(edge) for edge in structure.edges],
     }
+
+
+def observed_edges(turns: pd.DataFrame) -> list[Edge]:
+    """Return who spoke after whom in the recorded turns, which are in the order of their calls; back to an earlier role is a loop."""
+    if not len(turns):
+        return []
+    place = {role: i for i, role in enumerate(dict.fromkeys(turns["role"]))}
+    edges: dict[Edge, None] = {}
+    for _, rows in turns.groupby(["step", "problem"], sort=False):
+        roles = [role for role, _ in groupby(rows["role"])]
+        edges[Edge("question", roles[0])] = edges[Edge(roles[-1], "answer")] = None
+        edges |= {Edge(a, b, is_loop=place[b] < place[a]): None for a, b in pairwise(roles)}
+    return list(edges)
 
 
 def recorded_structure(config: dict, provenance: dict) -> Structure:

@@ -51,8 +51,8 @@ TWO = [[0.1, 0.2], [0.2, 0.1], [0.3, 0.0], [NAN, 0.3]]  # rows of one group: sum
 )
 def test_groups_of_equal_rewards(rewards, aggregation, is_equal):
     other = [[0.0] * len(rewards[0])] * 3 + [[1.0] * len(rewards[0])]
-    found = groups_of_equal_rewards(torch.tensor(rewards + other), torch.ones(len(rewards[0])), 4, aggregation)
-    assert found.tolist() == [is_equal] * 4 + [False] * 4
+    are_equal = groups_of_equal_rewards(torch.tensor(rewards + other), torch.ones(len(rewards[0])), 4, aggregation)
+    assert are_equal.tolist() == [is_equal] * 4 + [False] * 4
 
 
 IN_TRL = {  # rewards 1 and 0 of each problem's two episodes: mean 1/2, std sqrt(1/2); of all four, std sqrt(1/3)
@@ -73,5 +73,5 @@ def test_a_real_iteration_trains_on_what_trl_computes(make_library_trainer, toke
     inputs = [{"prompt": f"question {i // 2}", "task": "tiny_chain", INDEX: i // 2} for i in range(4)]
     episodes = trainer._generate_and_score_completions(inputs)
     assert [episode.reward.value for episode in episodes] == [1.0, 0.0] * 2
-    found = [row.advantage for row in rows_of(trainer, episodes)]
-    assert found == pytest.approx([IN_TRL[scale], -IN_TRL[scale]] * 2, rel=1e-6)
+    advantages = [row.advantage for row in rows_of(trainer, episodes)]
+    assert advantages == pytest.approx([IN_TRL[scale], -IN_TRL[scale]] * 2, rel=1e-6)

@@ -2,11 +2,15 @@
 
 import pytest
 import torch
+from peft import LoraConfig, get_peft_model
+from peft.tuners.lora import Linear as LoraLinear
 from toy_qwen3 import toy_model
 from trainers import build_model, episodes_of, library_trainer, rows_of
 
 from multirole.core import model_passes
-from multirole.core.bfloat16 import NormProduct, _lora_product, half_layers, has_fast_bfloat16
+from multirole.core.bfloat16_layers import half_layers, has_fast_bfloat16
+from multirole.core.gradients import PartSums, gradient_of
+from multirole.core.half_decoder import join, norm_backward, norm_forward
 from multirole.core.hooks import MultiRoleCallback
 from multirole.workflows import Voting
 
@@ -87,25 +91,60 @@ def test_an_update_is_not_merged_into_rounded_weights(tokenizer):
     model = build_model(tokenizer, {"a": "shared"})
     layer = next(module for module in model.modules() if hasattr(module, "lora_A"))
     layer.lora_B["shared"].weight.data.mul_(1e-4)
-    whole = _lora_product(layer, "shared", None).args[0]
+    whole = join([layer], "shared", None).whole
     n_in = layer.base_layer.in_features
     assert torch.equal(whole[:, :n_in], layer.base_layer.weight.bfloat16())
     update = whole[:, n_in:].float() / layer.scaling["shared"]
     torch.testing.assert_close(update, layer.lora_B["shared"].weight.detach(), atol=0, rtol=2**-8)
 
 
+def test_adapters_of_some_projections(tokenizer):
+    """Layers without the adapter take part in joint products with rank 0, and the gradient is that of float32."""
+    config = LoraConfig(r=4, lora_alpha=8, target_modules=["k_proj", "up_proj"])
+    model = get_peft_model(toy_model(tokenizer), config)
+    torch.manual_seed(0)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.1)
+    ids, base = torch.arange(1, 15).view(2, 7), model.get_base_model()
+    params = [p for p in model.parameters() if p.requires_grad]
+    model(ids).logits.log_softmax(-1)[..., 3].sum().backward()
+    layers = [module for module in model.modules() if isinstance(module, LoraLinear)]
+    values = torch.zeros(2, sum(p.numel() for p in params))
+    sums = PartSums(params, values)
+    sums.set_tokens([(0, 7), (1, 7)])
+    with half_layers(layers, "default", sums, base):
+        base(ids, use_cache=False).logits.log_softmax(-1)[..., 3].sum().backward()
+    assert cosine(values.sum(0), gradient_of(params)) > 0.999
+    assert values[0].norm() > 0 and values[1].norm() > 0
+
+
 def test_the_norm_and_its_gradient(tokenizer):
     norm = toy_model(tokenizer).model.norm
     norm.weight.data = torch.rand_like(norm.weight) + 0.5
     x = torch.randn(2, 5, 32, requires_grad=True)
-    y = NormProduct.apply(x, norm.weight, norm.variance_epsilon)
+    y, scale = norm_forward(x, norm.weight, norm.variance_epsilon)
     assert y.dtype == torch.bfloat16
     torch.testing.assert_close(y.float(), norm(x), atol=2e-2, rtol=0)
     grad = torch.randn(2, 5, 32).bfloat16()
-    (found,) = torch.autograd.grad(y, x, grad)
+    addend = torch.randn_like(x)
+    computed = norm_backward(grad, x, scale, norm.weight, addend)
     (expected,) = torch.autograd.grad(norm(x), x, grad.float())
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(computed, expected + addend, atol=1e-5, rtol=1e-4)
 
 
-def test_the_processor_is_asked():
-    assert isinstance(has_fast_bfloat16(), bool)
+@pytest.mark.parametrize(
+    ("capabilities", "is_fast"),
+    [
+        ({"avx512_f": True}, False),
+        ({"avx512_f": True, "avx512_bf16": True}, True),
+        ({"amx_bf16": True}, True),
+        ({}, False),
+    ],
+)
+def test_a_processor_is_fast_if_it_multiplies_bfloat16_itself(monkeypatch, capabilities, is_fast):
+    """Torch's own check is also true of plain AVX512, where products of bfloat16 are emulated."""
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setattr("torch.backends.mkldnn.is_available", lambda: True)
+    monkeypatch.setattr("torch.cpu.get_capabilities", lambda: capabilities)
+    assert has_fast_bfloat16() is is_fast

@@ -1,4 +1,4 @@
-"""What a chat template cannot write is found when the trainer is built, in a sentence that says whose it is; the rest is written."""
+"""A conversation that the chat template cannot render is refused when the trainer is built, with the cause; every other one is rendered."""
 
 import pytest
 from chat_tokenizers import FAMILIES, SMOLLM2_CHAT, TEMPLATES, byte_level, template, wrap
@@ -119,9 +119,11 @@ def test_a_default_system_turn_gives_way_to_the_row_s_own():
         (FAMILIES["smollm2"](), "You are a helpful AI assistant named SmolLM"),
         (with_template(template("qwen2_5")), "You are Qwen"),
     ):
-        without, own = (tokenizer.decode(chat_template(tokenizer, m)) for m in ([user("q")], [SYSTEM, user("q")]))
-        assert default in without and default not in own and "Be brief." in own
-        assert without.count("<|im_start|>") == own.count("<|im_start|>") == 3
+        without, with_system = (
+            tokenizer.decode(chat_template(tokenizer, m)) for m in ([user("q")], [SYSTEM, user("q")])
+        )
+        assert default in without and default not in with_system and "Be brief." in with_system
+        assert without.count("<|im_start|>") == with_system.count("<|im_start|>") == 3
 
 
 def test_options_of_the_template_reach_it():

@@ -72,20 +72,20 @@ def test_the_sums_of_two_processes_are_those_of_one():
     raw = {id(row): -6 + 0.1 * torch.randn(len(row.turn.completion_ids), generator=generator) for row in rows[:2]}
 
     def measure(mine: list[Row]) -> RoleDiagnostics:
-        found = RoleDiagnostics()
-        found.clip, found.is_raw_known, found.raw = (0.2, 0.28), False, raw
+        diagnostics = RoleDiagnostics()
+        diagnostics.clip, diagnostics.is_raw_known, diagnostics.raw = (0.2, 0.28), False, raw
         batch = collate(mine, 0, torch.device("cpu"))
-        found.on_micro_batch(
+        diagnostics.on_micro_batch(
             None,
             mine,
             batch,
             torch.full(batch["completion_ids"].shape, -6.0),
             torch.zeros(batch["completion_ids"].shape),
         )
-        return found
+        return diagnostics
 
     one, parts = measure(rows), [measure(rows[:3]), measure(rows[3:])]
     parts[0].merge([{role: dict(stats.sums) for role, stats in part.tokens.items()} for part in parts])
     expected = torch.cat([-6.0 - values for values in raw.values()]).double().mul(2).exp().mean().item() - 1.0
-    for found in (one, parts[0]):
-        assert found.tokens["generator"].summary()["chi2_raw"] == pytest.approx(expected, abs=1e-6)
+    for diagnostics in (one, parts[0]):
+        assert diagnostics.tokens["generator"].summary()["chi2_raw"] == pytest.approx(expected, abs=1e-6)

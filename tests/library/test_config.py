@@ -13,10 +13,11 @@ OTHER = {  # a value of each refused option that is not the one allowed
     "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "generation_kwargs": {"do_sample": True},
     "cache_implementation": "static", "use_transformers_continuous_batching": True, "use_transformers_paged": True,
     "vllm_tensor_parallel_size": 2, "transformers_continuous_batching_config": {"x": 1}, "vllm_max_model_length": 99,
-    "vllm_model_impl": "transformers",
-    "vllm_structured_outputs_regex": "a+", "sync_ref_model": True,
+    "vllm_model_impl": "transformers", "vllm_group_port": 5000, "ds3_gather_for_generation": False, "auto_find_batch_size": True,
+    "bf16_full_eval": True, "fp16_full_eval": True,
+    "vllm_structured_outputs_regex": "a+", "sync_ref_model": True, "ref_model_mixup_alpha": 0.5, "ref_model_sync_steps": 9,
     "deepspeed": "ds.json",
-    "load_best_model_at_end": True, "torch_compile": True, "fp16": True, "remove_unused_columns": True, "torch_empty_cache_steps": 10,
+    "torch_compile": True, "fp16": True, "remove_unused_columns": True, "torch_empty_cache_steps": 10,
     "router_aux_loss_coef": 0.1, "max_tool_calling_iterations": 3,
 }  # fmt: skip
 
@@ -38,6 +39,20 @@ def test_the_refused_options_exist_and_trls_defaults_are_accepted():
         assert getattr(plain, name) in (*accepted(name), None)
         for value in accepted(name):
             config(**{name: value})
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"accelerator_config": {"gradient_accumulation_kwargs": {"num_steps": 4}}}, "sets `num_steps=4`.*generation_batch_size"),
+        ({"optim": "lomo"}, "`optim='lomo'` steps in the backward pass"),
+        ({"optim": "galore_adamw_layerwise"}, "steps in the backward pass"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_nothing_else_takes_steps_inside_an_iteration(options, why):
+    with pytest.raises(ValueError, match=why):
+        config(**options)
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -63,13 +78,13 @@ def test_options_that_ask_for_what_happens_anyway_are_accepted(options):
 
 
 def test_bfloat16_is_off_without_a_gpu_unless_it_is_asked_for(monkeypatch):
-    for has_gpu, use_cpu, given, result in (
+    for has_gpu, use_cpu, bf16, result in (
         (False, False, None, False), (True, True, None, False), (True, False, None, True), (True, False, False, False),
     ):  # fmt: skip
         monkeypatch.setattr("multirole.core.config.is_torch_bf16_gpu_available", lambda has_gpu=has_gpu: has_gpu)
         monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)
-        args = MultiRoleGRPOConfig("unused", use_cpu=use_cpu, report_to="none", bf16=given)
-        assert args.bf16 is result, (has_gpu, use_cpu, given)
+        args = MultiRoleGRPOConfig("unused", use_cpu=use_cpu, report_to="none", bf16=bf16)
+        assert args.bf16 is result, (has_gpu, use_cpu, bf16)
 
 
 @pytest.mark.parametrize(
@@ -96,6 +111,19 @@ def test_epochs_are_as_many_iterations_as_in_trl(n_rows, epochs, max_steps, per_
     [
         ({"updates": "often"}, r"`updates` must be one of \['per_batch', 'one', 'tokens'\], got 'often'"),
         ({"old_logprobs": "none"}, "`old_logprobs` must be one of"),
+        (
+            {"vllm_importance_sampling_mode": "tokens", "old_logprobs": "recomputed"},
+            r"`vllm_importance_sampling_mode` must be one of \['token_truncate', .*got 'tokens'",
+        ),
+        (
+            {"vllm_importance_sampling_clip_max": 0.0, "old_logprobs": "recomputed"},
+            "`vllm_importance_sampling_clip_max` must be positive, got 0.0",
+        ),
+        ({"vllm_importance_sampling_mode": "token_mask"}, "has no effect with `old_logprobs='sampled'`"),
+        ({"vllm_importance_sampling_clip_max": 2.0}, "has no effect with `old_logprobs='sampled'`.*leave it at 3.0"),
+        ({"vllm_importance_sampling_clip_min": 0.5}, "has no effect with `old_logprobs='sampled'`.*leave it at None"),
+        ({"vllm_importance_sampling_correction": False}, "Write old_logprobs='recomputed' too"),
+        ({"max_staleness": 1, "ignore_data_skip": True}, "`ignore_data_skip=True` would begin the order anew"),
         ({"max_failed_episodes": -1}, "`max_failed_episodes` must be 0 or more, got -1"),
         ({"torch_compile_backend": "eager"}, "`torch_compile=True` is not supported"),
         ({"micro_batch_tokens": 0}, "`micro_batch_tokens` must be a positive integer, got 0"),
@@ -125,17 +153,17 @@ def test_impossible_options_are_refused(options, message):
 
 def test_batch_sizes_only_serve_to_compute_the_episodes_of_an_iteration():
     """Whatever is given, HF sees one batch with all of a process's episodes, and steps once per iteration."""
-    for given, n_episodes in (
+    for sizes, n_episodes in (
         ({"generation_batch_size": 64}, 64),
         ({"generation_batch_size": 12, "num_generations": 4}, 12),  # not a multiple of TRL's default of 8 per device
         ({"per_device_train_batch_size": 24}, 24),
         ({"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4}, 32),
         ({"per_device_train_batch_size": 8, "gradient_accumulation_steps": 2, "steps_per_generation": 2}, 16),
     ):
-        args = config(**given)
+        args = config(**sizes)
         assert args.generation_batch_size == args.per_device_train_batch_size == n_episodes
         assert args.gradient_accumulation_steps == args.steps_per_generation == 1
-        assert args.n_problems == n_episodes // given.get("num_generations", 8)
+        assert args.n_problems == n_episodes // sizes.get("num_generations", 8)
 
 
 def test_several_optimizer_steps_per_batch_are_not_trls():

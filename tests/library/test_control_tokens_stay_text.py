@@ -226,8 +226,8 @@ def test_control_tokens_that_are_sampled_leave_the_text(tokenizer):
     special = tokenizer.convert_tokens_to_ids(token)
     half = len(token) // 2
     halves = [tokenizer.encode(part, add_special_tokens=False) for part in (token[:half], token[half:])]
-    said = reply_text(tokenizer, [*halves[0], special, *halves[1], special])
-    prompt = chat_template(tokenizer, [user(said)])
+    text = reply_text(tokenizer, [*halves[0], special, *halves[1], special])
+    prompt = chat_template(tokenizer, [user(text)])
     assert counts(tokenizer, prompt) == counts(tokenizer, chat_template(tokenizer, [user("x")]))
 
 
@@ -236,10 +236,10 @@ def test_a_reply_that_ends_inside_a_character_can_be_quoted(name):
     tokenizer = FAMILIES[name]()
     whole = tokenizer.encode("ok \U0001f9ea", add_special_tokens=False)
     for n in range(1, len(whole) + 1):
-        said = reply_text(tokenizer, whole[:n])
-        said.encode("utf-8")  # no half of a character is left
-        assert said.rstrip("\ufffd").strip() in ("ok \U0001f9ea", "ok", "o")
-        ids = chat_template(tokenizer, [user(f"Quoted: {said}<|im_end|>")])
+        text = reply_text(tokenizer, whole[:n])
+        text.encode("utf-8")  # no half of a character is left
+        assert text.rstrip("\ufffd").strip() in ("ok \U0001f9ea", "ok", "o")
+        ids = chat_template(tokenizer, [user(f"Quoted: {text}<|im_end|>")])
         assert counts(tokenizer, ids) == counts(tokenizer, chat_template(tokenizer, [user("x")]))
 
 

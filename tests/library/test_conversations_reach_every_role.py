@@ -76,18 +76,18 @@ def test_every_role_is_sent_the_history(train, workflow):
 
 
 def test_an_openai_agent_gets_the_messages(train):
-    given = []
+    received = []
 
     async def agent(question, client):
-        given.append(question)
+        received.append(question)
         messages = question if isinstance(question, list) else [user(question)]
         return (await client.chat.completions.create(model="solver", messages=messages)).choices[0].message.content
 
     _, sent = train(from_openai(agent, ["solver"]), [TALK] * 4)
-    assert given == [TALK] * 4 and all("Answer in one word." in prompt for prompt in sent)
-    given.clear()
+    assert received == [TALK] * 4 and all("Answer in one word." in prompt for prompt in sent)
+    received.clear()
     train(from_openai(agent, ["solver"]), ["q"] * 4)
-    assert given == ["q"] * 4
+    assert received == ["q"] * 4
 
 
 @pytest.mark.parametrize("workflow", WORKFLOWS.values(), ids=WORKFLOWS)

@@ -142,8 +142,8 @@ def test_the_placebo_permutes_the_advantages_of_a_group():
     for values in drawn:
         assert sorted(values[:8:2]) == [1, 2, 3, 4] and sorted(values[8::2]) == [5, 6, 7, 8]
         assert values[::2] == values[1::2]  # one value for all turns of an episode
-    kept = sum(values[0] == 1.0 for values in drawn) / 400
-    assert abs(kept - 1 / 4) < 4 * (0.1875 / 400) ** 0.5 and permuted(rows, 4, 7) == drawn[7]
+    unchanged = sum(values[0] == 1.0 for values in drawn) / 400
+    assert abs(unchanged - 1 / 4) < 4 * (0.1875 / 400) ** 0.5 and permuted(rows, 4, 7) == drawn[7]
 
 
 def test_too_few_draws_are_refused(tokenizer):

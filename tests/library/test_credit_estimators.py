@@ -152,7 +152,7 @@ def credited(tokenizer, name, n=8, **options):
     score(episodes)
     trainer, callback = trainer_of(rollout, n), credit_callback(name, score=score, **options)
     callback.on_rollout_end(trainer, episodes)
-    rows = [Row(episode, one, one.role, episode.reward.value) for episode in episodes for one in episode.turns]
+    rows = [Row(episode, turn, turn.role, episode.reward.value) for episode in episodes for turn in episode.turns]
     return episodes, callback.on_rows(trainer, rows)
 
 
@@ -166,7 +166,7 @@ def test_branches_answer_the_same_prompt_and_sum_to_nothing(tokenizer):
             rewards = [row.episode.reward.value for row in group]
             by_hand = (leave_one_out if name == "leave_one_out" else normalised)(rewards)
             assert [row.advantage for row in group] == by_hand and sum(by_hand) == pytest.approx(0, abs=1e-9)
-        assert {id(row.turn) for row in rows[::3]} == {id(one) for episode in episodes for one in episode.turns}
+        assert {id(row.turn) for row in rows[::3]} == {id(turn) for episode in episodes for turn in episode.turns}
 
 
 def test_leave_one_out_has_the_advantage_of_enumeration_as_its_mean(tokenizer):
@@ -215,12 +215,12 @@ def test_the_shapley_value_of_roles_is_that_of_enumeration(tokenizer):
 
 def test_every_name_has_its_callback():
     made = {name: credit_callback(name, judge=lambda e: None, score=lambda e: None) for name in CREDITS}
-    assert made["outcome"] is None and sum(isinstance(one, RowCredit) for one in made.values()) == 6
+    assert made["outcome"] is None and sum(isinstance(callback, RowCredit) for callback in made.values()) == 6
     assert None not in [made[name] for name in CREDITS if name != "outcome"]
 
 
 @pytest.mark.parametrize(
-    ("given", "words"),
+    ("options", "words"),
     [
         ({"name": "dr_mas"}, "`credit` must be one of"),
         ({"name": "critic"}, "Pass `judge`"),
@@ -228,9 +228,9 @@ def test_every_name_has_its_callback():
         ({"name": "branches", "score": score, "n_branches": 1}, "`n_branches` must be at least 2"),
     ],
 )
-def test_what_cannot_work_is_refused(given, words):
+def test_what_cannot_work_is_refused(options, words):
     with pytest.raises(ValueError, match=words):
-        credit_callback(**given)
+        credit_callback(**options)
 
 
 def test_a_callback_sets_the_advantages_that_are_trained(make_library_trainer):

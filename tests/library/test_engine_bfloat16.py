@@ -7,13 +7,14 @@ from peft import LoraConfig
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from multirole.core.bfloat16_layers import cpu_has_bfloat16
 from multirole.core.validation import add_adapters
-from multirole.engines import bfloat16
+from multirole.engines import bfloat16_products
 from multirole.engines.qwen3 import make_weights
 from multirole.engines.transformers_engine import TransformersEngine
 
 needs_bfloat16 = pytest.mark.skipif(
-    not bfloat16.has_bfloat16(), reason="this processor does not multiply bfloat16 (AVX512-BF16 or AMX)"
+    not cpu_has_bfloat16(), reason="this processor does not multiply bfloat16 (AVX512-BF16 or AMX)"
 )
 
 
@@ -24,15 +25,15 @@ def test_packed_products_round_once(n_rows):
     torch.manual_seed(0)
     x, weight = torch.randn(n_rows, 96).bfloat16(), torch.randn(160, 96).bfloat16()
     addend = torch.randn(n_rows, 160).bfloat16()
-    packed = bfloat16.pack(weight)
+    packed = bfloat16_products.pack(weight)
     exact = x.double() @ weight.double().t()
-    for found, expected in (
-        (bfloat16.product(x, packed), exact),
-        (bfloat16.product(x, packed, addend), exact + addend),
+    for product, expected in (
+        (bfloat16_products.product(x, packed), exact),
+        (bfloat16_products.product(x, packed, addend), exact + addend),
     ):
-        assert found.dtype == torch.bfloat16
-        assert ((found - expected).abs() <= expected.abs() * 2**-8 + 1e-3).all()
-    with bfloat16.rounded_factors():
+        assert product.dtype == torch.bfloat16
+        assert ((product - expected).abs() <= expected.abs() * 2**-8 + 1e-3).all()
+    with bfloat16_products.rounded_factors():
         assert (x.float() @ weight.float().t() - exact).abs().max() < 1e-4
     assert torch.backends.mkldnn.matmul.fp32_precision != "bf16"
 
@@ -103,7 +104,7 @@ def test_small_updates_of_an_adapter_are_not_lost(make_model, tokenizer):
 
 
 def test_float32_where_the_processor_lacks_it(make_model, tokenizer, monkeypatch):
-    monkeypatch.setattr("multirole.engines.transformers_engine.has_bfloat16", lambda: False)
+    monkeypatch.setattr("multirole.engines.transformers_engine.cpu_has_bfloat16", lambda: False)
     engine = TransformersEngine(tokenizer.eos_token_id)
     engine.publish(make_model(POLICY).bfloat16(), 0)
     assert engine.empty_kv.dtype == torch.float32

@@ -62,6 +62,31 @@ def test_a_cache_changes_nothing(family):
         torch.testing.assert_close(torch.tensor(done.logprobs), expected, atol=ROUGH.get(family, TOLERANCE), rtol=0)
 
 
+def test_a_model_that_samples_by_itself_is_scored(monkeypatch, caplog):
+    """As one whose code of the Hub has a `generate` that ignores logits processors."""
+    model = decoder("qwen2", VOCAB, EOS).eval()
+    replies = torch.tensor([[5, 6, 7, 8], [9, EOS, 0, 0]])
+    monkeypatch.setattr(model, "generate", lambda input_ids, **_: torch.cat([input_ids, replies], 1))
+    engine = GenerateEngine(EOS)
+    engine.publish(model, 0)
+    requests = [Request([2, 3, 4], None, 0, 4, 0.7), Request([2], None, 1, 4, 0.7)]
+    for _ in range(2):
+        done = run_all(engine, requests)
+        assert [d.token_ids for d in done] == [[5, 6, 7, 8], [9, EOS]] and [d.finish_reason for d in done] == [
+            "length",
+            "stop",
+        ]
+        for request, completion in zip(requests, done, strict=True):
+            ids = request.prompt_ids + completion.token_ids
+            with torch.no_grad():
+                logprobs = (model(torch.tensor([ids])).logits[0] / 0.7).log_softmax(-1)
+            n = len(request.prompt_ids)
+            assert completion.logprobs == pytest.approx(
+                [logprobs[n - 1 + i, ids[n + i]].item() for i in range(len(ids) - n)]
+            )
+    assert caplog.text.count("Qwen2ForCausalLM.generate` calls no logits processor") == 1
+
+
 class Gap(MultiRoleCallback):
     """The largest |trainer's log-prob - engine's| of each iteration's first optimizer step of every adapter."""
 
@@ -188,11 +213,11 @@ def test_rows_end_at_their_own_limits_and_ends(make_model, tokenizer):
     requests = [Request([3 + i, 4, 5], "generator", i, cap, 1.0) for i, cap in enumerate((1, 2, 30, 7))]
     engine = GenerateEngine(tokenizer.eos_token_id, pad_id=tokenizer.pad_token_id)
     engine.publish(model, 0)
-    said = run_all(engine, requests)
-    ends = (tokenizer.eos_token_id, said[2].token_ids[4])
+    replies = run_all(engine, requests)
+    ends = (tokenizer.eos_token_id, replies[2].token_ids[4])
     engine = GenerateEngine(*ends, pad_id=tokenizer.pad_token_id)
     engine.publish(model, 0)
-    for request, before, done in zip(requests, said, run_all(engine, requests), strict=True):
+    for request, before, done in zip(requests, replies, run_all(engine, requests), strict=True):
         assert len(done.token_ids) == len(done.logprobs) <= request.max_tokens
         assert done.token_ids == before.token_ids[: len(done.token_ids)]
         assert (done.finish_reason == "stop") == (done.token_ids[-1] in ends)

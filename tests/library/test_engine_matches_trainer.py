@@ -41,7 +41,7 @@ def test_log_probs_agree_before_and_after_a_sync(tmp_path, workflow, policy):
         for i, row in enumerate(rows):
             row.advantage = 1.0 - 2.0 * (i % 2)
         for adapter in trainer.adapters:
-            owned = [row for row in rows if row.adapter == adapter]
-            trainer.optimizer_step(trainer.model, adapter, owned, len(owned), 5e-3)
+            adapter_rows = [row for row in rows if row.adapter == adapter]
+            trainer.optimizer_step(trainer.model, adapter, adapter_rows, len(adapter_rows), 5e-3)
         assert gaps(trainer, rows)[1] > 1e-3, "the update changed nothing"
     assert texts[0] != texts[1] != texts[2], "an update must change the next rollout"

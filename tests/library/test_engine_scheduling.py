@@ -83,8 +83,8 @@ def test_a_completion_ends_with_any_of_the_ends(make_model, tokenizer):
     requests = make_requests(60, len(tokenizer))
     one = TransformersEngine(tokenizer.eos_token_id)
     one.publish(make_model(POLICY), 0)
-    said = [c.token_ids[0] for c in run_all(one, requests) if len(c.token_ids) > 1]
-    ends = (tokenizer.eos_token_id, max(set(said), key=said.count))
+    first_tokens = [c.token_ids[0] for c in run_all(one, requests) if len(c.token_ids) > 1]
+    ends = (tokenizer.eos_token_id, max(set(first_tokens), key=first_tokens.count))
     engine = TransformersEngine(*ends)
     engine.publish(make_model(POLICY), 0)
     done = run_all(engine, requests)
@@ -111,11 +111,11 @@ def test_bad_requests_are_refused(engine):
 
 def test_another_thread_may_drive(engine, tokenizer):
     requests = make_requests(10, len(tokenizer))
-    expected, found = run_all(engine, requests), []
-    thread = threading.Thread(target=lambda: found.extend(run_all(engine, requests)))
+    expected, replies = run_all(engine, requests), []
+    thread = threading.Thread(target=lambda: replies.extend(run_all(engine, requests)))
     thread.start()
     thread.join()
-    assert found == expected
+    assert replies == expected
 
 
 def test_uniforms_are_uniform_and_differ_by_seed_and_position():

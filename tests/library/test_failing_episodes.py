@@ -101,7 +101,7 @@ def trained(make_library_trainer, tokenizer):
         trainer = make_library_trainer(
             workflow, engine, reward, 2, **{"generation_batch_size": 8, "num_generations": 4} | options
         )
-        rows = [dict(trainer.train_dataset[i // 4]) for i in range(8)]
+        rows = [dict(trainer.rows[i // 4]) for i in range(8)]
         trainer._metrics["train"].clear()
         return trainer, trainer._generate_and_score_completions(rows)
 
@@ -137,7 +137,7 @@ def test_it_is_counted_in_training_and_in_evaluation(make_library_trainer, token
     trainer.train()
     logged = [row["failed_episodes"] for row in trainer.state.log_history if "failed_episodes" in row]
     assert logged[:2] == [1.0, 1.0]
-    metrics = trainer.evaluate(trainer.train_dataset.remove_columns("_index"))
+    metrics = trainer.evaluate(trainer.train_dataset)
     assert metrics["eval_failed_episodes"] == 1
     assert metrics["eval_reward"] == pytest.approx((0 + 1 + 2 + 0 + 0 + 1 + 0) / 7)
 
@@ -164,7 +164,7 @@ def test_ten_iterations_without_reward_are_said_once(make_library_trainer, token
     caplog.set_level(logging.WARNING, logger="multirole.core.episode_metrics")
 
     def play_an_iteration():
-        rows = [dict(trainer.train_dataset[0]) for _ in range(8)]
+        rows = [dict(trainer.rows[0]) for _ in range(8)]
         trainer._zero_reward.count(trainer._generate_and_score_completions(rows), says_so=True)
 
     for now, n in ((0.0, 9), (1.0, 1), (0.0, 9)):

@@ -8,7 +8,8 @@ import pytest
 from scripted_engine import ScriptedEngine
 
 from multirole.core.engine import Sampling
-from multirole.core.forks import Fork, fork, play_forks
+from multirole.core.forks import fork, play_forks
+from multirole.core.replay import Fork
 from multirole.core.rollout import Rollout, WorkflowError
 from multirole.core.types import Answer, Duty, Problem, Structure, user
 from multirole.workflows import EvalOpt, OrchWorkers, Single, Voting
@@ -107,7 +108,7 @@ def test_the_effect_of_a_turn_with_all_other_seeds_held(tokenizer):
         exact = 0.6 * (last_seed < last_chance(k + 1)) + 0.4 * (last_seed < last_chance(k))
         forks = fork(rollout, episode, slot_0, n=n, iteration=3, sampling=SAMPLING)
         assert mean(map(is_right, forks)) == close_to(exact, n)
-        assert all(one.turns[1] == slot_1 for one in forks)
+        assert all(replayed.turns[1] == slot_1 for replayed in forks)
         forks = fork(rollout, episode, last, n=n, iteration=3, sampling=SAMPLING)
         assert mean(map(is_right, forks)) == close_to(last_chance(k + (slot_0.text == "x")), n)
 
@@ -157,10 +158,14 @@ def played(request, tokenizer):
 
 def test_a_fork_that_changes_nothing_is_the_episode_and_costs_nothing(played):
     rollout, episodes = played
-    again = play_forks(rollout, [Fork(one, ()) for one in episodes], iteration=5, sampling=SAMPLING)
+    again = play_forks(rollout, [Fork(episode, ()) for episode in episodes], iteration=5, sampling=SAMPLING)
     assert not rollout.engine.requests
-    assert [(one.turns, one.answer, one.index) for one in again] == [(e.turns, e.answer, e.index) for e in episodes]
-    assert not {id(turn) for one in again for turn in one.turns} & {id(turn) for e in episodes for turn in e.turns}
+    assert [(episode.turns, episode.answer, episode.index) for episode in again] == [
+        (e.turns, e.answer, e.index) for e in episodes
+    ]
+    assert not {id(turn) for episode in again for turn in episode.turns} & {
+        id(turn) for e in episodes for turn in e.turns
+    }
 
 
 def test_what_a_fork_generates_is_the_same_as_playing_everything_again(played):
@@ -227,7 +232,7 @@ def test_the_twin_of_a_role_is_the_trivial_workflow(tokenizer, workflow, role, t
     twins = play_forks(rollout, [Fork(e, role, "twin") for e in episodes], iteration=5, sampling=SAMPLING)
     solver = workflow.structure.solver
     first = [next(t for t in e.turns if (t.role, t.slot, t.round) == (solver, 0, 0)).text for e in episodes]
-    assert [one.answer.text for one in twins] == first and not engine.requests
+    assert [replayed.answer.text for replayed in twins] == first and not engine.requests
     assert [workflow.structure.twins[twin]([flag]) for flag in (True, False)] == [True, False]
     assert first != [e.answer.text for e in episodes]
 

@@ -1,4 +1,4 @@
-"""The gradient taken apart: constructed cases with known answers, and parts that sum to what is applied, bit for bit."""
+"""The gradient split by role and slot: constructed cases with known answers, and parts that sum to the applied gradient, bit for bit."""
 
 import functools
 import math
@@ -19,9 +19,9 @@ from multirole_study.experiment.cell import Cell
 def parts_of(**vectors: list[list[float]]) -> GradientParts:
     """role=[gradient of slot 0, of slot 1, ...] as one optimizer step."""
     parts = [(role, slot) for role, slots in vectors.items() for slot in range(len(slots))]
-    found = GradientParts()
-    found.add_step(parts, torch.tensor([vector for slots in vectors.values() for vector in slots]))
-    return found
+    sums = GradientParts()
+    sums.add_step(parts, torch.tensor([vector for slots in vectors.values() for vector in slots]))
+    return sums
 
 
 def test_identical_slots_are_coherent():
@@ -37,11 +37,11 @@ def test_opposed_and_orthogonal_slots():
 
 
 def test_shares_sum_to_one_and_a_role_without_gradient_has_none():
-    found = parts_of(generator=[[2.0, 0.0], [1.0, 1.0]], aggregator=[[0.0, 1.0]], evaluator=[[0.0, 0.0]])
-    shares = {role: found.of_role(role)["grad_share"] for role in ("generator", "aggregator", "evaluator")}
+    parts = parts_of(generator=[[2.0, 0.0], [1.0, 1.0]], aggregator=[[0.0, 1.0]], evaluator=[[0.0, 0.0]])
+    shares = {role: parts.of_role(role)["grad_share"] for role in ("generator", "aggregator", "evaluator")}
     # the whole is (3, 2): generator (3, 1) . (3, 2) = 11, aggregator (0, 1) . (3, 2) = 2, of 13
     assert shares == pytest.approx({"generator": 11 / 13, "aggregator": 2 / 13, "evaluator": 0.0})
-    cosines = {(a, b): cosine for a, b, cosine in found.cosines()}
+    cosines = {(a, b): cosine for a, b, cosine in parts.cosines()}
     assert cosines["generator", "aggregator"] == pytest.approx(1 / math.sqrt(10))
     assert math.isnan(cosines["generator", "evaluator"])
     opposed = parts_of(generator=[[3.0]], aggregator=[[-1.0]])
@@ -50,11 +50,11 @@ def test_shares_sum_to_one_and_a_role_without_gradient_has_none():
 
 
 def test_steps_add_up_and_norms_are_each_steps_own():
-    found = GradientParts()
-    first = found.add_step([("generator", 0), ("generator", 1)], torch.tensor([[3.0, 0.0], [0.0, 4.0]]))
-    second = found.add_step([("generator", 1)], torch.tensor([[6.0, 8.0]]))
+    parts = GradientParts()
+    first = parts.add_step([("generator", 0), ("generator", 1)], torch.tensor([[3.0, 0.0], [0.0, 4.0]]))
+    second = parts.add_step([("generator", 1)], torch.tensor([[6.0, 8.0]]))
     assert first == pytest.approx({"generator": 5.0}) and second == pytest.approx({"generator": 10.0})
-    assert found.products[("generator", 1), ("generator", 1)] == pytest.approx(16 + 100)
+    assert parts.products[("generator", 1), ("generator", 1)] == pytest.approx(16 + 100)
 
 
 class Parts(MultiRoleCallback):
@@ -80,8 +80,8 @@ def test_the_parts_sum_to_the_applied_gradient_bit_for_bit(make_trainer, policy,
     n_parts = 4 if policy == "sp" else 3
     assert len(seen.parts) == len(seen.matrix) == n_parts and seen.matrix.abs().sum(1).min() > 0
     assert functools.reduce(torch.add, seen.matrix).equal(applied[0])
-    found = diagnostics_of(trainer).gradients[trainer.adapters[0]]
-    assert sum(found.of_role(role)["grad_share"] for role in {r.turn.role for r in rows}) == pytest.approx(1.0)
+    parts = diagnostics_of(trainer).gradients[trainer.adapters[0]]
+    assert sum(parts.of_role(role)["grad_share"] for role in {r.turn.role for r in rows}) == pytest.approx(1.0)
 
 
 class Surgery(MultiRoleCallback):
@@ -114,8 +114,8 @@ def test_duplicate_voters_are_announced_as_coherent(make_trainer):
             turn.prompt_ids, turn.completion_ids, turn.logprobs = first.prompt_ids, first.completion_ids, first.logprobs
     rows = [row for row in rows_of(trainer, episodes) if row.turn.role == "generator"]
     trainer.optimizer_step(trainer.model, "generator", rows, len(rows), 1e-3)
-    found = diagnostics_of(trainer).gradients["generator"].of_role("generator")
-    assert found["coherence"] == pytest.approx(1.0, abs=1e-5)
+    numbers = diagnostics_of(trainer).gradients["generator"].of_role("generator")
+    assert numbers["coherence"] == pytest.approx(1.0, abs=1e-5)
 
 
 def test_a_role_without_advantage_has_no_share(make_trainer):
@@ -125,9 +125,9 @@ def test_a_role_without_advantage_has_no_share(make_trainer):
     for row in rows:
         row.advantage *= row.turn.role != "aggregator"
     trainer.optimizer_step(trainer.model, "shared", rows, len(rows), 1e-3)
-    found = diagnostics_of(trainer).gradients["shared"]
-    assert found.of_role("aggregator")["grad_share"] == 0.0
-    assert found.of_role("generator")["grad_share"] == pytest.approx(1.0)
+    parts = diagnostics_of(trainer).gradients["shared"]
+    assert parts.of_role("aggregator")["grad_share"] == 0.0
+    assert parts.of_role("generator")["grad_share"] == pytest.approx(1.0)
 
 
 def as_sampled(trainer, cell: Cell, n_problems: int) -> list[Row]:
@@ -143,8 +143,8 @@ def test_chi2_after_sees_what_a_single_step_moved(make_trainer):
     cell = Cell("voting", "ip", old_logprobs="recomputed")
     trainer = make_trainer(cell)
     rows, diagnostics = as_sampled(trainer, cell, 4), diagnostics_of(trainer)
-    owned = [row for row in rows if row.adapter == "aggregator"]
-    trainer.optimizer_step(trainer.model, "aggregator", owned, len(owned), 3e-2)
+    aggregator_rows = [row for row in rows if row.adapter == "aggregator"]
+    trainer.optimizer_step(trainer.model, "aggregator", aggregator_rows, len(aggregator_rows), 3e-2)
     sample = sample_rows(rows)
     diagnostics.add_after(sample, trainer.logprobs_of(sample))
     assert {row.turn.role for row in sample} == {"generator", "aggregator"} and len(sample) < len(rows)

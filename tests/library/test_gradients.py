@@ -1,4 +1,4 @@
-"""What the gradient of a mini-batch must equal, whichever way it is computed (1e-6 in fp32)."""
+"""The gradient of a mini-batch does not depend on how it is computed: padding, micro-batches, row order (1e-6 in fp32)."""
 
 import dataclasses
 
@@ -51,8 +51,8 @@ def test_ip_role_gradients_are_the_parts_of_the_sp_gradient(make_library_trainer
     whole = gradient(shared, "shared", rows)
     parts = []
     for role in ("generator", "aggregator"):
-        owned = [Row(r.episode, r.turn, role, r.advantage) for r in rows if r.turn.role == role]
-        parts.append(gradient(isolated, role, owned, len(rows)))
+        role_rows = [Row(r.episode, r.turn, role, r.advantage) for r in rows if r.turn.role == role]
+        parts.append(gradient(isolated, role, role_rows, len(rows)))
     torch.testing.assert_close(whole, sum(parts), atol=TOLERANCE, rtol=0)
 
 
@@ -108,8 +108,10 @@ def test_recomputed_old_log_probs_ignore_what_the_engine_said(make_library_train
 def test_recomputed_old_log_probs_come_from_each_rows_own_adapter(make_trainer):
     trainer = make_trainer(Cell("voting", "ip", old_logprobs="recomputed", max_grad_norm=1e9))
     rows = trainer.prepare_rows(make_episodes(Cell("voting", "ip")))
-    owned = {name: [row for row in rows if row.adapter == name] for name in trainer.adapters}
-    trainer.optimizer_step(trainer.model, "generator", owned["generator"], 48, 1e-2)  # now the adapters differ
+    rows_by_adapter = {name: [row for row in rows if row.adapter == name] for name in trainer.adapters}
+    trainer.optimizer_step(
+        trainer.model, "generator", rows_by_adapter["generator"], 48, 1e-2
+    )  # now the adapters differ
     rows = trainer.prepare_rows(make_episodes(Cell("voting", "ip")))
     for row, logps in zip(rows, trainer.logprobs_of(rows), strict=True):
         row.turn.logprobs = logps.tolist()
@@ -132,5 +134,5 @@ def test_no_loss_type_depends_on_the_micro_batches(make_library_trainer, loss_ty
     assert whole.norm() > 1e-3
     for tokens in (1, 64, 500):
         trainer.args.micro_batch_tokens = tokens
-        assert len(trainer.passes.shard(rows, [0.0])) > 1
+        assert len(trainer.passes.shard(rows, trainer.passes.micro_batch_tokens, [0.0])) > 1
         torch.testing.assert_close(gradient(trainer, "shared", rows), whole, atol=TOLERANCE, rtol=0)

@@ -84,14 +84,13 @@ def test_the_loss_is_stock_trls(tokenizer, tmp_path, monkeypatch, mode, loss_typ
     torch.testing.assert_close(gradient, expected, atol=1e-5, rtol=1e-4)  # weights are products over rounded log-probs
 
 
-@pytest.mark.parametrize(("old_logprobs", "is_on"), [("sampled", False), ("recomputed", True)])
-def test_on_where_the_ratio_does_not_start_from_the_sampler(tokenizer, tmp_path, old_logprobs, is_on):
-    trainer = library_trainer(Voting(), tokenizer, tmp_path, old_logprobs=old_logprobs)
-    assert (trainer.correction is not None) == is_on
-    off = library_trainer(
-        Voting(), tokenizer, tmp_path, old_logprobs=old_logprobs, vllm_importance_sampling_correction=False
-    )
-    assert off.correction is None
+def test_on_where_the_ratio_does_not_start_from_the_sampler(tokenizer, tmp_path):
+    def correction(**options):
+        return library_trainer(Voting(), tokenizer, tmp_path, **options).correction
+
+    assert correction(old_logprobs="sampled") is None
+    assert correction(old_logprobs="recomputed") == Correction("sequence_mask", None, 3.0)
+    assert correction(old_logprobs="recomputed", vllm_importance_sampling_correction=False) is None
 
 
 def test_metrics_by_role_and_an_alarm(tokenizer, tmp_path, caplog):

@@ -1,5 +1,6 @@
 """Behaviours that TRL's own tests of its GRPO trainer ask for, of one role: what works as there, and what is refused in a sentence."""
 
+import json
 from importlib.resources import files
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -7,12 +8,13 @@ from unittest.mock import Mock
 import pandas as pd
 import pytest
 import torch
-from datasets import Dataset
+from datasets import Dataset, DatasetDict
 from peft import IA3Config, LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
+from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig
 
-from multirole import Answer, MultiRoleGRPOConfig, MultiRoleGRPOTrainer, Single, user
+from multirole import Answer, MultiRoleCallback, MultiRoleGRPOConfig, MultiRoleGRPOTrainer, Single, user
 from multirole.core import streams
 from multirole.core.stock import GRPOTrainer
 
@@ -83,12 +85,17 @@ class Pair:
         ({"peft_config": {"r": 4}}, TypeError, "`peft_config` must be a `peft.LoraConfig`, got a `dict`"),
         ({"peft_config": PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)}, ValueError, "got a `PromptTuningConfig`: the rollout"),
         ({"peft_config": IA3Config()}, ValueError, "got a `IA3Config`: the rollout"),
+        ({"peft_config": LoraConfig(task_type="CAUSAL_LM", alora_invocation_tokens=[1, 2])}, ValueError, r"`peft_config` has `alora_invocation_tokens=\[1, 2\]`"),
+        ({"args": "no epoch"}, ValueError, "`num_train_epochs=0` and `max_steps=-1` train nothing"),
         ({"tools": [size]}, ValueError, "`tools` is not supported by multi-role training: a workflow calls its tools"),
         ({"environment_factory": dict}, ValueError, "`environment_factory` is not supported.*`Workflow.run`"),
         ({"rollout_func": size}, ValueError, "`rollout_func` is not supported.*the workflow is the rollout"),
         ({"quantization_config": object()}, ValueError, "`quantization_config` is not supported.*bfloat16"),
-        ({"train_dataset": [{"prompt": "1"}]}, TypeError, "`train_dataset` must be a `datasets.Dataset` or.*got list"),
-        ({"train_dataset": None}, TypeError, "got NoneType"),
+        ({"train_dataset": [{"prompt": "1"}]}, TypeError, "`train_dataset` must be a `Dataset` or `IterableDataset`, got `list`"),
+        ({"train_dataset": None}, ValueError, "`train_dataset` is required"),
+        ({"train_dataset": DatasetDict({"train": ROWS})}, TypeError, r"got `DatasetDict`. Pass one of its splits, \['train'\]"),
+        ({"train_dataset": ROWS.to_iterable_dataset(), "args": "dispatched"}, ValueError, "Iterable datasets require `dispatch_batches=False`"),
+        ({"eval_dataset": {"a": ROWS.to_iterable_dataset()}, "args": "dispatched"}, ValueError, "Iterable datasets require `dispatch_batches=False`"),
         ({"train_dataset": ROWS.select([])}, ValueError, "`train_dataset` is empty"),
         ({"eval_dataset": {"a": ROWS.rename_column("prompt", "q")}}, ValueError, r"`eval_dataset\['a'\]` needs a \"prompt\" column"),
         ({"train_dataset": ROWS.to_iterable_dataset(), "args": "epochs"}, ValueError, "is a stream.*`num_train_epochs` cannot be counted. Set `max_steps`"),
@@ -100,15 +107,17 @@ def test_a_way_in_that_cannot_work_is_refused_before_anything_is_loaded(tmp_path
         "stock": lambda: config(tmp_path, GRPOConfig, per_device_train_batch_size=8),
         "epochs": lambda: config(tmp_path, max_steps=-1),
         "save per epoch": lambda: config(tmp_path, save_strategy="epoch"),
+        "dispatched": lambda: config(tmp_path, accelerator_config={"dispatch_batches": True}),
+        "no epoch": lambda: config(tmp_path, max_steps=-1, num_train_epochs=0),
         "args": lambda: config(tmp_path),
     }
     usual = {"workflow": Single(), "reward_funcs": size, "args": "args", "train_dataset": ROWS, "peft_config": LORA}
-    given = {
+    valid = {
         name: named[value]() if isinstance(value, str) and value in named else value
         for name, value in (usual | changes).items()
     }
     with pytest.raises(error, match=message):
-        MultiRoleGRPOTrainer("no such model", **given)
+        MultiRoleGRPOTrainer("no such model", **valid)
 
 
 @pytest.mark.parametrize("name", ["episodes", "prompts", "completions", "trainer_state", "log_metric", "_index"])
@@ -176,6 +185,59 @@ def test_an_evaluation_set_may_be_a_stream(make, monkeypatch):
         trainer.evaluate(stream)
 
 
+def test_the_trainer_keeps_the_datasets_that_it_was_given(make):
+    stream = ROWS.select(range(3)).to_iterable_dataset()
+    trainer = make(eval_dataset=stream)
+    assert trainer.train_dataset is ROWS and trainer.eval_dataset is stream
+    trainer.train()
+    assert trainer.train_dataset is ROWS and trainer.eval_dataset is stream
+    streamed = make(rows=stream, folder=trainer.args.output_dir + "2")
+    assert streamed.train_dataset is stream
+
+
+@pytest.mark.parametrize("form", ["torch", "numpy", "transform"])
+def test_rows_may_be_formatted_or_transformed(make, form):
+    """As in TRL, which reads one row after the other; a transform may make the prompts."""
+    answers = []
+
+    def reward(completions, answer, **_):
+        answers.extend(int(a) for a in answer)
+        return size(completions)
+
+    rows = Dataset.from_dict({"prompt": ["1+1", "2+2"], "answer": [2, 4]})
+    if form == "transform":
+        rows = rows.rename_column("prompt", "sum").with_transform(
+            lambda batch: {"prompt": [f"What is {s}?" for s in batch["sum"]], "answer": batch["answer"]}
+        )
+    trainer = make(
+        reward, rows if form == "transform" else rows.with_format(form), eval_dataset=rows, shuffle_dataset=False
+    )
+    trainer.train()
+    trainer.evaluate()
+    assert answers == ([2] * 4 + [4] * 4) * 2 + [2, 4]
+    assert trainer.problems[1].question == ("What is 2+2?" if form == "transform" else "2+2")
+
+
+def test_datasets_that_are_replaced_are_used_and_checked(make):
+    """As in transformers, where a curriculum sets `trainer.train_dataset` between two calls of `train`."""
+
+    def reward(prompts, completions, **_):
+        seen.append(set(prompts))
+        return size(completions)
+
+    seen = []
+    trainer = make(reward, max_steps=1, eval_dataset=ROWS)
+    other = Dataset.from_list([{"prompt": f"{i}-1"} for i in range(20)])
+    trainer.train_dataset, trainer.eval_dataset = other, other.select(range(2))
+    trainer.train()
+    trainer.evaluate()
+    assert seen[0] <= set(other["prompt"]) and seen[1] == {"0-1", "1-1"}
+    trainer.train_dataset = trainer.eval_dataset = Dataset.from_list([{"question": "1"}])
+    for call, name in ((trainer.train, "train_dataset"), (trainer.evaluate, "eval_dataset")):
+        with pytest.raises(ValueError, match=f'`{name}` needs a "prompt" column'):
+            call()
+
+
 def test_a_dataset_given_to_evaluate_is_checked(make):
     trainer = make()
     with pytest.raises(ValueError, match='`eval_dataset` needs a "prompt" column'):
@@ -209,18 +271,35 @@ def peft_model(**options):
     )
 
 
-def test_a_peft_model_with_the_adapter_default_is_trained_as_it_is(make, tmp_path):
-    trainer = make(model=peft_model(), peft_config=None, max_steps=3, save_strategy="steps", save_steps=1)
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_a_peft_model_with_the_adapter_default_is_trained_as_it_is(make, tmp_path, beta):
+    """And resumed: with `beta`, stock TRL 1.16 resumes without the trained adapter, because of its adapter "ref"."""
+    trainer = make(model=peft_model(), peft_config=None, max_steps=3, save_strategy="steps", save_steps=1, beta=beta)
     before = weights(trainer)
     trainer.train()
     assert trainer.adapters == ["default"] and any(not torch.equal(v, before[n]) for n, v in weights(trainer).items())
     folder = tmp_path / "out" / "checkpoint-1"
     assert (folder / "adapter_model.safetensors").exists()  # where TRL has it
-    resumed = make(model=peft_model(), peft_config=None, max_steps=3, folder=tmp_path / "resumed")
+    resumed = make(model=peft_model(), peft_config=None, max_steps=3, folder=tmp_path / "resumed", beta=beta)
     resumed.train(resume_from_checkpoint=str(folder))
     assert_equal(weights(trainer), weights(resumed))
     loaded = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(MODEL), tmp_path / "out" / "checkpoint-3")
     assert all(torch.equal(p, weights(trainer)[n]) for n, p in loaded.named_parameters() if "lora" in n)
+
+
+def test_an_adapter_of_a_model_must_be_lora_too(make):
+    base = AutoModelForCausalLM.from_pretrained(MODEL)
+    model = get_peft_model(base, IA3Config(target_modules=["q_proj", "down_proj"], feedforward_modules=["down_proj"]))
+    with pytest.raises(
+        ValueError, match=r"`model.peft_config\['default'\]` must be a `peft.LoraConfig`, got a `IA3Config`"
+    ):
+        make(model=model, peft_config=None)
+
+
+def test_trained_tokens_of_a_shared_head_are_refused(make):
+    """TRL's head fails on them with an AttributeError."""
+    with pytest.raises(ValueError, match="`trainable_token_indices` changes the embedding of tokens"):
+        make(peft_config=LoraConfig(r=4, target_modules=["q_proj"], trainable_token_indices=[1, 2]))
 
 
 def test_several_roles_on_one_policy_train_it_too(make):
@@ -270,13 +349,13 @@ def test_kl_is_measured_from_an_adapter_as_it_was_given(make):
     torch.manual_seed(0)
     model = peft_model(init_lora_weights=False)
     trainer = make(model=model, peft_config=None, beta=0.5, max_steps=3, learning_rate=0.05)
-    given = weights(trainer)
+    initial = weights(trainer)
     trainer.train()
     kl = [row["kl"] for row in trainer.state.log_history if "kl" in row]
     assert kl[0] == pytest.approx(0, abs=1e-6) and kl[2] > 1e-4
     with trainer.reference.applied():
-        assert_equal(given, weights(trainer))
-    assert any(not torch.equal(v, given[n]) for n, v in weights(trainer).items())
+        assert_equal(initial, weights(trainer))
+    assert any(not torch.equal(v, initial[n]) for n, v in weights(trainer).items())
 
 
 def test_kl_of_fresh_adapters_is_measured_from_the_base(make):
@@ -313,10 +392,10 @@ def test_an_evaluation_reports_a_loss(make):
     episodes = []
 
     def reward(completions, episodes: list, **_):
-        found.extend(episodes)
+        evaluated.extend(episodes)
         return [float(e.index) for e in episodes]
 
-    found = episodes
+    evaluated = episodes
     by_rows = make(reward, eval_dataset=ROWS, num_generations_eval=2).evaluate()
     assert by_rows["eval_loss"] == pytest.approx(0, abs=1e-12)
     episodes.clear()
@@ -333,6 +412,116 @@ def test_the_best_checkpoint_may_be_chosen_by_loss(make):
         trainer = make(eval_dataset=ROWS.select(range(2)), metric_for_best_model=metric, **options)
         trainer.train()
         assert trainer.state.best_metric is not None
+
+
+def adapter_in(folder, name):
+    return {
+        key.replace(".weight", f".{name}.weight"): value
+        for key, value in load_file(folder / name / "adapter_model.safetensors").items()
+    }
+
+
+def test_the_best_adapters_are_loaded_at_the_end(make, tmp_path):
+    """Of every role, and the engine samples from them."""
+    rewards = iter([3.0, 5.0, 1.0, 4.0, 5.0])
+
+    def reward(completions, episodes, **_):
+        if len(completions) == 2:  # an evaluation
+            return [next(rewards)] * 2
+        return size(completions)
+
+    options = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1, "max_steps": 4}
+    trainer = make(reward, workflow=Pair(), policy="ip", eval_dataset=ROWS.select(range(2)), load_best_model_at_end=True,
+                   metric_for_best_model="reward", **options)  # fmt: skip
+    played = []
+    trainer.add_callback(EvaluatedTexts(played))
+    trainer.train()
+    assert trainer.state.best_model_checkpoint.endswith("checkpoint-2")
+    saved = {}
+    for name in trainer.adapters:
+        saved |= adapter_in(tmp_path / "out" / "checkpoint-2", name)
+    assert_equal(saved, weights(trainer))
+    last = adapter_in(tmp_path / "out" / "checkpoint-4", trainer.adapters[0])
+    assert any(not torch.equal(value, saved[name]) for name, value in last.items())
+    trainer.evaluate()
+    assert played[4] == played[1] != played[3]
+
+
+class EvaluatedTexts(MultiRoleCallback):
+    def __init__(self, played):
+        self.played = played
+
+    def on_episodes_evaluated(self, trainer, episodes, metrics):
+        self.played.append([turn.logprobs for episode in episodes for turn in episode.turns])
+
+
+def test_comparing_checkpoints_by_their_loss_is_warned_of(make, caplog):
+    options = {"eval_strategy": "steps", "eval_steps": 1, "save_strategy": "steps", "save_steps": 1}
+    for metric in (None, "reward"):
+        make(eval_dataset=ROWS, load_best_model_at_end=True, metric_for_best_model=metric, **options)
+    assert caplog.text.count("says nothing of which is best") == 1 and "metric_for_best_model='loss'" in caplog.text
+
+
+def test_functions_of_one_name_are_averaged_in_evaluations_too(make):
+    trainer = make(
+        [lambda completions, **_: [1.0] * len(completions), lambda completions, **_: [3.0] * len(completions)]
+    )
+    trainer.train()
+    assert trainer.state.log_history[0]["rewards/<lambda>/mean"] == 2.0
+    assert trainer.evaluate(ROWS)["eval_rewards/<lambda>/mean"] == 2.0
+
+
+def test_predict_is_an_evaluation(make):
+    trainer = make()
+    assert (
+        trainer.predict(ROWS.select(range(2))).metrics["test_reward"]
+        == trainer.evaluate(ROWS.select(range(2)))["eval_reward"]
+    )
+    assert "test_loss" in trainer.predict(ROWS.select(range(2)).to_iterable_dataset()).metrics
+    with pytest.raises(ValueError, match='`test_dataset` needs a "prompt" column'):
+        trainer.predict(ROWS.rename_column("prompt", "q"))
+
+
+class ScheduleFree(torch.optim.SGD):
+    """An optimizer that steps in its training mode alone, as those of the package schedulefree do."""
+
+    is_training = False
+
+    def train(self):
+        self.is_training = True
+
+    def eval(self):
+        self.is_training = False
+
+    def step(self, closure=None):
+        assert self.is_training
+        return super().step(closure)
+
+
+def test_an_optimizer_with_modes_is_switched_between_them(tmp_path):
+    modes = []
+
+    def reward(completions, **_):
+        modes.append((len(completions), optimizer.is_training))
+        return size(completions)
+
+    model = peft_model()
+    optimizer = ScheduleFree([p for name, p in model.named_parameters() if "lora" in name], lr=0.1)
+    args = config(tmp_path, eval_strategy="steps", eval_steps=1)
+    MultiRoleGRPOTrainer(
+        model, Single(), reward, args, ROWS, ROWS.select(range(2)), AutoTokenizer.from_pretrained(MODEL), optimizers=(optimizer, None)
+    ).train()  # fmt: skip
+    assert modes == [(8, True), (2, False)] * 2
+
+
+def test_the_entropy_coefficient_of_one_adapter_is_a_number(make, tmp_path):
+    """As in TRL, in the trainer and in its checkpoints."""
+    options = {"entropy_coef": 0.01, "use_adaptive_entropy": True, "entropy_target": 15.0, "entropy_coef_delta": 0.005}
+    trainer = make(save_strategy="steps", save_steps=1, **options)
+    trainer.train()
+    assert trainer.entropy_coef == pytest.approx(0.02)
+    saved = json.loads((tmp_path / "out" / "checkpoint-1" / "entropy_ctrl_state.json").read_text())
+    assert saved["entropy_coef"] == pytest.approx(0.015) and 0 < saved["last_world_entropy"] < 15
 
 
 def test_the_entropy_mask_outside_a_loss_is_trls():

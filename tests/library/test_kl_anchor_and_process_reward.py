@@ -1,4 +1,4 @@
-"""What may keep a judging role's skill, against short references written here; at weight zero, the default run to the last bit."""
+"""KL anchors and process rewards equal short references written here; at weight zero a run is bit-equal to the default."""
 
 import pytest
 import torch
@@ -17,8 +17,8 @@ from multirole_study.experiment.run import run_cell
 
 
 def adapters(folder, step: int) -> dict[str, bytes]:
-    found = sorted(folder.glob(f"adapters/step_{step:05d}/*/*.safetensors"))
-    return {path.parent.name: path.read_bytes() for path in found}
+    paths = sorted(folder.glob(f"adapters/step_{step:05d}/*/*.safetensors"))
+    return {path.parent.name: path.read_bytes() for path in paths}
 
 
 def test_neutral_values_are_the_default_run_to_the_last_bit(finished, tmp_path):
@@ -53,16 +53,16 @@ def k3_gradient(trainer, rows: list[Row], weights: dict[str, float]) -> torch.Te
 
 
 @pytest.mark.parametrize(
-    ("given", "weights"),
+    ("options", "weights"),
     [
         ({"beta": 20.0}, {"generator": 20.0, "aggregator": 20.0}),
         ({"role_beta": {"aggregator": 20.0}}, {"generator": 0.0, "aggregator": 20.0}),
         ({"beta": 20.0, "role_beta": {"aggregator": 0.0}}, {"generator": 20.0, "aggregator": 0.0}),
     ],
 )
-def test_the_anchor_adds_the_gradient_of_k3_by_role(make_library_trainer, given, weights):
+def test_the_anchor_adds_the_gradient_of_k3_by_role(make_library_trainer, options, weights):
     plain, rows, trainer = applied(make_library_trainer)
-    anchored, _, same = applied(make_library_trainer, **given)
+    anchored, _, same = applied(make_library_trainer, **options)
     expected = k3_gradient(trainer, rows, weights)
     assert expected.norm() > 1e-2 and same.beta == 0.0
     torch.testing.assert_close(anchored - plain, expected, atol=1e-5, rtol=1e-4)
@@ -96,21 +96,21 @@ def judged(workflow: str, answers: dict[tuple[str, int, int], str], outcomes: di
 
 def test_every_kind_of_turn_is_judged_by_its_own_work():
     drafts = {("generator", 0, 0): "wrong", ("generator", 0, 1): "right"}
-    found = judged("eval_opt", drafts, {0: "incorrect", 1: "unparsed"}, True)
-    assert found == {
+    turns = judged("eval_opt", drafts, {0: "incorrect", 1: "unparsed"}, True)
+    assert turns == {
         ("generator", 0, 0): False,
         ("evaluator", 0, 0): True,
         ("generator", 0, 1): True,
         ("evaluator", 0, 1): False,
     }
-    found = judged("eval_opt", drafts, {0: "correct", 1: "correct"}, True)
-    assert (found["evaluator", 0, 0], found["evaluator", 0, 1]) == (False, True)
-    found = judged("voting", {("generator", 1, 0): "right"}, {}, False)
-    assert [found["generator", slot, 0] for slot in range(3)] == [False, True, False]
-    assert found["aggregator", 0, 0] is False
-    found = judged("orch_workers", {("worker", 2, 0): "right", ("synthesizer", 0, 0): "right"}, {}, True)
-    assert found["orchestrator", 0, 0] is None and found["synthesizer", 0, 0] is True
-    assert [found["worker", slot, 0] for slot in range(3)] == [False, False, True]
+    turns = judged("eval_opt", drafts, {0: "correct", 1: "correct"}, True)
+    assert (turns["evaluator", 0, 0], turns["evaluator", 0, 1]) == (False, True)
+    turns = judged("voting", {("generator", 1, 0): "right"}, {}, False)
+    assert [turns["generator", slot, 0] for slot in range(3)] == [False, True, False]
+    assert turns["aggregator", 0, 0] is False
+    turns = judged("orch_workers", {("worker", 2, 0): "right", ("synthesizer", 0, 0): "right"}, {}, True)
+    assert turns["orchestrator", 0, 0] is None and turns["synthesizer", 0, 0] is True
+    assert [turns["worker", slot, 0] for slot in range(3)] == [False, False, True]
 
 
 def test_process_advantages_are_added_by_role_and_round(make_library_trainer):
@@ -123,15 +123,15 @@ def test_process_advantages_are_added_by_role_and_round(make_library_trainer):
         for turn in episode.turns:
             turn.is_right = i == 0 if turn.role == "generator" else None
     plain = rows_of(trainer, episodes)
-    own = dict(zip([id(row.turn) for row in plain], process_advantages(plain, 4), strict=True))
-    first = [own[id(row.turn)] for row in plain if row.turn.role == "generator" and row.turn.round == 0]
+    process = dict(zip([id(row.turn) for row in plain], process_advantages(plain, 4), strict=True))
+    first = [process[id(row.turn)] for row in plain if row.turn.role == "generator" and row.turn.round == 0]
     assert first == pytest.approx([1.5, -0.5, -0.5, -0.5], abs=1e-5)  # mean 1/4, std 1/2
     rows = trainer.prepare_rows(episodes)
     assert len(rows) == len(plain)
     for row in rows:
-        assert row.advantage == pytest.approx(row.episode.advantage + 0.5 * own[id(row.turn)], abs=1e-12)
+        assert row.advantage == pytest.approx(row.episode.advantage + 0.5 * process[id(row.turn)], abs=1e-12)
         if row.turn.round == 1 or row.turn.role == "evaluator":
-            assert own[id(row.turn)] == 0.0
+            assert process[id(row.turn)] == 0.0
 
 
 def test_role_maps_are_part_of_the_name_and_not_of_the_single_agent():

@@ -27,9 +27,9 @@ def test_steps_rows_and_tokens_by_adapter(make_trainer, workflow, policy):
     for updates, options in UPDATES.items():
         cell = Cell(workflow, policy, n_problems=2, n_episodes=4, updates=updates, **options)
         trainer, episodes = make_trainer(cell), make_episodes(cell, n_problems=2)
-        taken, _ = trainer.update(trainer.model, trainer.prepare_rows(episodes))
+        optimizer_steps, _ = trainer.update(trainer.model, trainer.prepare_rows(episodes))
         ledger, slots = diagnostics_of(trainer).ledger, cell.make_workflow().roles
-        assert len(taken) == len(ledger)
+        assert len(optimizer_steps) == len(ledger)
         for adapter, steps in STEPS[workflow, policy].items():
             entries = [entry for entry in ledger if entry["adapter"] == adapter]
             roles = [role for role, name in cell.policy.items() if name == adapter]
@@ -50,7 +50,7 @@ def expected_ledger(cell: Cell, rows: dict[str, int], reply: int, iteration: int
 
     `rows` are each role's. The clock ticks per iteration, or per adapter and iteration.
     """
-    found = []
+    ledger = []
     adapters = list(dict.fromkeys(cell.policy.values()))
     for call, adapter in enumerate(adapters):
         n = sum(k for role, k in rows.items() if cell.policy[role] == adapter)
@@ -61,8 +61,8 @@ def expected_ledger(cell: Cell, rows: dict[str, int], reply: int, iteration: int
         }[cell.updates]
         tick = iteration if cell.lr_clock == "iteration" else iteration * len(adapters) + call
         lr = cell.learning_rate * tick / cell.warmup_iterations  # still warming up
-        found += [(adapter, n // steps, n // steps * reply, pytest.approx(lr, rel=1e-12)) for _ in range(steps)]
-    return found
+        ledger += [(adapter, n // steps, n // steps * reply, pytest.approx(lr, rel=1e-12)) for _ in range(steps)]
+    return ledger
 
 
 ROWS = {  # rows per episode when no verdict ever parses: Eval-Opt on math then plays 3 rounds; one strategy, one worker

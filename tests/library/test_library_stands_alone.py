@@ -28,22 +28,22 @@ assert trainer.state.global_step == 1 and set(trainer.adapters) == {"adapter_wri
 """
 
 
-def required(name: str, found: set[str] | None = None) -> set[str]:
+def required(name: str, names: set[str] | None = None) -> set[str]:
     """The distributions that a distribution requires without extras, directly or not."""
-    found = set() if found is None else found
+    names = set() if names is None else names
     try:
         texts = requires(name) or []
     except PackageNotFoundError:
-        return found
+        return names
     for requirement in map(Requirement, texts):
         other = requirement.name.lower().replace("_", "-")
         needed = requirement.marker is None or any(
             requirement.marker.evaluate({"extra": extra}) for extra in ("", *requirement.extras)
         )
-        if needed and "extra ==" not in str(requirement.marker) and other not in found:
-            found.add(other)
-            required(other, found)
-    return found
+        if needed and "extra ==" not in str(requirement.marker) and other not in names:
+            names.add(other)
+            required(other, names)
+    return names
 
 
 def test_the_library_has_about_eight_requirements():
@@ -61,13 +61,13 @@ def test_the_wheel_alone_trains_the_readmes_workflow(tmp_path):
         files.extractall(tmp_path / "site", [name for name in files.namelist() if name.startswith("multirole/")])
     (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     rows = '__import__("datasets").Dataset.from_list([{"prompt": f"{i}+1"} for i in range(4)])'
-    for what, instead in (
+    for original, instead in (
         ('"Qwen/Qwen3-0.6B"', repr(str(MODEL))),
         ('load_dataset("trl-lib/tldr", split="train")', rows),
         ("per_device_train_batch_size=64, num_generations=8", 'per_device_train_batch_size=8, num_generations=2, max_steps=1, max_completion_length=8, report_to="none"'),
     ):  # fmt: skip
-        assert what in code
-        code = code.replace(what, instead)
+        assert original in code
+        code = code.replace(original, instead)
     study = {Requirement(text).name.lower() for text in requires("multirole") if 'extra == "study"' in text}
     assert {"pydantic", "matplotlib", "math-verify", "papermill"} <= study
     forbidden = [

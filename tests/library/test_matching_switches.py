@@ -1,4 +1,4 @@
-"""What makes comparisons fair: steps of equal tokens, and how the loss is averaged."""
+"""Options that make runs comparable: steps of equal tokens, and how the loss is averaged."""
 
 import math
 
@@ -68,23 +68,26 @@ AGGREGATES = {
 def test_the_loss_is_averaged_as_chosen_whatever_the_micro_batches(make_library_trainer, kind):
     """On rows of several roles and slots."""
     trainer = make_library_trainer(Voting(), loss_type=kind)
-    rows, found = rows_of(trainer, episodes_of(trainer.workflow.roles)), []
+    rows, gradients = rows_of(trainer, episodes_of(trainer.workflow.roles)), []
     for tokens in (1, 100, 100_000):
         trainer.args.micro_batch_tokens = tokens
-        found.append(gradient(trainer, "shared", rows))
-    assert found[0].norm() > 1e-3
-    for other in found[1:]:
-        torch.testing.assert_close(found[0], other, atol=1e-6, rtol=0)
-    torch.testing.assert_close(found[0], reference_gradient(trainer, rows, AGGREGATES[kind]), atol=1e-6, rtol=0)
+        gradients.append(gradient(trainer, "shared", rows))
+    assert gradients[0].norm() > 1e-3
+    for other in gradients[1:]:
+        torch.testing.assert_close(gradients[0], other, atol=1e-6, rtol=0)
+    torch.testing.assert_close(gradients[0], reference_gradient(trainer, rows, AGGREGATES[kind]), atol=1e-6, rtol=0)
 
 
 def test_the_aggregations_are_three_different_gradients(make_library_trainer):
-    found = []
+    gradients = []
     for kind in ("grpo", "dapo", "dr_grpo"):
         trainer = make_library_trainer(Voting(), loss_type=kind)
-        found.append(gradient(trainer, "shared", rows_of(trainer, episodes_of(trainer.workflow.roles))))
-    cosines = [torch.cosine_similarity(a, b, dim=0).item() for a, b in ((found[0], found[1]), (found[0], found[2]))]
-    assert max(cosines) < 0.99 and found[1].norm() > 2 * found[2].norm()
+        gradients.append(gradient(trainer, "shared", rows_of(trainer, episodes_of(trainer.workflow.roles))))
+    cosines = [
+        torch.cosine_similarity(a, b, dim=0).item()
+        for a, b in ((gradients[0], gradients[1]), (gradients[0], gradients[2]))
+    ]
+    assert max(cosines) < 0.99 and gradients[1].norm() > 2 * gradients[2].norm()
 
 
 @pytest.mark.parametrize("kind", AGGREGATES)

@@ -43,7 +43,7 @@ CASES = [
 
 @pytest.mark.parametrize("fields", CASES, ids=lambda fields: "-".join(map(str, fields.values())))
 def test_the_merged_pass_equals_the_plain_one_part_by_part(make_trainer, fields):
-    found = []
+    passes = []
     for merges in (True, False):
         cell, seen = Cell(**{"policy": "sp"} | fields, **SMALL), Seen()
         trainer = make_trainer(cell, callbacks=[seen])
@@ -52,8 +52,8 @@ def test_the_merged_pass_equals_the_plain_one_part_by_part(make_trainer, fields)
         rows = trainer.prepare_rows(make_episodes(cell))
         silence(rows, 3)
         trainer.update(trainer.model, rows)  # several optimizer steps: from the second on, ratios are not 1
-        found.append((seen, diagnostics_of(trainer).per_role(rows)))
-    (one, metrics), (other, plain) = found
+        passes.append((seen, diagnostics_of(trainer).per_role(rows)))
+    (one, metrics), (other, plain) = passes
     assert [(adapter, sorted(parts)) for adapter, parts, _ in one.parts] == [
         (adapter, sorted(parts)) for adapter, parts, _ in other.parts
     ]
@@ -102,7 +102,7 @@ def test_more_roles_take_no_more_passes(make_trainer):
 
 def test_gradient_checkpointing_changes_nothing(make_trainer):
     """It runs the forward pass again in the backward pass, with other tensor objects. TRL's configuration has it on."""
-    found = []
+    gradients = []
     for is_on in (False, True):
         seen = Seen()
         trainer = make_trainer(Cell("voting", "sp", n_problems=2), callbacks=[seen])
@@ -110,9 +110,9 @@ def test_gradient_checkpointing_changes_nothing(make_trainer):
             trainer.model.gradient_checkpointing_enable({"use_reentrant": False})
         rows = trainer.prepare_rows(make_episodes(Cell("voting", "sp", n_problems=2)))
         trainer.optimizer_step(trainer.model, "shared", rows, len(rows), 0.0)
-        found.append(seen.parts[0][2])
-    assert found[0].norm() > 1e-3
-    torch.testing.assert_close(*found, atol=1e-7, rtol=0)
+        gradients.append(seen.parts[0][2])
+    assert gradients[0].norm() > 1e-3
+    torch.testing.assert_close(*gradients, atol=1e-7, rtol=0)
 
 
 @pytest.mark.parametrize("change", ["dropout", "dora", "bfloat16"])

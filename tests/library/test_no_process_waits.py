@@ -33,23 +33,23 @@ def idle(cell: Cell, n: int, is_sharded: bool) -> float:
                 turn = Turn(role, slot, i, range(prompt), range(reply), [], "", "stop")
                 rows.append(Row(None, turn, cell.policy[role], float(episode % 2)))
     rng.shuffle(rows)
-    given = SimpleNamespace(**dict(cell) | {"generation_batch_size": cell.n_problems * cell.n_episodes})
+    args = SimpleNamespace(**dict(cell) | {"generation_batch_size": cell.n_problems * cell.n_episodes})
     for adapter in adapter_names(cell.policy):
-        for step, _ in optimizer_steps([row for row in rows if row.adapter == adapter], given):
+        for step, _ in optimizer_steps([row for row in rows if row.adapter == adapter], args):
             parts, loads = defaultdict(list), [0.0] * n
             for row in step:
                 part = (row.turn.role, row.turn.slot) if cell.dtype != "float32" or is_sharded else None
                 parts[bool(row.advantage), part].append(row)
             passes = [[] for _ in range(n)]
-            for (is_trained, _), owned in parts.items():
+            for (is_trained, _), part_rows in parts.items():
                 cost = 3.0 if is_trained else 1.0
                 for rank in range(n):
                     now = loads if rank == n - 1 else list(loads)
-                    own = shard(owned, cell.micro_batch_tokens, rank, now, is_sharded, cost)
-                    passes[rank] += [cost * padded(micro) for micro, _ in own]
+                    micro_batches = shard(part_rows, cell.micro_batch_tokens, rank, now, is_sharded, cost)
+                    passes[rank] += [cost * padded(micro) for micro, _ in micro_batches]
             # FSDP2's processes wait for each other in every pass, others at the end of a step
             work[0] += sum(map(max, zip(*passes, strict=True))) if is_sharded else max(map(sum, passes))
-            work[1] += sum(cost for own in passes for cost in own) / n
+            work[1] += sum(cost for micro_batches in passes for cost in micro_batches) / n
     return 1 - work[1] / work[0]
 
 

@@ -116,7 +116,7 @@ def test_what_is_sampled_does_not_depend_on_the_order_of_arrival(tokenizer):
     for seed in range(4):
         (episode,) = play(tokenizer, shuffled_workers(seed))
         seen.append((episode.answer, [(t.slot, t.round, t.prompt_ids, t.completion_ids) for t in episode.turns]))
-    assert all(one == seen[0] for one in seen)
+    assert all(turns == seen[0] for turns in seen)
     assert [slot for slot, *_ in seen[0][1]] == [0, 1, 2] and len({tuple(t[3]) for t in seen[0][1]}) == 3
 
 
@@ -198,9 +198,9 @@ class Open:
 
     def send(self, method: str = "POST", path: str = "/v1/chat/completions", key: str | None = None, **request):
         async def exchange():
-            given = key or self.endpoint.open(Session(self.call, ["solver", "judge"]))
+            api_key = key or self.endpoint.open(Session(self.call, ["solver", "judge"]))
             client = httpx.AsyncClient(transport=httpx.ASGITransport(self.endpoint.app), base_url="http://test")
-            return await client.request(method, path, headers={"Authorization": f"Bearer {given}"}, **request)
+            return await client.request(method, path, headers={"Authorization": f"Bearer {api_key}"}, **request)
 
         return asyncio.run(exchange())
 
@@ -276,14 +276,14 @@ def test_another_episodes_key_is_refused(key):
 
 
 def test_a_call_after_the_end_is_refused(tokenizer):
-    kept = []
+    clients = []
 
     def agent(question, client):
-        kept.append((str(client.base_url), client.api_key))
+        clients.append((str(client.base_url), client.api_key))
         return "42"
 
     play(tokenizer, from_openai(agent, ["solver"], use_socket=True))
-    client = OpenAI(base_url=kept[0][0], api_key=kept[0][1], max_retries=0)
+    client = OpenAI(base_url=clients[0][0], api_key=clients[0][1], max_retries=0)
     with pytest.raises(openai.AuthenticationError, match="A key is valid while its agent function runs"):
         client.chat.completions.create(**ASK)
 

@@ -12,10 +12,12 @@ SECOND = [
     "\\boxed{\\#2}", "\\boxed{Solution \\#2}", "\\boxed{\\mathrm{Solution}\\;2}", "\\boxed{(2)}", "\\boxed{2)}", "\\boxed{[2]}",
     "\\boxed{N = 2}", "\\boxed{\\text{Candidate } 2}", "\\boxed{\\text{The best solution is Solution 2}}", "\\boxed{Two}",
     "\\boxed{\\textcolor{red}{2}}", "\\boxed{2.0}", "\\boxed{02}", "\\boxed{２}", "\\boxed{Solution 2 is correct}", "\\boxed{\n2\n}",
+    "\\boxed{\u00a02\u200b}", "\\boxed{I choose Solution 2.}", "2", "**2**", "The best is 2.", "Both err.\n\n**Solution 2**", "- Solution 2",
+    "I choose Solution 2.\n", "1. 1 is wrong.\n2. Best: \u00a0Solution #2", "```\nSolution 2\n```", "Solution 1?\nSolution 2", "\\text{Solution 2}",
     "first \\boxed{3}, then \\boxed{2}", "\\boxed{2}, whose answer is \\boxed{42}",
 ]  # fmt: skip
 NO_SELECTION = [
-    "\\boxed{4}", "\\boxed{0}", "The best is 2.", "\\boxed{42} since 12 + 30", "", "\\boxed{-2}", "\\boxed{1/2}", "\\boxed{2.5}",
+    "\\boxed{4}", "\\boxed{0}", "The answer is 2.", "Solution 2 adds 1 and 2", "1 + 1 = 2", "Solution 1 or 2", "\\boxed{42} since 12 + 30", "", "\\boxed{-2}", "\\boxed{1/2}", "\\boxed{2.5}",
     "\\boxed{\\frac{1}{2}}", "\\boxed{\\sqrt{2}}", "\\boxed{1, 2}", "\\boxed{Solutions 1 and 2}", "\\boxed{2", "\\boxed{x=2}",
     "\\boxed{2\\%}", "\\boxed{2^2}", "\\boxed{}", "\\boxed{" + "9" * 5000 + "}",
 ]  # fmt: skip
@@ -65,12 +67,30 @@ def test_verdict_in_every_style(style, word):
 @pytest.mark.parametrize(
     "text",
     [
-        "Correct", "", "boxed{Correct}", "\\boxed{12}", "\\boxed{Correct", "\\boxed{Partially correct}", "\\boxed{Corrected}",
+        "It is correct that 1 + 1 = 2.", "The first step is correct, the second is not.", "Is it correct?\nI cannot tell.", "Not incorrect",
+        "\\boxed{Not incorrect}", "", "boxed{Correct}", "\\boxed{12}", "\\boxed{Correct", "\\boxed{Partially correct}", "\\boxed{Corrected}",
         "\\boxed{Correct/Incorrect}", "\\boxed{Correct or Incorrect}", "\\boxed{Probably correct}", "\\boxed{correct answer is 12}",
     ],
 )  # fmt: skip
 def test_no_verdict_is_unparsed(text):
     assert parse_verdict(text) == "unparsed"
+
+
+LINES = [
+    "%s", "%s.", "**%s**", "**%s.**", "*%s*", "Verdict: %s.", "**Verdict:** %s", "**Verdict: %s**", "## Verdict: %s", "Final verdict: %s",
+    "The answer is %s.", "The solution is\u00a0%s.", "- %s", "1. Checked.\n2. Verdict: %s", "> %s", "```\n%s\n```", "```text\nVerdict: %s\n```",
+    "I add 1 and 2.\n\nMy evaluation: %s!", "\\text{%s}", "\\textbf{Verdict: %s}", "Correct\nNo:\n%s", "Incorrect. Wait.\n%s", "\\boxed{12}\n%s", "\u200b%s\n\n",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("line", LINES)
+@pytest.mark.parametrize("word", ["Correct", "INCORRECT", "not correct", "wrong"])
+def test_verdict_in_the_last_line(line, word):
+    """NVIDIA-NeMo/Gym#1161 reads the last word, joshuaswarren/remnic#673 missed negations. A box goes before, and prose is no verdict."""
+    verdict = "correct" if word == "Correct" else "incorrect"
+    assert parse_verdict(line % word) == verdict
+    assert parse_verdict(line % word, "last_box") == "unparsed"
+    assert parse_verdict(f"\\boxed{{Incorrect}}\n{line % word}") == "incorrect"
 
 
 def test_verdict_by_the_rule_of_the_released_code():
@@ -79,7 +99,8 @@ def test_verdict_by_the_rule_of_the_released_code():
 
 
 def test_not_correct_is_incorrect():
-    assert parse_verdict("\\boxed{\\text{Not correct}}") == "incorrect"
+    for words in ("Not correct", "is not correct", "isn't correct", "This is not\u00a0correct.", "Wrong"):
+        assert parse_verdict(f"\\boxed{{\\text{{{words}}}}}") == "incorrect"
 
 
 PLANS = [

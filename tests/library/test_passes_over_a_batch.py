@@ -33,8 +33,8 @@ def test_passes_repeat_the_mini_batches_of_each_adapter(make_library_trainer):
     trainer = make_library_trainer(
         Voting(2, prompts="tiny_chain"), callbacks=[RoleDiagnostics(), seen], policy="ip", num_iterations=3, micro_batch_tokens=10**6
     )  # fmt: skip
-    taken, _ = trainer.update(trainer.model, trainer.prepare_rows(episodes_of(trainer.workflow.roles)))
-    assert len(taken) == 3 * sum(STEPS.values()) == len(diagnostics_of(trainer).ledger)
+    steps, _ = trainer.update(trainer.model, trainer.prepare_rows(episodes_of(trainer.workflow.roles)))
+    assert len(steps) == 3 * sum(STEPS.values()) == len(diagnostics_of(trainer).ledger)
     for adapter, n in STEPS.items():
         batches = [rows for name, rows, _ in seen.batches if name == adapter]
         assert batches == 3 * batches[:n]

@@ -48,8 +48,8 @@ def test_logprobs_are_those_without_reuse(make_model, tokenizer, monkeypatch, ma
     model = make_model(POLICY)
     plain = TransformersEngine(tokenizer.eos_token_id, prefix_bytes=0)
     engine = TransformersEngine(tokenizer.eos_token_id, prefix_bytes=BYTES, max_rows=max_rows)
-    for one in (plain, engine):
-        one.publish(model, 0)
+    for tried in (plain, engine):
+        tried.publish(model, 0)
     counts = computed_tokens(engine, monkeypatch)
     asked, answered = conversations(engine, [None, "generator", "aggregator"])
     assert [c.token_ids for c in answered] == [
@@ -109,12 +109,12 @@ def test_a_full_cache_forgets_what_was_not_used_for_longest():
     block_bytes = 2 * 2 * 1 * BLOCK * 4 * 4
     cache = PrefixCache(empty, 12 * block_bytes)
     rng = random.Random(0)
-    told = []
+    stored = []
     for _ in range(400):
         ids = [rng.randrange(3) for _ in range(rng.randint(1, 6 * BLOCK))]
-        if told and rng.random() < 0.6:
-            ids = rng.choice(told)[: rng.randint(1, 60)] + ids
-        told.append(ids)
+        if stored and rng.random() < 0.6:
+            ids = rng.choice(stored)[: rng.randint(1, 60)] + ids
+        stored.append(ids)
         adapter = rng.randrange(2)
         slots = cache.find(adapter, ids)
         n = len(slots) * BLOCK
@@ -123,5 +123,5 @@ def test_a_full_cache_forgets_what_was_not_used_for_longest():
             assert torch.equal(cache.read(slots), kv_of(ids, empty)(0, n))
         cache.write(adapter, ids, kv_of(ids, empty))
         assert len(cache.blocks) <= 12 and len({slot for _, slot in cache.blocks.values()}) == len(cache.blocks)
-    latest = told[-1][: 12 * BLOCK]
+    latest = stored[-1][: 12 * BLOCK]
     assert len(cache.find(adapter, latest)) == len(latest) // BLOCK

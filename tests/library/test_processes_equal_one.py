@@ -81,8 +81,8 @@ def test_two_processes_continue_a_nearly_finished_run(alone, tmp_path):
 
 def under_fsdp2(parameters: dict, folder: Path) -> None:
     log = folder / "log"
-    given = parameters | {"results_dir": str(folder), "sharding": "fsdp2"}
-    assert processes.run_together(2, log, run_sharded, given) == [0, 0], Path(f"{log}.0").read_text()[-3000:]
+    fields = parameters | {"results_dir": str(folder), "sharding": "fsdp2"}
+    assert processes.run_together(2, log, run_sharded, fields) == [0, 0], Path(f"{log}.0").read_text()[-3000:]
 
 
 @pytest.mark.slow
@@ -142,9 +142,9 @@ def run_with_a_bad_row(parameters: dict) -> None:
 @pytest.mark.parametrize("sharding", ["none", pytest.param("fsdp2", marks=pytest.mark.slow)])
 def test_a_loss_that_is_not_finite_on_one_process_ends_all(sharding, tmp_path):
     cell = Cell(**FIELDS | {"old_logprobs": "sampled", "kl_anchor": 0.0})
-    given = cell.parameters() | {"results_dir": str(tmp_path), "sharding": sharding}
+    fields = cell.parameters() | {"results_dir": str(tmp_path), "sharding": sharding}
     log = tmp_path / "log"
-    assert processes.run_together(2, log, run_with_a_bad_row, given) == [0, 0], Path(f"{log}.0").read_text()[-3000:]
+    assert processes.run_together(2, log, run_with_a_bad_row, fields) == [0, 0], Path(f"{log}.0").read_text()[-3000:]
     (folder,) = (tmp_path / "tiny-r").iterdir()
     outcome = outcome_of(folder)
     assert is_done(folder) and outcome["state"] == "diverged" and outcome["iteration"] == 2

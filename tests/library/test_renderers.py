@@ -1,4 +1,4 @@
-"""Both renderers, to the character, on a conversation with consecutive assistant turns, and what a reply is taken to say."""
+"""Both renderers, to the character, on a conversation with consecutive assistant turns, and the text that is read from a reply."""
 
 import pytest
 from toy_qwen3 import toy_tokenizer
@@ -31,8 +31,8 @@ def test_the_released_code_adds_a_system_turn_and_think_blocks_everywhere(tokeni
         "<|im_start|>assistant\n<think>\n\n</think>\n\n\\boxed{Incorrect}<|im_end|>\n"
         "<|im_start|>user\nagain<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
     )
-    own = [{"role": "system", "content": "be brief"}, user("x")]
-    assert SYSTEM not in tokenizer.decode(released_code(tokenizer, own))
+    with_system = [{"role": "system", "content": "be brief"}, user("x")]
+    assert SYSTEM not in tokenizer.decode(released_code(tokenizer, with_system))
 
 
 @pytest.mark.parametrize("render", RENDERERS.values(), ids=RENDERERS)

@@ -2,8 +2,11 @@
 
 import math
 import re
+from fractions import Fraction
 
+import numpy as np
 import pytest
+import torch
 from datasets import Dataset
 from scripted_engine import ScriptedEngine
 from trainers import rows_of
@@ -155,11 +158,33 @@ def test_an_iteration_without_any_reward_goes_on_with_advantages_of_zero(score):
     assert [row.advantage for row in score.trainer.prepare_rows(episodes)] == [0.0] * 6
 
 
-def test_nan_leaves_an_episode_out_as_none_does_and_is_said_once(score, caplog):
+@pytest.mark.parametrize(
+    "kind",
+    [np.float32, np.float64, torch.tensor, lambda x: torch.tensor([x]), Fraction, int, bool],
+    ids=["float32", "float64", "scalar tensor", "tensor of one", "Fraction", "int", "bool"],
+)
+def test_rewards_may_be_any_kind_of_number(score, kind):
+    def by_parity(episodes, **_):
+        return [kind(episode.index % 2) for episode in episodes]
+
+    assert [episode.reward.value for episode in score(by_parity)] == [0.0, 1.0, 0.0] * 2
+
+
+@pytest.mark.parametrize("whole", [np.array, torch.tensor, tuple, iter])
+def test_rewards_may_be_in_any_kind_of_sequence(score, whole):
+    assert [e.reward.value for e in score(lambda episodes, **_: whole([1.0 * e.index for e in episodes]))] == [
+        0.0,
+        1.0,
+        2.0,
+    ] * 2
+
+
+@pytest.mark.parametrize("nan", [math.nan, np.float32("nan"), torch.tensor(math.nan)], ids=["float", "numpy", "torch"])
+def test_nan_leaves_an_episode_out_as_none_does_and_is_said_once(score, caplog, nan):
     def ranked(nothing):
         return lambda episodes, **_: [nothing if e.index == 1 else float(e.index) for e in episodes]
 
-    with_none, with_nan = score(ranked(None)), score(ranked(math.nan))
+    with_none, with_nan = score(ranked(None)), score(ranked(nan))
     assert [e.reward for e in with_nan] == [e.reward for e in with_none]
     assert [e.advantage for e in with_nan] == [e.advantage for e in with_none] and any(e.advantage for e in with_nan)
     assert caplog.text.count("the reward NaN") == 1 and "gave problem '0'" in caplog.text
@@ -175,7 +200,7 @@ def test_a_function_with_trls_arguments_alone_is_called_with_those(make_library_
 
     engine = ScriptedEngine(lambda key, request: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
     trainer = make_library_trainer(Single(), engine, exact)
-    trainer._generate_and_score_completions([dict(trainer.train_dataset[0]) for _ in range(16)])
+    trainer._generate_and_score_completions([dict(trainer.rows[0]) for _ in range(16)])
     assert seen == [16]
 
 
@@ -262,9 +287,9 @@ def test_evaluation_scores_every_episode_of_every_dataset(make_library_trainer, 
     metrics = trainer.evaluate(one)
     assert (metrics["eval_reward"], metrics["eval_accuracy"]) == (pytest.approx(5 / 6), pytest.approx(1 / 3))
     assert len(engine.requests) == 6 and len({request.seed for request in engine.requests}) == 6
-    found = trainer.evaluate({"all": one, "first": two})
-    assert found["eval_all_reward"] == pytest.approx(5 / 6) and found["eval_first_reward"] == 1.5
-    assert found["eval_first_accuracy"] == 1.0
+    metrics_by_set = trainer.evaluate({"all": one, "first": two})
+    assert metrics_by_set["eval_all_reward"] == pytest.approx(5 / 6) and metrics_by_set["eval_first_reward"] == 1.5
+    assert metrics_by_set["eval_first_accuracy"] == 1.0
     logged = [row for row in trainer.state.log_history if "eval_first_reward" in row]
     assert len(logged) == 1
     with pytest.raises(ValueError, match="evaluation requires an eval_dataset"):

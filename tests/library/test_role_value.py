@@ -92,12 +92,14 @@ def test_the_effect_of_a_turn_counts_the_replays_that_end_otherwise(tokenizer):
 
 def test_the_callback_measures_at_an_evaluation(make_library_trainer):
     def by_length(episodes):
-        for one in episodes:
-            one.reward = Reward(len(one.turns[-1].completion_ids) % 2, "", bool(len(one.turns[-1].completion_ids) % 2))
+        for episode in episodes:
+            episode.reward = Reward(
+                len(episode.turns[-1].completion_ids) % 2, "", bool(len(episode.turns[-1].completion_ids) % 2)
+            )
 
     def reward(completions, episodes, **_):
         by_length(episodes)
-        return [one.reward.value for one in episodes]
+        return [episode.reward.value for episode in episodes]
 
     value = RoleValue(by_length, n_problems=3)
     trainer = make_library_trainer(Voting(), reward_funcs=reward, callbacks=[value], max_completion_length=8)

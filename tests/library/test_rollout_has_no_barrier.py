@@ -151,7 +151,7 @@ def test_a_template_sees_all_fields_of_a_message(tokenizer):
         async def run(self, problem, call):
             names = ["alice", "bob", "alice"]
             messages = [[user("hi") | {"name": name}] for name in names]
-            turns = await asyncio.gather(*(call("first", one, slot=s) for s, one in enumerate(messages)))
+            turns = await asyncio.gather(*(call("first", message, slot=s) for s, message in enumerate(messages)))
             return Answer(turns[0].text)
 
     engine = ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)

@@ -13,7 +13,7 @@ from test_importance_weights_equal_trl import trls_weights
 from multirole.core.ahead import copy_with_shared_base
 from multirole.core.arguments import check_processes
 from multirole.core.config import MultiRoleGRPOConfig
-from multirole.core.engine import Sampling
+from multirole.core.engine import EngineError, Sampling
 from multirole.core.hooks import MultiRoleCallback
 from multirole.core.rollout import Rollout, RolloutStopped, WorkflowError
 from multirole.core.types import Answer, Problem, user
@@ -278,6 +278,31 @@ def test_a_workflow_that_fails_in_the_background_ends_the_run(make):
         trainer.train()
     assert "raise KeyError" in str(error.value) and list(watch.episodes) == list(range(n_before))
     assert not trainer.ahead.pending
+
+
+class FailsInItsSecondRollout(TransformersEngine):
+    n_added, n_late = 0, 0
+
+    def add(self, key, request):
+        self.n_late += self.n_added > 16
+        self.n_added += 1
+        super().add(key, request)
+
+    def step(self):
+        if self.n_added > 16:  # the calls of an iteration
+            raise EngineError("The cable is cut.")
+        return super().step()
+
+
+def test_nothing_is_asked_of_an_engine_that_has_failed(make):
+    """Each further rollout would wait for a lost server once more. The error comes when its iteration does, without our frames."""
+    engine, watch = FailsInItsSecondRollout(*eos_of(make), max_length=2056), Watch()
+    trainer = make(2, watch, engine)
+    with pytest.raises(EngineError, match="The cable is cut") as error:
+        trainer.train()
+    assert list(watch.episodes) == [0] and not trainer.ahead.pending
+    assert engine.n_added - engine.n_late == 17 and engine.n_late < 12  # the other calls of that rollout's first stage
+    assert len(error.traceback) == 2
 
 
 def test_the_copy_shares_the_base_and_no_adapter(make):

@@ -1,4 +1,4 @@
-"""Every sampled turn has a seed of its own: no two turns, iterations or runs with another seed share one."""
+"""Every sampled turn has its own seed: no two turns, iterations or runs with different seeds share one."""
 
 import pytest
 from scripted_engine import ScriptedEngine
@@ -20,6 +20,6 @@ def seeds(make_trainer):
 
 
 def test_no_seed_is_used_twice(seeds):
-    given = [seed for run, iteration in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1)) for seed in seeds(run, iteration)]
-    assert len(given) == len(set(given)) == 5 * 2 * 2 * 4
-    assert seeds(1, 1) == given[-16:]
+    all_seeds = [seed for run, iteration in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1)) for seed in seeds(run, iteration)]
+    assert len(all_seeds) == len(set(all_seeds)) == 5 * 2 * 2 * 4
+    assert seeds(1, 1) == all_seeds[-16:]

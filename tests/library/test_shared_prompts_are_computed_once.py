@@ -117,7 +117,7 @@ def updated(trainer, episodes: list[Episode], monkeypatch) -> list[torch.Tensor]
 @pytest.mark.parametrize("policy", ["sp", "ip"])
 @pytest.mark.parametrize("kind", [EvalOpt, Voting])
 def test_gradients_and_parts_equal_the_plain_path(tokenizer, tmp_path, monkeypatch, kind, policy, merges):
-    found = []
+    results = []
     for packs in (False, True):
         seen = Parts()
         trainer = library_trainer(kind(), tokenizer, tmp_path, policy=policy, updates="one", micro_batch_tokens=300,
@@ -126,8 +126,8 @@ def test_gradients_and_parts_equal_the_plain_path(tokenizer, tmp_path, monkeypat
         monkeypatch.setattr(model_passes, "packing_pays", lambda *_, packs=packs: packs)
         episodes = conversation(trainer.workflow)
         applied = updated(trainer, episodes, monkeypatch)
-        found.append((seen, applied, [seen.logps[id(turn)] for episode in episodes for turn in episode.turns]))
-    (plain, applied, logps), (packed, others, packed_logps) = found
+        results.append((seen, applied, [seen.logps[id(turn)] for episode in episodes for turn in episode.turns]))
+    (plain, applied, logps), (packed, others, packed_logps) = results
     for one, other in zip(applied, others, strict=True):
         assert one.norm() > 1e-2
         torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-5)

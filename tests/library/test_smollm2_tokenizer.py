@@ -1,4 +1,4 @@
-"""What only a real tokenizer shows, on SmolLM2's: words in parts, boxes over tokens, ends of turns, thoughts, prompts over the cap."""
+"""Cases that only a real tokenizer has, on SmolLM2's: words in parts, boxes over tokens, ends of turns, thoughts, prompts over the cap."""
 
 from pathlib import Path
 
@@ -57,8 +57,8 @@ def test_every_prompt_shares_the_default_system_turn(tokenizer):
     other = chat_template(tokenizer, [user("And 3?"), assistant("3"), user("x")])
     shared = ids_of(tokenizer, f"<|im_start|>system\n{DEFAULT_SYSTEM}<|im_end|>\n<|im_start|>user\n")
     assert prompt[: len(shared)] == other[: len(shared)] == shared
-    own = chat_template(tokenizer, [{"role": "system", "content": "Be brief."}, user("q")])
-    assert DEFAULT_SYSTEM not in tokenizer.decode(own)
+    with_system = chat_template(tokenizer, [{"role": "system", "content": "Be brief."}, user("q")])
+    assert DEFAULT_SYSTEM not in tokenizer.decode(with_system)
 
 
 def test_a_turn_ends_with_im_end_and_no_other_token(tokenizer):
@@ -98,8 +98,8 @@ def test_a_box_over_many_tokens_is_read(tokenizer):
     assert pieces[-4:] == ["1", "2", "8", "}"]  # every digit is a token
     problem = Problem("math/1", "math", "q", "128")
     for text, is_right in (("so \\boxed{128}", True), ("so \\boxed{12 8}", False), ("so \\boxed{129}", False)):
-        said = reply_text(tokenizer, [*ids_of(tokenizer, text), tokenizer.eos_token_id])
-        assert Math().score([problem], [said])[0].is_correct is is_right, text
+        reply = reply_text(tokenizer, [*ids_of(tokenizer, text), tokenizer.eos_token_id])
+        assert Math().score([problem], [reply])[0].is_correct is is_right, text
     box = [*ids_of(tokenizer, "\\boxed{128}")]
     cut = [Math().score([problem], [reply_text(tokenizer, box[:n])])[0].is_correct for n in range(len(box))]
     assert not any(cut)  # 1 and 12 are no answers
@@ -111,8 +111,8 @@ def test_verdicts_and_choices_are_read_from_their_tokens(tokenizer):
         ("\\boxed{Incorrect}", "incorrect"),
         ("fine", "unparsed"),
     ):
-        said = reply_text(tokenizer, [*ids_of(tokenizer, text), 2])
-        assert parse_verdict(said) == verdict
+        reply = reply_text(tokenizer, [*ids_of(tokenizer, text), 2])
+        assert parse_verdict(reply) == verdict
     assert parse_selection(reply_text(tokenizer, [*ids_of(tokenizer, "I take \\boxed{2}."), 2]), 3) == (1, "2")
 
 
@@ -146,9 +146,9 @@ def test_prompts_over_the_cap_count_the_system_turn(tokenizer):
 def test_thoughts_are_plain_text_to_it(tokenizer):
     """It has no tokens for them and its template does not look: a thought that a reply ended is left out by us."""
     assert not {"<think>", "</think>"} & set(tokenizer.get_vocab())
-    said = reply_text(tokenizer, [*ids_of(tokenizer, "<think>\nhm, 3?\n</think>\n\nIt is 4."), 2])
-    assert said == "It is 4."
-    prompt = tokenizer.decode(chat_template(tokenizer, [user("q"), assistant(said), user("What does </think> end?")]))
+    reply = reply_text(tokenizer, [*ids_of(tokenizer, "<think>\nhm, 3?\n</think>\n\nIt is 4."), 2])
+    assert reply == "It is 4."
+    prompt = tokenizer.decode(chat_template(tokenizer, [user("q"), assistant(reply), user("What does </think> end?")]))
     assert "hm" not in prompt and "What does </think> end?" in prompt and "<think>" not in prompt
 
 

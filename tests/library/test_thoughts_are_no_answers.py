@@ -1,4 +1,4 @@
-"""A thought that was cut off is no answer and is quoted to nobody; what stands outside thoughts is what a reply says."""
+"""A thought that was cut off is not an answer and is not quoted to other roles; the text outside thoughts is the reply."""
 
 import asyncio
 

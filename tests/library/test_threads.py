@@ -56,13 +56,13 @@ def test_a_second_and_larger_model_gets_threads_again(machine, caplog):
     assert machine["threads"] == 8
 
 
-@pytest.mark.parametrize("given", ["environment", "call", "call after a choice"])
-def test_a_users_choice_is_left_alone(machine, monkeypatch, given):
-    if given == "environment":
+@pytest.mark.parametrize("choice", ["environment", "call", "call after a choice"])
+def test_a_users_choice_is_left_alone(machine, monkeypatch, choice):
+    if choice == "environment":
         monkeypatch.setenv("OMP_NUM_THREADS", "8")
-    if given == "call after a choice":
+    if choice == "call after a choice":
         use_fitting_threads(450_000)
-    if given != "environment":
+    if choice != "environment":
         machine["threads"] = 3
     before = machine["threads"]
     use_fitting_threads(450_000)

@@ -1,4 +1,4 @@
-"""The parent methods we override, and those whose inner workings we rely on, are the ones we read. Names those that moved.
+"""The parent methods that the trainer overrides or relies on are the ones that were read. A failure names those that changed.
 
 When a pin moves: read the method's diff, adapt `core/trainer.py` if need be, then run this file with `--print` to renew.
 """
@@ -19,6 +19,7 @@ from multirole.core.trainer import MultiRoleGRPOTrainer
 
 READ = {
     (GRPOTrainer, "__init__"): "18f01b7a46c9544b",
+    (GRPOTrainer, "get_train_dataloader"): "2bffe5a57c539e17",
     (GRPOTrainer, "_get_train_sampler"): "36497afb4d311dc9",
     (GRPOTrainer, "_calculate_rewards"): "736ae29b083840b5",
     (GRPOTrainer, "_generate_and_score_completions"): "1fa48922792dcd5c",
@@ -31,6 +32,8 @@ READ = {
     (transformers.Trainer, "evaluation_loop"): "35a11f83d269fdca",
     (transformers.Trainer, "train"): "f2ab74639cb0528d",
     (transformers.Trainer, "_load_from_checkpoint"): "4711d0506786db15",
+    (transformers.Trainer, "_load_best_model"): "0e183d55a9db7414",
+    (transformers.Trainer, "predict"): "7220207e2dd42725",
     (GRPOTrainer, "log"): "1e7772819cc8cf09",
     (transformers.Trainer, "evaluate"): "47001f3acc991bc4",
     (transformers.Trainer, "_push_from_checkpoint"): "b336b2f27274f0a5",

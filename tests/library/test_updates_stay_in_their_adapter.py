@@ -21,9 +21,9 @@ def test_a_step_moves_only_the_tensors_of_its_adapter(make_library_trainer, poli
     rows = rows_of(trainer, episodes_of(trainer.workflow.roles))
     for _ in range(2):  # the second step meets an optimizer that holds momentum for every adapter
         for adapter in trainer.adapters:
-            owned = [row for row in rows if row.adapter == adapter]
+            adapter_rows = [row for row in rows if row.adapter == adapter]
             before = snapshot(trainer.model)
-            trainer.optimizer_step(trainer.model, adapter, owned, len(owned), 1e-2)
+            trainer.optimizer_step(trainer.model, adapter, adapter_rows, len(adapter_rows), 1e-2)
             changed = moved(before, trainer.model)
             assert changed, "the step moved nothing"
             assert all(f".{adapter}." in name and "lora_" in name for name in changed)
@@ -46,8 +46,8 @@ def test_each_adapter_counts_its_own_optimizer_steps(make_library_trainer):
     rows = rows_of(trainer, episodes_of(trainer.workflow.roles))
     for adapter, steps in (("generator", 3), ("aggregator", 1)):
         for _ in range(steps):
-            owned = [row for row in rows if row.adapter == adapter]
-            trainer.optimizer_step(trainer.model, adapter, owned, 9, 1e-3)
+            adapter_rows = [row for row in rows if row.adapter == adapter]
+            trainer.optimizer_step(trainer.model, adapter, adapter_rows, 9, 1e-3)
     names = {id(p): name for name, p in trainer.model.named_parameters()}
     assert trainer.optimizer.state
     for parameter, state in trainer.optimizer.state.items():

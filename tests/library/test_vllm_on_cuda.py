@@ -1,4 +1,4 @@
-"""What can be known of vLLM on CUDA without a GPU: its settled configuration, the order of calls, its thread, and publishing."""
+"""vLLM on CUDA, as far as it can be tested without a GPU: its settled configuration, the order of calls, its thread, and publishing."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Rollouts on vLLM's servers: each request is answered once whatever becomes of a server, and what cannot work is refused first.
+"""Rollouts on vLLM's servers: each request is answered once, even if servers fail, and what cannot work is refused first.
 
 The server is a fake one over real sockets. `test_vllm_server_equals_vllm.py` has vLLM's own.
 """
@@ -99,8 +99,8 @@ def test_requests_carry_ids_and_seeds_and_replies_come_back_exactly(server, conn
     engine, asked = connect(server), requests(40)
     engine.publish(model, 3)
     assert run(engine, asked) == expected(engine, asked)
-    body = next(body for body in server.asked if body["prompt"] == [5, 6, 7] and body["max_tokens"] == 4)
-    assert body["seed"] == asked[3].seed % 2**63 and body["model"] == "multirole:aa:1:aggregator@3"
+    body = next(body for body in server.asked if body["seed"] == asked[3].seed % 2**63)  # they arrive in any order
+    assert (body["prompt"], body["max_tokens"], body["model"]) == ([5, 6, 7], 4, "multirole:aa:1:aggregator@3")
     assert (body["top_p"], body["top_k"], body["n"], body["logprobs"]) == (1.0, 0, 1, 0)  # the whole distribution
     engine.add(0, Request([5], None, 1, 2, 1.0))
     while not engine.step():
@@ -186,7 +186,8 @@ def test_the_problems_of_a_killed_server_go_to_the_other_one(servers, connect, m
     engine.publish(model, 0)
     servers[0].kill_after, servers[0].seconds = 7, 0.05
     assert run(engine, asked) == expected(engine, asked)
-    assert "Lost a vLLM server" in caplog.text
+    (lost,) = [record.message for record in caplog.records if "Lost a vLLM server" in record.message]
+    assert f"{servers[0].url} does not answer" in lost and lost.endswith("Its problems go to the other servers.")
     servers[0].kill_after = None
     engine.publish(model, 1)  # one is still down
     assert run(engine, asked) == expected(engine, asked)
@@ -197,7 +198,7 @@ def test_the_problems_of_a_killed_server_go_to_the_other_one(servers, connect, m
     assert servers[0].answered and set(servers[0].adapters) == set(servers[1].adapters) == set(engine.lora.values())
 
 
-def test_the_last_server_is_waited_for_and_gets_its_adapters_again(server, connect, model):
+def test_the_last_server_is_waited_for_and_gets_its_adapters_again(server, connect, model, caplog):
     engine, asked = connect(server), requests(30)
     engine.publish(model, 0)
     server.kill_after, server.seconds = 5, 0.02
@@ -205,6 +206,8 @@ def test_the_last_server_is_waited_for_and_gets_its_adapters_again(server, conne
     revive.start()
     assert run(engine, asked) == expected(engine, asked)
     assert set(server.adapters) == set(engine.lora.values())
+    assert "The run waits 20 s (`vllm_server_timeout`) for it." in caplog.text
+    assert f"{server.url} answers again and has the adapters." in caplog.text
 
 
 def test_a_server_that_was_started_anew_between_two_requests_gets_its_adapters(server, connect, model):
@@ -224,13 +227,29 @@ def test_servers_that_do_not_come_back_end_the_rollout(servers, connect, model):
         run(engine, requests(60))
 
 
-def test_a_server_that_came_back_with_another_vllm_is_refused(server, connect, model):
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": "0.27.1"}, r"runs vLLM 0\.27\.1"),
+        ({"processed": False}, "--logprobs-mode processed_logprobs"),
+        ({"max_model_len": 20}, "takes sequences of 20 tokens"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)
+@pytest.mark.parametrize("notices", ["the loss", "nothing"])
+def test_a_server_that_was_started_anew_with_other_options_is_refused(server, connect, model, change, message, notices):
+    """Also where it was away between two publications, while nothing was asked of it."""
     engine = connect(server)
     engine.publish(model, 0)
     server.stop()
-    server.version = "0.27.1"
+    vars(server).update(change)
+    if notices == "nothing":
+        server.start()
+        with pytest.raises(ValueError, match=message):
+            engine.publish(model, 1)
+        return
     threading.Timer(0.5, server.start).start()
-    with pytest.raises(ValueError, match=r"runs vLLM 0\.27\.1"):
+    with pytest.raises(ValueError, match=message):
         run(engine, requests(3))
 
 
@@ -294,7 +313,7 @@ def test_servers_on_other_machines_need_a_folder(connect):
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"version": "0.27.1"}, ValueError, r"runs vLLM 0\.27\.1, and 0\.31\.0 was tested"),
+        ({"version": "0.27.1"}, ValueError, r"runs vLLM 0\.27\.1, and 0\.31\.0.* was tested"),
         ({"version": None}, ValueError, "runs vLLM None"),
         ({"max_model_len": 100}, ValueError, "sequences of 100 tokens, and this run has up to 256.*--max-model-len 256"),
         ({"processed": False}, ValueError, "--logprobs-mode processed_logprobs"),
@@ -445,6 +464,8 @@ def test_trls_server_mode_is_this_engine():
     [
         ({"vllm_mode": "server"}, "`vllm_mode='server'` is for rollouts on vLLM's servers, and `engine` is 'auto'"),
         ({"vllm_server_base_url": "http://a:1"}, "`vllm_server_base_url='http://a:1'` is for rollouts on vLLM's servers"),
+        ({"vllm_server_evict": True}, "`vllm_server_evict=True` is for rollouts on vLLM's servers"),
+        ({"use_vllm": True, "vllm_server_max_retries": 9}, "`vllm_server_max_retries=9` is for rollouts on vLLM's servers"),
         ({"use_vllm": True, "vllm_mode": "remote"}, "must be 'colocate' or 'server'"),
         ({"vllm_server_timeout": 0.0}, "`vllm_server_timeout` must be a positive number"),
         ({"vllm_server_request_timeout": -1.0}, "`vllm_server_request_timeout` must be a positive number"),

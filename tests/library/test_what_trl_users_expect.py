@@ -1,4 +1,4 @@
-"""What a user of TRL expects to work without being told: saving and loading, trackers, model cards, epochs, resume."""
+"""Features of TRL that work unchanged: saving and loading, trackers, model cards, epochs, resume."""
 
 import math
 from importlib.resources import files
@@ -244,7 +244,11 @@ def test_a_column_of_images_is_refused():
 def test_ids_that_name_two_rows_are_refused():
     with pytest.raises(ValueError, match="names two rows '7'"):
         to_problems(Dataset.from_list([{"prompt": "1+1", "id": 7}, {"prompt": "2+2", "id": 7}]))
-    assert [p.id for p in to_problems(Dataset.from_list([{"prompt": "1+1"}, {"prompt": "1+1"}]))] == ["0", "1"]
+    for rows in (
+        [{"prompt": "1+1"}, {"prompt": "1+1"}],
+        [{"prompt": "1+1", "id": None}, {"prompt": "1+1", "id": None}],
+    ):
+        assert [p.id for p in to_problems(Dataset.from_list(rows))] == ["0", "1"]
 
 
 def test_evaluation_leaves_nothing_in_the_next_training_log(model_folder, tmp_path):

@@ -1,4 +1,4 @@
-"""A workflow declares what its roles do, once: diagnostics read it, and what it cannot mean is refused."""
+"""A workflow declares what its roles do, once: diagnostics read it, and an invalid declaration is refused."""
 
 import pandas as pd
 import pytest

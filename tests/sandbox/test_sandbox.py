@@ -74,13 +74,13 @@ def test_many_tests_of_one_program_keep_their_order() -> None:
 
 def test_results_are_the_same_in_every_process() -> None:
     program = "import random\nprint(random.random(), hash('a'), list({'a', 'b', 'c', 'd'}))"
-    found: set[bytes] = set()
+    results: set[bytes] = set()
     for _ in range(2):
         for _ in range(3):
-            job = sandbox.Job(program, [b""], [""], lambda _, output: bool(found.add(output)))
+            job = sandbox.Job(program, [b""], [""], lambda _, output: bool(results.add(output)))
             sandbox._running().run([job], LIMITS)
         sandbox.close()
-    assert len(found) == 1
+    assert len(results) == 1
 
 
 def test_any_thread_may_grade() -> None:
@@ -219,9 +219,9 @@ def test_missing_containment_is_refused_unless_allowed(monkeypatch: pytest.Monke
 
 
 def test_callers_own_mistakes_are_value_errors() -> None:
-    for given in ([], [{"input": "1"}], None):
+    for tests in ([], [{"input": "1"}], None):
         with pytest.raises(ValueError, match="non-empty list"):
-            sandbox.grade(ECHO, given)
+            sandbox.grade(ECHO, tests)
     with pytest.raises(ValueError, match="must be 'fraction' or 'all_pass'"):
         sandbox.grade(ECHO, echoes("0"), rule="half")
     with pytest.raises(ValueError, match="needs a list of tests"):

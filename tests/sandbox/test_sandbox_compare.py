@@ -172,12 +172,12 @@ def test_a_wrapped_expected_value_counts_only_where_all_are_wrapped() -> None:
     assert not is_right_value(b"1", "[1]", is_wrapped=False) and not is_right_value(b"2", "[1]", is_wrapped=True)
 
 
-def stdin_test(given: str, expected: str) -> dict:
-    return {"input": given, "output": expected, "testtype": "stdin"}
+def stdin_test(stdin: str, expected: str) -> dict:
+    return {"input": stdin, "output": expected, "testtype": "stdin"}
 
 
-def call_test(given: str, expected: str, **metadata: object) -> dict:
-    return {"input": given, "output": expected, "testtype": "functional", "metadata": {"func_name": "f"} | metadata}
+def call_test(arguments: str, expected: str, **metadata: object) -> dict:
+    return {"input": arguments, "output": expected, "testtype": "functional", "metadata": {"func_name": "f"} | metadata}
 
 
 @pytest.mark.parametrize(

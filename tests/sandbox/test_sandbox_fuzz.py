@@ -1,4 +1,4 @@
-"""Texts that nobody wrote as answers never make grading raise, and never cost a worker of the sandbox."""
+"""Random texts never make grading raise, and never cost a worker of the sandbox."""
 
 import os
 import pkgutil
@@ -47,17 +47,17 @@ def mutations(count: int, seed: int) -> list[str]:
     """Random bytes, random mixtures of pieces, and library files with pieces put into them."""
     rng = random.Random(seed)
     files = library_files()
-    found = []
+    mutated = []
     for index in range(count):
         if index % 3 == 0:
-            found.append(rng.randbytes(rng.randint(1, 3000)).decode(rng.choice(["latin-1", "utf-8"]), "replace"))
+            mutated.append(rng.randbytes(rng.randint(1, 3000)).decode(rng.choice(["latin-1", "utf-8"]), "replace"))
         elif index % 3 == 1:
-            found.append("".join(rng.choices(PIECES, k=rng.randint(1, 30))))
+            mutated.append("".join(rng.choices(PIECES, k=rng.randint(1, 30))))
         else:
             text = rng.choice(files).read_text(encoding="utf-8", errors="replace")[:20_000]
             at = rng.randrange(len(text) + 1)
-            found.append(text[:at] + rng.choice(PIECES) + text[at + rng.randrange(9) :])
-    return found
+            mutated.append(text[:at] + rng.choice(PIECES) + text[at + rng.randrange(9) :])
+    return mutated
 
 
 def library_modules() -> list[str]:

@@ -1,4 +1,4 @@
-"""Legal programs get exactly what they are due."""
+"""Programs within the limits get their exact verdicts, right or wrong."""
 
 import json
 import subprocess
@@ -32,7 +32,7 @@ def test_programs_get_their_fraction() -> None:
 def test_functions_get_their_fraction() -> None:
     def tests(function: str, cases: list) -> list[dict]:
         more = {"testtype": "functional", "metadata": {"func_name": function}}
-        return [{"input": given, "output": expected, **more} for given, expected, _ in cases]
+        return [{"input": stdin, "output": expected, **more} for stdin, expected, _ in cases]
 
     check({
         name: (program, tests(function, cases), [due for *_, due in cases])
@@ -47,9 +47,9 @@ def test_the_standard_library_works_as_it_does_outside() -> None:
         "    exec(program, {'__name__': '__main__'})\n    return sys.stdout.getvalue()\n"
         "out = sys.stdout\nfound = [run(program) for program in json.load(sys.stdin)]\njson.dump(found, out)"
     )
-    given = json.dumps(list(USES.values()))
+    stdin = json.dumps(list(USES.values()))
     command = [sys.executable, "-S", "-c", code]
-    outside = subprocess.run(command, input=given, capture_output=True, text=True, env=environment, check=True)
+    outside = subprocess.run(command, input=stdin, capture_output=True, text=True, env=environment, check=True)
     tests = [[{"input": "", "output": output, "testtype": "stdin"}] for output in json.loads(outside.stdout)]
     verdicts = sandbox.grade_batch(list(USES.values()), tests, limits=LIMITS)
     assert {name: v.reason for name, v in zip(USES, verdicts, strict=True) if v.reward != 1.0} == {}

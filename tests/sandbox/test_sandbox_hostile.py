@@ -17,8 +17,8 @@ LIMITS = Limits(test_seconds=0.6, memory_bytes=1 << 30, output_bytes=1 << 20, wo
 SECRET = "7319 0451"
 
 
-def stdin_test(given: str, expected: str) -> dict:
-    return {"input": given, "output": expected, "testtype": "stdin"}
+def stdin_test(stdin: str, expected: str) -> dict:
+    return {"input": stdin, "output": expected, "testtype": "stdin"}
 
 
 QUICK = {  # one of each class; the others are marked slow
@@ -56,8 +56,8 @@ class World:
         self.local.bind(str(folder / "socket"))
         self.local.listen()
         self.sockets = self.stream, self.datagram, self.local
-        for one in self.sockets:
-            one.setblocking(False)
+        for socket_ in self.sockets:
+            socket_.setblocking(False)
         self.files = self.listing()
 
     def listing(self) -> dict[str, tuple]:
@@ -90,19 +90,19 @@ class World:
 def world(tmp_path: Path) -> Iterator[World]:
     world = World(tmp_path)
     yield world
-    for one in world.sockets:
-        one.close()
+    for socket_ in world.sockets:
+        socket_.close()
 
 
 def descendants() -> list[str]:
     """Command lines of the processes below this one, the idle zygotes left out."""
-    found, todo = [], [os.getpid()]
+    pids, todo = [], [os.getpid()]
     idle = {worker.process.pid for worker in sandbox._running().idle}
     while todo:
         children = [c for path in Path(f"/proc/{todo.pop()}/task").glob("*/children") for c in path.read_text().split()]
         todo += map(int, children)
-        found += [Path(f"/proc/{child}/cmdline").read_text() for child in children if int(child) not in idle]
-    return found
+        pids += [Path(f"/proc/{child}/cmdline").read_text() for child in children if int(child) not in idle]
+    return pids
 
 
 def check(world: World, program: str, test: dict, reasons: str, n_tests: int = 1) -> None:

@@ -58,9 +58,11 @@ def test_a_default_container_still_contains(as_user: bool) -> None:
     code = CONTAINER.format(as_user=as_user, tests=str(Path(__file__).parents[1] / "support"))
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
-    found = json.loads(done.stdout)
-    assert found["through"] == [] and found["lost"] == []
-    assert "seccomp+landlock" in found["level"] and ("setuid" in found["level"]) == (os.geteuid() == 0 and not as_user)
+    report = json.loads(done.stdout)
+    assert report["through"] == [] and report["lost"] == []
+    assert "seccomp+landlock" in report["level"] and ("setuid" in report["level"]) == (
+        os.geteuid() == 0 and not as_user
+    )
 
 
 def others_may_reach(path: str) -> bool:

@@ -32,12 +32,12 @@ TESTS = [{"input": str(i), "output": str(i), "testtype": "stdin"} for i in range
 
 def processes() -> list[int]:
     """All processes below this one, deepest last."""
-    found = [os.getpid()]
-    for process in found:
+    pids = [os.getpid()]
+    for process in pids:
         for children in Path(f"/proc/{process}/task").glob("*/children"):  # of each of its threads
             with contextlib.suppress(OSError):
-                found += map(int, children.read_text().split())
-    return found[1:]
+                pids += map(int, children.read_text().split())
+    return pids[1:]
 
 
 def resident_kib(process: int) -> int:

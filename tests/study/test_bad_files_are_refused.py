@@ -12,13 +12,17 @@ from multirole_study.plan import check_disk, disk_need
 
 def test_disk_counts_what_is_saved_already(tmp_path, monkeypatch):
     cell = Cell("voting", "sp", "math", **PAPER, eval_every=1)
-    one = 4 * 64 * 4 * (96 + 96 + 2 * (96 + 32) + 96 + 96 + 3 * (96 + 256))  # rank 64 on 4 layers of tiny-r, float32
-    assert disk_need(cell) == 3 * 3 * one + 2 * one // 2  # adapters are kept in bfloat16, checkpoints are exact
-    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=9 * one))
+    adapter_bytes = (
+        4 * 64 * 4 * (96 + 96 + 2 * (96 + 32) + 96 + 96 + 3 * (96 + 256))
+    )  # rank 64 on 4 layers of tiny-r, float32
+    assert (
+        disk_need(cell) == 3 * 3 * adapter_bytes + 2 * adapter_bytes // 2
+    )  # adapters are kept in bfloat16, checkpoints are exact
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=9 * adapter_bytes))
     with pytest.raises(ValueError, match="on a larger disk"):
         check_disk(cell, tmp_path)
     (tmp_path / "adapters").mkdir()
-    (tmp_path / "adapters" / "saved").write_bytes(bytes(one))
+    (tmp_path / "adapters" / "saved").write_bytes(bytes(adapter_bytes))
     check_disk(cell, tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""What the rules of `claims.yaml` read of runs, by hand."""
+"""Measures of runs for the rules of `claims.yaml`, against numbers worked out by hand."""
 
 import math
 from types import SimpleNamespace

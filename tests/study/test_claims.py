@@ -238,11 +238,11 @@ def test_role_skill_by_hand():
         *(turn("c", "generator", slot, 0, "answered", True, True) for slot in range(3)),  # nothing to select
         turn("c", "aggregator", 0, 0, "1", False, True),
     ])  # fmt: skip
-    found = {row["measure"]: row for row in role_skills(voting, Voting.structure)}
-    assert (found["selects"]["skill"], found["selects"]["trivial"], found["selects"]["cases"]) == (0.5, 0.5, 2)
-    assert found["selects"]["valid"] == pytest.approx(2 / 3)
-    assert found["solves"]["skill"] == pytest.approx(6 / 9)
-    assert (found["workflow"]["skill"], found["workflow"]["trivial"]) == (pytest.approx(2 / 3), pytest.approx(1 / 3))
+    skills = {row["measure"]: row for row in role_skills(voting, Voting.structure)}
+    assert (skills["selects"]["skill"], skills["selects"]["trivial"], skills["selects"]["cases"]) == (0.5, 0.5, 2)
+    assert skills["selects"]["valid"] == pytest.approx(2 / 3)
+    assert skills["solves"]["skill"] == pytest.approx(6 / 9)
+    assert (skills["workflow"]["skill"], skills["workflow"]["trivial"]) == (pytest.approx(2 / 3), pytest.approx(1 / 3))
 
     loop = pd.DataFrame([
         turn("a", "generator", 0, 0, "answered", False, True), turn("a", "evaluator", 0, 0, "incorrect", None, True),
@@ -250,10 +250,12 @@ def test_role_skill_by_hand():
         turn("b", "generator", 0, 0, "answered", False, False), turn("b", "evaluator", 0, 0, "correct", None, False),
         turn("c", "generator", 0, 0, "answered", True, True), turn("c", "evaluator", 0, 0, "correct", None, True),
     ])  # fmt: skip
-    found = {row["measure"]: row for row in role_skills(loop, EvalOpt.structure)}
-    assert (found["judges"]["skill"], found["judges"]["cases"]) == (0.5, 4)  # 1 of 2 right drafts, 1 of 2 wrong ones
+    skills = {row["measure"]: row for row in role_skills(loop, EvalOpt.structure)}
+    assert (skills["judges"]["skill"], skills["judges"]["cases"]) == (0.5, 4)  # 1 of 2 right drafts, 1 of 2 wrong ones
     assert (
-        found["repairs"]["skill"] == 1.0 and found["repairs"]["cases"] == 1 and math.isnan(found["repairs"]["trivial"])
+        skills["repairs"]["skill"] == 1.0
+        and skills["repairs"]["cases"] == 1
+        and math.isnan(skills["repairs"]["trivial"])
     )
 
     plan = pd.DataFrame([
@@ -261,5 +263,5 @@ def test_role_skill_by_hand():
         *(turn("a", "worker", slot, 0, "answered", slot == 0, True) for slot in range(2)),
         turn("a", "synthesizer", 0, 0, "answered", True, True),
     ])  # fmt: skip
-    found = {row["measure"]: (row["skill"], row["trivial"]) for row in role_skills(plan, OrchWorkers.structure)}
-    assert found["plans"] == (1.0, 0.5) and found["merges"] == (1.0, 0.5) and found["workflow"] == (1.0, 1.0)
+    skills = {row["measure"]: (row["skill"], row["trivial"]) for row in role_skills(plan, OrchWorkers.structure)}
+    assert skills["plans"] == (1.0, 0.5) and skills["merges"] == (1.0, 0.5) and skills["workflow"] == (1.0, 1.0)

@@ -27,10 +27,10 @@ def test_the_lock_is_installed_before_the_code_and_a_plain_user_runs_it(name: st
     text = (ROOT / name).read_text()
     assert re.search(r"^ARG \w+_IMAGE=\S+:\S+@sha256:[0-9a-f]{64}$", text, re.MULTILINE), "the base is pinned by digest"
     lines = (rf"^COPY {LOCKS[name]} ", rf"pip install .*-r {LOCKS[name]}", r"^COPY \. \.$", r"^USER [1-9]\d*:[1-9]\d*$")
-    found = [re.search(line, text, re.MULTILINE) for line in lines]
-    assert all(found)
-    assert [match.start() for match in found] == sorted(match.start() for match in found)
-    assert "RUN" not in text[found[-1].start() :]
+    matches = [re.search(line, text, re.MULTILINE) for line in lines]
+    assert all(matches)
+    assert [match.start() for match in matches] == sorted(match.start() for match in matches)
+    assert "RUN" not in text[matches[-1].start() :]
 
 
 def test_the_entrypoint_refuses_a_folder_it_cannot_write() -> None:

@@ -4,7 +4,8 @@ import pytest
 from trainers import slow_but, table
 
 from multirole.core.credit import CREDITS
-from multirole_study.experiment.cell import REPLAYING, Cell
+from multirole.core.types import REPLAYING_CREDITS
+from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.run import run_cell
 
 SMALL = {
@@ -35,7 +36,7 @@ def test_every_estimator_trains_a_cell(name, tmp_path):
     assert ledger["rows"].sum() == branches * 4 * (3 + 1)  # episodes, and turns of each
     assert set(roles["role"]) == {"generator", "aggregator"} and roles["advantage_abs"].notna().all()
     metrics = table(folder, "metrics")
-    assert ("sampled_tokens" in metrics) == (name in REPLAYING)
+    assert ("sampled_tokens" in metrics) == (name in REPLAYING_CREDITS)
     if (
         name == "leave_one_out"
     ):  # an episode, and a fork of each of its turns, which samples that turn and those after it

@@ -1,4 +1,4 @@
-"""Watching an iteration changes no bit of what it trains."""
+"""Diagnostics do not change the trained weights by a bit."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ from multirole_study.experiment.cell import Cell
 )
 def test_weights_and_loss_are_those_without_diagnostics(make_trainer, fields):
     options = {"n_problems": 2, "warmup_iterations": 0, "learning_rate": 1e-2, "micro_batch_tokens": 200}
-    cell, found = Cell(workflow="voting", **options, **fields), []
+    cell, results = Cell(workflow="voting", **options, **fields), []
     for is_watched in (True, False):
         trainer = make_trainer(cell)
         before = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
@@ -24,7 +24,7 @@ def test_weights_and_loss_are_those_without_diagnostics(make_trainer, fields):
             rows = trainer.prepare_rows(make_episodes(cell, n_problems=4, seed=seed))
             _, loss = trainer.update(trainer.model, rows)
             trainer.state.global_step += 1
-        found.append((torch.cat([p.detach().flatten() for p in trainer.model.parameters()]), loss))
-    (weights, loss), (others, other_loss) = found
+        results.append((torch.cat([p.detach().flatten() for p in trainer.model.parameters()]), loss))
+    (weights, loss), (others, other_loss) = results
     assert weights.equal(others) and loss.equal(other_loss)
     assert (weights != before).sum() > 1000

@@ -64,8 +64,8 @@ def test_the_file_that_the_docs_begin_with_is_a_workflow_and_a_task(tmp_path):
     }.items():
         (tmp_path / name).write_text(content, encoding="utf-8")
     words = blocks["shell"].replace("pair.py:", f"{tmp_path}/pair.py:").split()
-    given = {words[i + 1]: words[i + 2] for i, word in enumerate(words) if word == "-p"}
-    cell = Cell.from_parameters(given | {"iterations": int(given["iterations"])})[0]
+    parameters = {words[i + 1]: words[i + 2] for i, word in enumerate(words) if word == "-p"}
+    cell = Cell.from_parameters(parameters | {"iterations": int(parameters["iterations"])})[0]
     (problem,) = cell.make_task().problems("train")
 
     async def call(role, messages, slot=0):

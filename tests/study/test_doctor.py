@@ -192,11 +192,11 @@ def a_step_moves_another_adapter(patch):
 @sees("adapters")
 def a_step_moves_all_adapters(patch):
     def filled(accumulate, self, *args):
-        found = accumulate(self, *args)
+        result = accumulate(self, *args)
         for name, parameter in self.model.named_parameters():
             if "lora_" in name and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        return found
+        return result
 
     around(patch, MultiRoleGRPOTrainer, "accumulate", filled)
 
@@ -285,11 +285,11 @@ def test_the_command_prints_findings_and_measurements_and_fails(monkeypatch, cap
     cell = Cell("voting", "ip", **SMALL)
     planned = {"rollout": 2 * doctor.GIB, "update": 3 * doctor.GIB}
     assert doctor.run(cell, Launch(), planned) == 1
-    said = capsys.readouterr().out
-    assert [line.split()[0] for line in said.splitlines() if "FAIL" in line] == ["grading"]
-    assert sum(" pass " in line for line in said.splitlines()) == len(doctor.CHECKS) - 1
-    assert f"At that rate {cell.iterations} iterations take" in said and "disk" in said
-    assert re.search(r"rollout \d\.\d\d GiB \(planned 2\.00\), update \d\.\d\d GiB \(planned 3\.00\)\.", said)
+    printed = capsys.readouterr().out
+    assert [line.split()[0] for line in printed.splitlines() if "FAIL" in line] == ["grading"]
+    assert sum(" pass " in line for line in printed.splitlines()) == len(doctor.CHECKS) - 1
+    assert f"At that rate {cell.iterations} iterations take" in printed and "disk" in printed
+    assert re.search(r"rollout \d\.\d\d GiB \(planned 2\.00\), update \d\.\d\d GiB \(planned 3\.00\)\.", printed)
 
 
 def test_an_iteration_is_measured(tmp_path):

@@ -49,8 +49,8 @@ def pins(kind: str) -> dict[str, str]:
 
 def test_installed_versions_are_the_locked_ones() -> None:
     locked = pins(kind_of_this_environment())
-    found = {name: package.version.split("+")[0] for name, package in installed().items()}
-    wrong = {name: (number, found.get(name)) for name, number in locked.items() if found.get(name) != number}
+    versions = {name: package.version.split("+")[0] for name, package in installed().items()}
+    wrong = {name: (number, versions.get(name)) for name, number in locked.items() if versions.get(name) != number}
     assert wrong == {}, "package: (locked, installed); `make setup` installs what is locked"
 
 
@@ -63,9 +63,9 @@ def test_the_lock_of_this_environment_is_closed_and_tight() -> None:
     walked = locked | ({"torch": locked["torch"] + "+cpu"} if kind == "cpu" else {})
     problems, reached = [], set()
     for python in PYTHONS[kind]:
-        found, names = check_lock.walk(check_lock.direct_requirements(kind, locked), walked, requires, python)
+        errors, names = check_lock.walk(check_lock.direct_requirements(kind, locked), walked, requires, python)
         problems += [
-            f"Python {python}: {line}" for line in found if kind == "cuda" or not NOT_IN_THE_CPU_LOCK.search(line)
+            f"Python {python}: {line}" for line in errors if kind == "cuda" or not NOT_IN_THE_CPU_LOCK.search(line)
         ]
         reached |= names
     assert problems == []

@@ -149,10 +149,12 @@ def test_a_grid_is_the_whole_matrix_and_survives_its_file(tmp_path):
     evaluations = grid.evaluations()
     assert len(evaluations) == 8 + 28 + 2 * 2 * 3 * 2
     assert len({e.folder(tmp_path) for e in evaluations}) == len(evaluations)
-    for what in (*grid.cells(), *evaluations):  # the parameters make the same thing again
-        given = grid.parameters_of(what)
-        made = Cell.from_parameters(given)[0] if isinstance(what, Cell) else Evaluation.from_parameters(given)[0]
-        assert made == what
+    for job in (*grid.cells(), *evaluations):  # the parameters make the same thing again
+        parameters = grid.parameters_of(job)
+        made = (
+            Cell.from_parameters(parameters)[0] if isinstance(job, Cell) else Evaluation.from_parameters(parameters)[0]
+        )
+        assert made == job
     for wrong in ({"seeds": ()}, {"seeds": (0, 0)}, {"parameters": {"seed": 3}}, {"parameters": {"iterations": 0}}):
         with pytest.raises(ValueError):
             replace(grid, **wrong)

@@ -2,6 +2,7 @@
 
 import difflib
 import os
+import re
 import runpy
 import sys
 from pathlib import Path
@@ -50,3 +51,16 @@ def test_a_stock_script_becomes_multi_role_in_under_ten_lines(tmp_path):
 def test_the_other_examples(name, tmp_path):
     output = run(name, tmp_path)
     assert "reward" in output
+
+
+def test_the_reward_and_the_rows_of_the_language_model():
+    example = runpy.run_path(str(EXAMPLES / "language_model.py"))
+    rewards = example["correct"](
+        [""] * 4, [r"It is \boxed{41}.", "40 + 1 = 41", r"\boxed{40}, not 41", "No idea."], ["41"] * 4
+    )
+    assert rewards == [1.0, 0.5, 0.0, 0.0]
+    train, validation = example["rows"]("train", 64), example["rows"]("validation", 64)
+    assert not set(train["prompt"]) & set(validation["prompt"])
+    for row in train:
+        first, second = re.findall(r"\d+", row["prompt"])
+        assert int(first) + int(second) == int(row["answer"]), row

@@ -1,4 +1,4 @@
-"""How papermill ends when a training cell is not allowed to: its exit code, its notebook, what it leaves (docker/README.md)."""
+"""Exit code, notebook and files of papermill when a training run is interrupted (docker/README.md)."""
 
 import json
 import os
@@ -37,8 +37,8 @@ def processes():
     yield started
     for process in started:
         if process.poll() is None:
-            for one in [*psutil.Process(process.pid).children(recursive=True), process]:
-                one.kill()
+            for process_ in [*psutil.Process(process.pid).children(recursive=True), process]:
+                process_.kill()
             process.wait()
 
 

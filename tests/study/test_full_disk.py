@@ -37,8 +37,8 @@ def test_a_file_that_cannot_be_written_stops_the_run_and_it_resumes_exactly(name
 
         def fsync(descriptor: int) -> None:
             path = os.readlink(f"/proc/self/fd/{descriptor}")
-            wanted = f"/{name}" if "/" in name or "parquet" not in name else f"{folder.name}/{name}"
-            if path.endswith(wanted) and next(times) == 2:
+            suffix = f"/{name}" if "/" in name or "parquet" not in name else f"{folder.name}/{name}"
+            if path.endswith(suffix) and next(times) == 2:
                 full()
             sync(descriptor)
 

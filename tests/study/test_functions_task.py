@@ -17,11 +17,11 @@ def test_there_are_many_functions_and_none_is_in_both_splits_in_other_words():
     assert sum(map(len, splits.values())) == len(specs()) >= 200
     assert len(splits["validation"]) >= 64
     sentences = {spec.sentence: (spec.signature, behaviour(spec)) for spec in specs().values()}
-    found = {
+    results = {
         split: {sentences[p.question.split(" returns ")[1].partition(".\n")[0]] for p in problems}
         for split, problems in splits.items()
     }
-    assert not found["train"] & found["validation"]
+    assert not results["train"] & results["validation"]
 
 
 def test_the_problems_are_the_same_everywhere():
@@ -43,7 +43,7 @@ def test_the_hidden_tests_of_a_function_fail_every_other_one():
         inputs = [tuple(map(json.loads, test["input"].split("\n"))) for test in tests]
         passed = [
             other for other in specs().values() if other.signature == spec.signature
-            and all(json.dumps(other.function(*given)) == test["output"] for given, test in zip(inputs, tests, strict=True))
+            and all(json.dumps(other.function(*arguments)) == test["output"] for arguments, test in zip(inputs, tests, strict=True))
         ]  # fmt: skip
         assert passed == [spec], spec.sentence
         assert len({test["output"] for test in tests}) > 1, "a constant would pass"

@@ -1,4 +1,4 @@
-"""Jobs of the grid on a node of several GPUs: each sees its own, and a job of two never waits for ever."""
+"""Jobs of the grid on a node of several GPUs: each sees its own, and a job of two never waits forever."""
 
 import os
 import re

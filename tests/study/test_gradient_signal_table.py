@@ -10,7 +10,7 @@ import torch
 
 from multirole.diagnostics.gradient_signal import AdapterGradients, Estimate
 from multirole_study.experiment.role_gradients import cell_of, measure_run, rows_of, with_interval
-from multirole_study.paper.gradient_signal import (
+from multirole_study.paper.gradient_signal_table import (
     DECLARED,
     answers,
     missing,

@@ -16,6 +16,7 @@ import yaml
 from multirole_study.experiment.evaluation import Evaluation
 from multirole_study.experiment.presets import MODELS, TINY
 from multirole_study.experiment.run_folder import folder_of
+from multirole_study.paper.clock_study import ClockStudy
 from multirole_study.paper.grid import Grid, Study
 
 ROOT = Path(__file__).parents[2]
@@ -32,9 +33,9 @@ def checkout(tmp_path):
     return tmp_path
 
 
-def snakemake(checkout: Path, *options: str) -> subprocess.CompletedProcess:
+def snakemake(checkout: Path, *options: str, study: tuple[str, ...] = ()) -> subprocess.CompletedProcess:
     return subprocess.run(
-        [sys.executable, "-m", "snakemake", *options, "--cores", "1", "--config", *CONFIG],
+        [sys.executable, "-m", "snakemake", *options, "--cores", "1", "--config", *CONFIG, *study],
         cwd=checkout, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
     )  # fmt: skip
 
@@ -42,7 +43,7 @@ def snakemake(checkout: Path, *options: str) -> subprocess.CompletedProcess:
 def folders(checkout: Path) -> dict[Path, object]:
     """Results folder -> what belongs there, for all of the grid."""
     cells = {checkout / folder_of(cell, "runs"): cell for cell in GRID.cells()}
-    return cells | {checkout / what.folder("runs"): what for what in GRID.evaluations()}
+    return cells | {checkout / evaluation.folder("runs"): evaluation for evaluation in GRID.evaluations()}
 
 
 def finish(folder: Path) -> Path:
@@ -55,18 +56,18 @@ def commands(output: str) -> dict[str, tuple[str, dict[str, object]]]:
     """Executed notebook -> its source and its parameters, as papermill's command line would read them."""
     from papermill.cli import _resolve_type as papermill_value  # its imports take seconds, of every worker at the top
 
-    found = {}
+    commands_by_folder = {}
     for line in re.findall(r"^(?:Shell command: )?(exec flock .*) < /dev/null$", output, re.MULTILINE):
         words = shlex.split(line)
         source, executed, *words = words[words.index("600") + 1 :]
-        found[executed] = (
+        commands_by_folder[executed] = (
             source,
             {
                 name: text if flag == "-r" else papermill_value(text)
                 for flag, name, text in zip(words[::3], words[1::3], words[2::3], strict=True)
             },
         )
-    return found
+    return commands_by_folder
 
 
 def test_a_fresh_grid_is_every_cell_and_evaluation_once_with_its_parameters(checkout):
@@ -89,13 +90,13 @@ def test_a_fresh_grid_is_every_cell_and_evaluation_once_with_its_parameters(chec
         )
         for cell in GRID.cells()
     } | {
-        f"{what.folder('runs')}/eval.ipynb": (
+        f"{evaluation.folder('runs')}/eval.ipynb": (
             "notebooks/eval_cell.ipynb",
-            GRID.parameters_of(what) | {"results_dir": "runs"},
+            GRID.parameters_of(evaluation) | {"results_dir": "runs"},
         )
-        for what in GRID.evaluations()
+        for evaluation in GRID.evaluations()
     }
-    assert {type(given["learning_rate"]) for _, given in planned.values()} == {float}
+    assert {type(parameters["learning_rate"]) for _, parameters in planned.values()} == {float}
     assert not (checkout / "runs").exists(), "a dry run leaves nothing"
 
 
@@ -104,8 +105,8 @@ def test_only_what_is_missing_runs_and_never_beside_another_process(checkout):
     everything = folders(checkout)
     missing = next(
         folder
-        for folder, what in everything.items()
-        if what == Evaluation(GRID.cell("voting", "sp", "math", 3), "transfer")
+        for folder, job in everything.items()
+        if job == Evaluation(GRID.cell("voting", "sp", "math", 3), "transfer")
     )
     for age, folder in enumerate(everything):
         if folder != missing:
@@ -134,8 +135,8 @@ def test_packed_results_count_as_done_and_their_adapters_are_trained_again(check
     cell = GRID.cell("voting", "ip", "math", 3)
     names = [
         cell.id,
-        *(what.id for what in GRID.cells()),
-        *(f"{what.name}/{what.cell.id}" for what in GRID.evaluations()),
+        *(job.id for job in GRID.cells()),
+        *(f"{job.name}/{job.cell.id}" for job in GRID.evaluations()),
     ]
     names.remove(f"own/{cell.id}")
     (checkout / "runs" / "tiny-r").mkdir(parents=True)
@@ -155,19 +156,19 @@ def test_the_snakefile_imports_neither_torch_nor_trl():
 
 
 def test_a_grid_of_ones_own_workflow_and_task():
-    own = str(ROOT / "examples/debate.py")
-    grid = Grid("tiny-r", workflows=[f"{own}:Debate"], policies=["sp"], tasks=[f"{own}:task"])
+    user_file = str(ROOT / "examples/debate.py")
+    grid = Grid("tiny-r", workflows=[f"{user_file}:Debate"], policies=["sp"], tasks=[f"{user_file}:task"])
     assert [cell.workflow_name for cell in grid.cells()] == ["debate", "single"]
-    assert grid.parameters_of(grid.cells()[0])["workflow"] == f"{own}:Debate"
-    assert {what.name for what in grid.evaluations()} == {"base", "own", "transfer", "transfer_all"}
+    assert grid.parameters_of(grid.cells()[0])["workflow"] == f"{user_file}:Debate"
+    assert {evaluation.name for evaluation in grid.evaluations()} == {"base", "own", "transfer", "transfer_all"}
 
 
 def test_every_scale_of_the_configuration_is_a_grid():
     scales = yaml.safe_load((ROOT / "grid.yaml").read_text())["scales"]
     default = scales.pop("default")
     assert set(scales) <= {TINY, *MODELS}
-    for scale, own in scales.items():
-        chosen = default | own
+    for scale, settings in scales.items():
+        chosen = default | settings
         assert set(chosen) - {"tasks"} == {"seeds", "parameters", "base_rollouts", "gpus"}
         del chosen["gpus"]
         assert Grid(scale, **chosen).cells()
@@ -185,10 +186,10 @@ def test_every_profile_looks_at_done_files_only(name):
     assert profile["rerun-triggers"] == "mtime" and profile["ignore-incomplete"] and profile["keep-going"]
 
 
-@pytest.mark.parametrize(("given", "folder"), [([], "results/tiny-r"), (["RESULTS_DIR=x", "SCALE=4b"], "x/4b")])
-def test_make_paper_reads_one_folder_and_trains_nothing(given, folder):
+@pytest.mark.parametrize(("variables", "folder"), [([], "results/tiny-r"), (["RESULTS_DIR=x", "SCALE=4b"], "x/4b")])
+def test_make_paper_reads_one_folder_and_trains_nothing(variables, folder):
     done = subprocess.run(
-        ["make", "--dry-run", "--old-file=.venv/setup.stamp", "paper", *given],
+        ["make", "--dry-run", "--old-file=.venv/setup.stamp", "paper", *variables],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -197,3 +198,22 @@ def test_make_paper_reads_one_folder_and_trains_nothing(given, folder):
     assert done.returncode == 0, done.stderr
     assert f'multirole_study paper "{folder}"' in done.stdout and f'-r results "{folder}"' in done.stdout
     assert not re.search("snakemake|_cell|pip install", done.stdout)
+
+
+def test_the_clock_study_trains_its_lines_in_order_and_nothing_of_the_grid(checkout):
+    """Two lines of one run each: the second waits for the first, and the tables of the study come last."""
+    about = yaml.safe_load((ROOT / "study_clock.yaml").read_text())
+    lines = [about["lines"][0] | {"arms": [arm], "seeds": [10]} for arm in ("sp", "ip, wrapping")]
+    (checkout / "study_clock.yaml").write_text(yaml.safe_dump(about | {"lines": lines}))
+    done = snakemake(checkout, "--dry-run", "--printshellcmds", study=("study=study_clock.yaml",))
+    assert done.returncode == 0, done.stdout[-3000:]
+    counts = dict(re.findall(r"^(train|evaluate|paper|total) +(\d+)$", done.stdout, re.MULTILINE))
+    assert counts == {"train": "2", "paper": "1", "total": "3"}
+    assert "multirole_study clock runs/tiny-r" in done.stdout and "multirole_study paper" not in done.stdout
+    first, second = ClockStudy(GRID, **about | {"lines": lines}).cells()
+    planned = {parameters["policy"]: parameters for _, parameters in commands(done.stdout).values()}
+    assert planned["ip"]["lr_clock"] == "update_call_wrapped" and planned["sp"]["learning_rate"] == 0.006
+    waiting = re.search(
+        rf"^rule train:\n +input: runs/tiny-r/{first.id}/DONE\n +output: (\S+)$", done.stdout, re.MULTILINE
+    )
+    assert waiting is not None and waiting[1] == f"runs/tiny-r/{second.id}/DONE", done.stdout[-3000:]

@@ -62,6 +62,7 @@ def test_the_problems_are_the_same_everywhere_and_others_with_another_seed():
         ("gym:products?min_digits=3&max_digits=2", "max_digits must be >= min_digits"),
         ("gym:products?seed=100", "from 0 to 99"),
         ("gym:composite", "invalid options"),
+        ("gym:products?min_digits={'a': 1}", "must be a number, a text, or a list of these"),
     ],
 )
 def test_unknown_kinds_options_and_values_are_refused(spec, message):
@@ -80,6 +81,9 @@ def test_the_options_tell_runs_apart_and_their_order_does_not():
     one = identity("gym:products?min_digits=1&max_digits=2")
     assert one == identity("gym:products?max_digits=2&min_digits=1") != plain
     assert one != identity("gym:products?max_digits=2")
+    assert identity("gym:basic_arithmetic?operators=['+', '-']") == identity(
+        "gym:basic_arithmetic?operators=('+', '-')"
+    )
 
 
 def test_a_box_comes_before_the_last_number_which_is_paid_less():

@@ -34,10 +34,10 @@ def test_a_voting_rollout_by_hand():
 def test_a_voting_update_by_hand():
     """Old log-probs 1; then 40 % of rows forward only, 60 % forward, backward and once more forward: 3.2 passes."""
     assert WEIGHTS == VOTING_SHAPE.parameters and ADAPTER == VOTING_SHAPE.adapter_parameters(64)
-    one = 512 * 3 * 1400 * (2 * (WEIGHTS + ADAPTER) + 4 * 700 * 28 * 2048)
-    one += 512 * 5150 * (2 * (WEIGHTS + ADAPTER) + 4 * 2575 * 28 * 2048)
-    assert hours.update_seconds(VOTING, H100, 1, True) == pytest.approx(3.2 * one / (0.25 * 989e12))
-    assert hours.update_seconds(VOTING, H100, 2, False) == pytest.approx(2.6 * one / (0.25 * 989e12) / 2 * 1.1)
+    pass_flops = 512 * 3 * 1400 * (2 * (WEIGHTS + ADAPTER) + 4 * 700 * 28 * 2048)
+    pass_flops += 512 * 5150 * (2 * (WEIGHTS + ADAPTER) + 4 * 2575 * 28 * 2048)
+    assert hours.update_seconds(VOTING, H100, 1, True) == pytest.approx(3.2 * pass_flops / (0.25 * 989e12))
+    assert hours.update_seconds(VOTING, H100, 2, False) == pytest.approx(2.6 * pass_flops / (0.25 * 989e12) / 2 * 1.1)
 
 
 VOTING_SHAPE = planner.shape_of(VOTING)
@@ -54,8 +54,8 @@ VOTING_SHAPE = planner.shape_of(VOTING)
 )
 def test_the_calls_of_an_episode(workflow, calls):
     name = workflow if "/" not in workflow else str(ROOT / workflow)
-    found = hours.calls_of(Cell(name, "sp", scale="1.7b"))
-    assert found == [pytest.approx(one) for one in calls]
+    rounds = hours.calls_of(Cell(name, "sp", scale="1.7b"))
+    assert rounds == [pytest.approx(one) for one in calls]
 
 
 def test_hours_count_the_first_validation_and_one_every_ten_iterations():
@@ -90,8 +90,8 @@ def scaling_table() -> str:
                 continue
             made = [planner.estimate(cell, launch, size) for cell in cells]
             total = planner.grid_gpu_hours(Grid(scale).cells(), size)
-            wall = " / ".join(f"{one.hours:.0f}" for one in made)
-            spent = " / ".join(f"{one.gpu_hours:.0f}" for one in made)
+            wall = " / ".join(f"{estimated.hours:.0f}" for estimated in made)
+            spent = " / ".join(f"{estimated.gpu_hours:.0f}" for estimated in made)
             lines.append(f"| {scale} | {machine} | {wall} | {spent} | {total:.0f} | {total / n / 24:.1f} |")
     return "\n".join(lines)
 

@@ -17,11 +17,12 @@ from multirole_study.__main__ import inspect
 from multirole_study.experiment.settings import UserError
 from multirole_study.experiment.storage import write_table
 from multirole_study.inspector import inspect_run
-from multirole_study.inspector.episodes import name_steps, training_groups
+from multirole_study.inspector.episodes import name_steps, questions_of, training_groups
 from multirole_study.inspector.run_figures import plot_roles
 from multirole_study.inspector.run_reader import PANELS, facts, state, validation
 from multirole_study.paper import pack
 from multirole_study.paper.grid import Grid
+from multirole_study.workflow_record import observed_edges
 
 ROOT = Path(__file__).parents[2]
 HOSTILE = 'a</script><img src=x onerror="alert(1)"><!-- <script>alert(2)</script> @@data@@ \u2028 "quoted" \\boxed{1}'
@@ -123,8 +124,8 @@ def test_the_page_stays_below_5_mb_per_100_episodes(committed, tmp_path):
     assert page.stat().st_size < 5e6 * 2 * len(steps) / 100
     turn = read(page)[1]["episodes"]["problems"][0]["steps"]["0"]["turns"][0]
     at, left_out = turn["gap"]
-    kept = "".join(turn["pieces"][:at])
-    assert len(text_of(turn)) + left_out == len(long) and long.startswith(kept) and len(kept) > 1000
+    beginning = "".join(turn["pieces"][:at])
+    assert len(text_of(turn)) + left_out == len(long) and long.startswith(beginning) and len(beginning) > 1000
 
 
 def test_model_text_cannot_become_markup(tmp_path):
@@ -189,15 +190,15 @@ def test_the_turns_that_decided_and_the_worth_of_roles(tmp_path):
 
 def test_facts_by_hand(tmp_path):
     run = make_run(tmp_path / "run", steps=(0, 10, 20, 30), accuracy=(0.5, 0.8, 0.8, 0.76), n_problems=50)
-    found = facts(run)
-    assert found["iteration"].to_dict() == {
+    facts_of_run = facts(run)
+    assert facts_of_run["iteration"].to_dict() == {
         "start": 0,
         "best": 10,
         "end": 30,
     }  # the earlier of equals; 4 points are no fall
-    assert found["value"].tolist() == [
+    assert facts_of_run["value"].tolist() == [
         f"{value}\N{NO-BREAK SPACE}%" for value in ("50.0", "80.0", "76.0")
-    ] and found.loc["best", "detail"].endswith("n=50")
+    ] and facts_of_run.loc["best", "detail"].endswith("n=50")
     fallen = make_run(tmp_path / "fallen", steps=(0, 10, 20, 30), accuracy=(0.5, 0.8, 0.74, 0.9), n_problems=50)
     assert facts(fallen)["iteration"].to_dict() == {"start": 0, "best": 30, "end": 30, "first fall": 20}
     assert facts(make_run(tmp_path / "bare", steps=())).empty
@@ -314,10 +315,10 @@ def test_the_command_writes_a_page_per_finished_run_and_an_index(tmp_path, capsy
     assert str(tmp_path / "one.html") in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("what", ["missing", "empty", "out"])
-def test_a_folder_without_runs_is_refused_in_plain_words(tmp_path, what):
+@pytest.mark.parametrize("content", ["missing", "empty", "out"])
+def test_a_folder_without_runs_is_refused_in_plain_words(tmp_path, content):
     (tmp_path / "empty").mkdir()
-    arguments = {"missing": ["missing"], "empty": ["empty"], "out": ["empty", "--out", "x.html"]}[what]
+    arguments = {"missing": ["missing"], "empty": ["empty"], "out": ["empty", "--out", "x.html"]}[content]
     with pytest.raises(UserError, match="contains no finished run|is not the folder of a run"):
         inspect([str(tmp_path / arguments[0]), *arguments[1:]])
 
@@ -337,7 +338,9 @@ def test_every_panel_is_a_column_that_a_run_records(finished, tmp_path):
     assert [panel for panel in PANELS if panel.column not in recorded[panel.table]] == []
     data = read(inspect_run(folder))[1]
     rewards = {i: [r for _, group in groups for r, *_ in group] for i, groups in data["training_groups"].items()}
-    assert [sum(of) / len(of) for of in rewards.values()] == pytest.approx(data["panels"][0]["series"][""], abs=1e-3)
+    assert [sum(values) / len(values) for values in rewards.values()] == pytest.approx(
+        data["panels"][0]["series"][""], abs=1e-3
+    )
     advantages = [sum(a for _, a, _ in group) for groups in data["training_groups"].values() for _, group in groups]
     assert len(advantages) == 8 and advantages == pytest.approx([0.0] * 8, abs=0.01)  # relative to the group's mean
     assert {skill["measure"] for skill in data["skills"]} >= {"workflow"}
@@ -358,3 +361,24 @@ def test_a_run_that_is_not_packed_whole_has_a_page(tmp_path):
         inspect_run(pack.unpack(results, name, tmp_path), tmp_path / "page.html", index=tmp_path / "index.html")
     )[1]
     assert "NaN" not in json.dumps(data)
+
+
+def test_arrows_of_a_workflow_without_a_structure_follow_its_turns():
+    """Its loop is drawn backwards, and the last speaker answers, whoever spoke last for the first time."""
+    spoken = {"a": "solver critic solver critic solver", "b": "solver critic critic solver"}
+    turns = pd.DataFrame(
+        [{"step": 0, "problem": name, "role": role} for name, roles in spoken.items() for role in roles.split()]
+    )
+    edges = {(edge.source, edge.target, edge.is_loop) for edge in observed_edges(turns)}
+    assert edges == {
+        ("question", "solver", False), ("solver", "critic", False), ("critic", "solver", True), ("solver", "answer", False),
+    }  # fmt: skip
+    assert observed_edges(turns[:0]) == []
+
+
+def test_training_groups_are_named_by_their_questions():
+    episodes = pd.DataFrame({"problem": ["mine/1f", "mine/1f", "mine/2e"], "question": ["2+2", "2+2", "x" * 500]})
+    assert questions_of(episodes) == {"mine/1f": "2+2", "mine/2e": "x" * 80}
+    episodes["question"] = ["Compute: 2+2", "Compute: 2+2", "Compute: 2+3"]
+    assert questions_of(episodes) == {"mine/1f": "2+2", "mine/2e": "2+3"}
+    assert questions_of(episodes.drop(columns="question")) == {}

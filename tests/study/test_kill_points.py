@@ -1,4 +1,4 @@
-"""SIGKILL right before any file operation of a run, or at any moment: the restarted run ends as one that nobody killed."""
+"""SIGKILL right before any file operation of a run, or at any moment: the restarted run ends like one that was not killed."""
 
 import pytest
 from kill_run import sweep

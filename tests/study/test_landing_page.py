@@ -24,8 +24,8 @@ RUNS = [RESULTS / "inspector" / f"{name}.html" for name in SHOWN["runs"]]
 
 def links(page: Path) -> list[Path]:
     """The files that a page refers to."""
-    found = re.findall(r'(?:href|src)="([^"#]+)"', page.read_text(encoding="utf-8"))
-    return [(page.parent / unquote(link)).resolve() for link in found]
+    targets = re.findall(r'(?:href|src)="([^"#]+)"', page.read_text(encoding="utf-8"))
+    return [(page.parent / unquote(link)).resolve() for link in targets]
 
 
 def test_every_inspector_is_on_the_page():

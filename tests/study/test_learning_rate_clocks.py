@@ -83,6 +83,33 @@ def test_five_hundred_iterations_follow_the_closed_form(make_trainer, clock, sch
         assert rates(trainer, iteration) == pytest.approx(expected, abs=1e-9)
 
 
+def verl_cosine(step: int, warmup: int, total: int, least: float = 0.0, cycles: float = 0.5) -> float:
+    """verl's formula with its defaults for `min_lr_ratio` and `num_cycles`: bounded from below, and not at the end."""
+    if step < warmup:
+        return step / max(1, warmup)
+    angle = 2 * math.pi * cycles * (step - warmup) / max(1, total - warmup)
+    return max(least, (1 - least) / 2 * math.cos(angle) + (1 + least) / 2)
+
+
+@pytest.mark.parametrize(
+    ("workflow", "policy", "adapters"), [("voting", "ip", 2), ("orch_workers", "ip", 3), ("voting", "sp", 1)]
+)
+def test_the_wrapped_clock_is_verl_s_scheduler_stepped_after_every_update_call(
+    make_trainer, workflow, policy, adapters
+):
+    """As its worker does: one scheduler for all adapters, whose step is counted up after each call, past the end of the cosine."""
+    settings = {"iterations": 60, "warmup_iterations": 5, "learning_rate": RATE, "lr_clock": "update_call_wrapped"}
+    trainer = make_trainer(Cell(workflow, policy, lr_schedule="cosine", **settings))
+    steps = 0
+    for iteration in range(60):
+        expected = []
+        for _ in range(adapters):
+            expected.append(verl_cosine(steps, 5, 60))
+            steps += 1
+        assert rates(trainer, iteration) == pytest.approx(expected, abs=1e-12), iteration
+    assert steps == 60 * adapters
+
+
 @pytest.mark.parametrize(
     ("workflow", "clock", "zeros", "full"),
     [

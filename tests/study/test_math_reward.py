@@ -1,4 +1,4 @@
-"""The math reward: which box counts, what equals the reference, and that no answer can hang, spoil or escape grading."""
+"""The math reward: which box counts, what equals the reference, and that no answer can hang, corrupt or bypass grading."""
 
 import dataclasses
 import json
@@ -66,8 +66,8 @@ def wait_until(is_true) -> None:
 
 def test_table_is_well_formed() -> None:
     assert HEADER == ["kind", "answer", "reference", "right", "given", "note"] and len(ROWS) >= 70
-    for _, answer, reference, right, given, note in ROWS:
-        is_right = (given == "correct") == (right == "yes")
+    for _, answer, reference, right, verdict, note in ROWS:
+        is_right = (verdict == "correct") == (right == "yes")
         assert right in {"yes", "no"} and is_right != note.startswith("known limit: "), (answer, reference)
     assert len({(answer, reference) for _, answer, reference, *_ in ROWS}) == len(ROWS)
 
@@ -93,9 +93,9 @@ def test_table_of_reports_is_well_formed() -> None:
         and len(REPORTED) >= 300
     )
     assert len({(row[2], row[3]) for row in REPORTED}) == len(REPORTED)
-    for report, _, answer, reference, right, given, math_verify, note in REPORTED:
+    for report, _, answer, reference, right, verdict, math_verify, note in REPORTED:
         assert re.fullmatch(r"(kind of )?[\w.-]+/[\w.-]+(#\d+| tests/\w+\.py)", report), report
-        is_right = (given == "correct") == (right == "yes")
+        is_right = (verdict == "correct") == (right == "yes")
         assert {right, math_verify} <= {"yes", "no"}, (answer, reference)
         assert is_right != note.startswith("known limit: "), (answer, reference)
     assert sum(not row[0].startswith("kind of ") for row in REPORTED) >= 150
@@ -120,10 +120,10 @@ def test_order_and_splits_of_a_batch_do_not_matter() -> None:
     rows = PLAIN_ROWS[5::12]
     pairs = [(row[1], row[2]) for row in rows]
     order = random.Random(0).sample(range(len(pairs)), len(pairs))
-    found = [
+    verdicts = [
         verdict for part in (order[:1], order[1:3], order[3:]) for verdict in grade_answers([pairs[i] for i in part])
     ]
-    assert found == [rows[i][4] for i in order]
+    assert verdicts == [rows[i][4] for i in order]
 
 
 def test_an_equal_text_is_correct_whatever_it_is() -> None:
@@ -137,7 +137,7 @@ def test_reference_that_cannot_be_parsed_is_matched_by_text_only() -> None:
 
 def test_line_breaks_and_strange_characters() -> None:
     answers = ["4\n2", "\n42\n", "4\x002", "\ud800", "42\u200b", "\u202f42"]
-    expected = ["wrong", "correct", "unparsable", "unparsable", "unparsable", "correct"]
+    expected = ["wrong", "correct", "unparsable", "unparsable", "correct", "correct"]
     assert grade_answers([(answer, "42") for answer in answers]) == expected
 
 
@@ -322,17 +322,17 @@ def test_a_grader_that_dies_is_replaced_and_the_batch_graded_all_the_same() -> N
 
 
 def test_any_thread_may_grade() -> None:
-    found = {}
+    verdicts = {}
 
     def work(i: int) -> None:
-        found[i] = grade_answers([(f"{i}z", f"z+{i - 1}z"), (f"{i}z", "z^2"), (str(i), "3")])
+        verdicts[i] = grade_answers([(f"{i}z", f"z+{i - 1}z"), (f"{i}z", "z^2"), (str(i), "3")])
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == {i: ["correct", "wrong", "correct" if i == 3 else "wrong"] for i in range(8)}
+    assert verdicts == {i: ["correct", "wrong", "correct" if i == 3 else "wrong"] for i in range(8)}
 
 
 @pytest.mark.slow
@@ -344,8 +344,8 @@ def test_nothing_is_imported_after_the_preload() -> None:
         "for item in json.load(sys.stdin):\n    math_compare.compare(*item)\n"
         "print(sorted(set(sys.modules) - before))"
     )
-    wanted = [math_answer.decide(row[1], row[2]) for row in PLAIN_ROWS[::6]]
-    pairs = [item for item in wanted if not isinstance(item, str)]
+    expected = [math_answer.decide(row[1], row[2]) for row in PLAIN_ROWS[::6]]
+    pairs = [item for item in expected if not isinstance(item, str)]
     result = subprocess.run(
         [sys.executable, "-P", "-c", script], input=json.dumps(pairs), text=True, capture_output=True, check=False
     )

@@ -1,4 +1,4 @@
-"""A file of one's own imports modules that lie beside it: everywhere it is loaded, told apart by their content, never mixed up."""
+"""A user's file may import modules next to it, in every process that loads it; modules of equal names in two folders stay separate."""
 
 import os
 import subprocess
@@ -67,13 +67,15 @@ def test_a_change_in_a_module_beside_the_file_is_another_run_and_is_loaded(tmp_p
 def test_equal_files_in_two_folders_are_two_modules(tmp_path):
     source = "from pathlib import Path\nfrom multirole_study import Task\nrows = Path(__file__).parent / 'rows.jsonl'\n"
     source += "task = Task('own', rows, rows, lambda prompts, **_: [0.0] * len(prompts))\n"
-    found = []
+    modules = []
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "task.py").write_text(source)
         (tmp_path / name / "rows.jsonl").write_text(f'{{"prompt": "{name}"}}\n')
-        found.append(Cell("single", "sp", f"{tmp_path}/{name}/task.py:task").make_task().problems("train")[0].question)
-    assert found == ["a", "b"]
+        modules.append(
+            Cell("single", "sp", f"{tmp_path}/{name}/task.py:task").make_task().problems("train")[0].question
+        )
+    assert modules == ["a", "b"]
 
 
 @pytest.mark.parametrize("is_late", [False, True], ids=["imported at once", "imported in run"])

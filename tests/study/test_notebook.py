@@ -16,10 +16,10 @@ ROOT = Path(__file__).parents[2]
 
 
 def papermill(tmp_path, **parameters):
-    given = {"results_dir": str(tmp_path / "runs")} | parameters
+    values = {"results_dir": str(tmp_path / "runs")} | parameters
     command = [sys.executable, "-m", "papermill", "-k", "python3", "--stdout-file", "-"]
     command += [str(ROOT / "notebooks" / "train_cell.ipynb"), str(tmp_path / "out.ipynb")]
-    for name, value in given.items():
+    for name, value in values.items():
         command += ["-p", name, str(value)]
     return subprocess.run(
         command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, cwd=tmp_path,
@@ -73,17 +73,22 @@ def make(*arguments):
     return subprocess.run(["make", "-n", *arguments], cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("given", ["ITERATION=3", "workflow=eval_opt", "RESULT_DIR=x"])
-def test_an_unknown_make_variable_is_refused(given):
-    done = make("cell", given)
-    assert done.returncode == 2 and f"{given.partition('=')[0]}= is not a variable" in done.stderr
+@pytest.mark.parametrize("variable", ["ITERATION=3", "workflow=eval_opt", "RESULT_DIR=x"])
+def test_an_unknown_make_variable_is_refused(variable):
+    done = make("cell", variable)
+    assert done.returncode == 2 and f"{variable.partition('=')[0]}= is not a variable" in done.stderr
     assert make("cell", "ITERATIONS=3", "OMP_NUM_THREADS=2").returncode == 0
 
 
 def test_make_variables_reach_papermill_as_they_are():
-    wanted = {"WORKFLOW": "x'; touch y", "RESULTS_DIR": 'a b"c', "SEED": "7"}
-    script = make("cell", *(f"{name}={value}" for name, value in wanted.items())).stdout
+    variables = {"WORKFLOW": "x'; touch y", "RESULTS_DIR": 'a b"c', "SEED": "7"}
+    script = make("cell", *(f"{name}={value}" for name, value in variables.items())).stdout
     command = script[script.index("$RUN_PAPERMILL") : script.index("< /dev/null")].replace('$RUN_PAPERMILL"', "", 1)
     words = shlex.split(command.replace("\\\n", ""))
-    given = {words[i + 1]: words[i + 2] for i, word in enumerate(words) if word in ("-p", "-r")}
-    assert given == {"workflow": wanted["WORKFLOW"], "policy": "sp", "seed": "7", "results_dir": wanted["RESULTS_DIR"]}
+    parameters = {words[i + 1]: words[i + 2] for i, word in enumerate(words) if word in ("-p", "-r")}
+    assert parameters == {
+        "workflow": variables["WORKFLOW"],
+        "policy": "sp",
+        "seed": "7",
+        "results_dir": variables["RESULTS_DIR"],
+    }

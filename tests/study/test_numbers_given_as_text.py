@@ -34,24 +34,24 @@ def test_every_numeric_parameter_takes_its_number_as_text(group, name):
     forms = ["1e-1", "0.1", ".1", "+1.0E-1"] if float in kinds else ["64", "6.4e1", " 64 ", "64.0", 64.0, "+64"]
     due = 0.1 if float in kinds else 64
     for form in forms:
-        found = read_number(form, NUMERIC[group, name])
-        assert found == due and type(found) is type(due)
+        number = read_number(form, NUMERIC[group, name])
+        assert number == due and type(number) is type(due)
 
 
 @pytest.mark.parametrize("text", ["1e-3", "1.e-3", "+1e-3", "0.001", ".001", "1E-3"])
 def test_a_learning_rate_in_yaml_is_the_number(text):
     usual = Cell("voting", "sp", learning_rate=1e-3)
     loaded = yaml.safe_load(f"learning_rate: {text}")["learning_rate"]
-    for given in (loaded, text, value(text), json.loads(f'"{text}"')):
-        cell = Cell.from_parameters({"learning_rate": given})[0]
+    for form in (loaded, text, value(text), json.loads(f'"{text}"')):
+        cell = Cell.from_parameters({"learning_rate": form})[0]
         assert cell == usual and cell.id == usual.id and cell.to_dict() == usual.to_dict()
 
 
 @pytest.mark.parametrize(
-    "given", ["{'aggregator': 1e-1}", '{"aggregator": 0.1}', {"aggregator": "1e-1"}, {"aggregator": 0.1}]
+    "weights", ["{'aggregator': 1e-1}", '{"aggregator": 0.1}', {"aggregator": "1e-1"}, {"aggregator": 0.1}]
 )
-def test_a_map_of_weights_takes_text_too(given):
-    assert Cell("voting", "sp", kl_anchor=given).id == Cell("voting", "sp", kl_anchor={"aggregator": 0.1}).id
+def test_a_map_of_weights_takes_text_too(weights):
+    assert Cell("voting", "sp", kl_anchor=weights).id == Cell("voting", "sp", kl_anchor={"aggregator": 0.1}).id
     assert Cell("voting", "sp", kl_anchor="1e-1").id == Cell("voting", "sp", kl_anchor=0.1).id
 
 

@@ -139,9 +139,9 @@ def test_a_text_is_kept_where_its_tokens_do_not_add_up_to_it(folder, tmp_path):
         folder / "turns.parquet", columns=["text"], filters=[("run", "==", IP.id), ("step", "==", 5)]
     )
     assert packed["text"].null_count == len(turns) - 1
-    found = pack.read(folder, "turns", [IP.id], ["step", "text"])
-    assert found.columns.tolist() == ["step", "text"]
-    assert found.loc[found["step"] == 5, "text"].tolist() == turns["text"].tolist()
+    stored = pack.read(folder, "turns", [IP.id], ["step", "text"])
+    assert stored.columns.tolist() == ["step", "text"]
+    assert stored.loc[stored["step"] == 5, "text"].tolist() == turns["text"].tolist()
 
 
 def test_a_reward_is_kept_where_it_does_not_follow_from_the_answer(folder):
@@ -154,9 +154,9 @@ def test_a_reward_is_kept_where_it_does_not_follow_from_the_answer(folder):
     pack.pack(folder)
     packed = pq.read_table(folder / "eval.parquet", columns=["reward"], filters=[("run", "==", IP.id)])
     assert packed["reward"].null_count == len(table) - 3
-    found = pack.read(folder, "eval", [IP.id], ["reward"])
-    assert found.columns.tolist() == ["reward"]
-    assert np.array_equal(found["reward"], np.float32(table["reward"]).astype(float), equal_nan=True)
+    outcomes = pack.read(folder, "eval", [IP.id], ["reward"])
+    assert outcomes.columns.tolist() == ["reward"]
+    assert np.array_equal(outcomes["reward"], np.float32(table["reward"]).astype(float), equal_nan=True)
 
 
 def test_packed_runs_stay_when_their_folders_go(folder):
@@ -183,8 +183,8 @@ def test_a_log_prob_out_of_range_is_the_least_that_can_be_stored(folder, tmp_pat
     turns.to_parquet(path)
     write_done(folder / IP.id)
     pack.pack(folder)
-    found = pd.read_parquet(pack.unpack(folder, IP.id, tmp_path / "out") / "turns" / "step_00005.parquet")
-    assert found["logprobs"][0].tolist() == pytest.approx([-32.76, 0, -0.01])
+    unpacked = pd.read_parquet(pack.unpack(folder, IP.id, tmp_path / "out") / "turns" / "step_00005.parquet")
+    assert unpacked["logprobs"][0].tolist() == pytest.approx([-32.76, 0, -0.01])
 
 
 def test_the_command_says_what_it_packed(folder, capsys):

@@ -149,18 +149,20 @@ def test_an_iteration_with_the_real_widths_and_vocabulary_takes_the_memory_that_
     tokenizer.save_pretrained(tmp_path / "model")
     rows = [{"prompt": f"What is {i} + {i}?", "solution": str(2 * i)} for i in range(40)]
     (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
-    given = {
+    parameters = {
         "workflow": "voting", "policy": "ip", "scale": "0.6b", "model": str(tmp_path / "model"), "data": str(tmp_path / "rows.jsonl"),
         "iterations": 1, "n_problems": 1, "n_episodes": 2, "n_validation": 1, "eval_every": 1, "save_every": 1,
         "warmup_iterations": 0, "max_prompt_tokens": 1000, "max_response_tokens": 24, "micro_batch_tokens": 2048,
         "kl_anchor": 0.1, "engine": "transformers",
     }  # fmt: skip
     log = tmp_path / "log"
-    assert processes.run(log, run_and_measure, given | {"results_dir": str(tmp_path)}) == 0, log.read_text()[-3000:]
+    assert processes.run(log, run_and_measure, parameters | {"results_dir": str(tmp_path)}) == 0, log.read_text()[
+        -3000:
+    ]
     (folder,) = (tmp_path / "0.6b").iterdir()
     assert is_done(folder) and len(table(folder, "ledger")) == 4
     peak = int(log.read_text().splitlines()[-1])
     monkeypatch.setattr(plan, "this_device", lambda: ("CPU", 10**12))
-    planned = plan.plan(Cell(**given)).peaks
+    planned = plan.plan(Cell(**parameters)).peaks
     sys.stdout.write(f"peak {peak / plan.GIB:.2f} GiB, planned {planned}\n")
     assert max(planned.values()) == pytest.approx(peak, rel=0.15)

@@ -1,4 +1,4 @@
-"""What the paper's scales combine and the embedded scale does not: bfloat16, vLLM, several processes, the doctor, waiting."""
+"""Combinations that only the paper's scales have: bfloat16, vLLM, several processes, the doctor, waiting."""
 
 import json
 import re
@@ -69,8 +69,8 @@ def test_the_doctor_examines_two_processes_and_reports_once(layout, tmp_path):
 def test_the_doctor_passes_vllm_in_bfloat16(tmp_path):
     """The first sight of its margins where engine and trainer round apart from each other, as on a GPU."""
     pytest.importorskip("vllm")
-    log, given = tmp_path / "log", FIELDS | {"engine": "vllm", "dtype": "bfloat16", "temperature": 0.7}
-    code = processes.run(log, examine, given, VLLM_ENABLE_V1_MULTIPROCESSING="0")
+    log, fields = tmp_path / "log", FIELDS | {"engine": "vllm", "dtype": "bfloat16", "temperature": 0.7}
+    code = processes.run(log, examine, fields, VLLM_ENABLE_V1_MULTIPROCESSING="0")
     assert code == 0, log.read_text()[-3000:]
 
 
@@ -88,24 +88,24 @@ def test_every_layout_says_what_its_first_minutes_go_to(n_processes, sharding, t
     tokenizer = toy_tokenizer()
     toy_model(tokenizer).to(torch.bfloat16).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")
-    given = FIELDS | {
+    fields = FIELDS | {
         "scale": "0.6b", "model": str(tmp_path / "model"), "data": str(Path(__file__).parents[1] / "data" / "dapo_rows.jsonl"),
         "max_response_tokens": 16, "max_prompt_tokens": 3000, "lora_rank": 4, "n_validation": 2, "n_episodes": 2,
         "engine": "transformers", "results_dir": str(tmp_path), "sharding": sharding,
     }  # fmt: skip
     log = tmp_path / "log"
     if n_processes == 1:
-        codes, texts = [processes.run(log, run_aloud, given)], [log.read_text()]
+        codes, texts = [processes.run(log, run_aloud, fields)], [log.read_text()]
     else:
-        codes = processes.run_together(n_processes, log, run_aloud, given)
+        codes = processes.run_together(n_processes, log, run_aloud, fields)
         texts = [Path(f"{log}.{rank}").read_text() for rank in range(n_processes)]
     assert set(codes) == {0}, texts[0][-3000:]
     lines = [
         r"  loading the model and the rollout engine \.\.\.", r"  loading the model and the rollout engine took \d+ s",
         r"validation at iteration 0 .*", r"iteration 1/2 .*",
     ]  # fmt: skip
-    found = [re.search(rf"^{line}$", texts[0], re.MULTILINE) for line in lines]
-    assert all(found), texts[0]
-    assert [match.start() for match in found] == sorted(match.start() for match in found)
+    matches = [re.search(rf"^{line}$", texts[0], re.MULTILINE) for line in lines]
+    assert all(matches), texts[0]
+    assert [match.start() for match in matches] == sorted(match.start() for match in matches)
     assert re.search(r"^  validating on 2 problems before the first iteration \.\.\.$", texts[0], re.MULTILINE)
     assert not any("loading the model" in text or "iteration 1/2" in text for text in texts[1:])

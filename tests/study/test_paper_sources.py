@@ -1,4 +1,4 @@
-"""Rows of the paper's tasks: pinned or one's own, found, verified, read and split; what is left out or refused."""
+"""Rows of the paper's tasks, pinned or user-supplied: located, verified, read and split; which are left out or refused."""
 
 import hashlib
 import json
@@ -44,8 +44,8 @@ def test_the_split_is_that_of_datasets(n, tmp_path):
     tests = json.dumps([{"input": "1", "output": "1"}])
     path = write(tmp_path / "code.jsonl", [{"problem": row["prompt"], "tests": tests} for row in many(n)])
     for split, questions in (("validation", shuffled[:n_test]), ("train", shuffled[n_test:])):
-        found = Code(path).problems(split)
-        assert all(q in p.question for q, p in zip(questions, found, strict=True))
+        problems = Code(path).problems(split)
+        assert all(q in p.question for q, p in zip(questions, problems, strict=True))
 
 
 @pytest.fixture
@@ -151,9 +151,9 @@ def test_a_smaller_count_is_a_prefix_and_more_than_there_are_is_refused():
 def test_ids_are_stable_and_unique():
     everything = Math(DAPO).problems("train") + Math(DAPO).problems("validation")
     assert len({p.id for p in everything}) == 24
-    one = next(p for p in everything if p.question == "How many positive divisors does $720$ have?")
-    assert one.id == "math/" + hashlib.sha1(one.question.encode()).hexdigest()[:12]
-    assert (one.task, one.reference) == ("math", "30")
+    known = next(p for p in everything if p.question == "How many positive divisors does $720$ have?")
+    assert known.id == "math/" + hashlib.sha1(known.question.encode()).hexdigest()[:12]
+    assert (known.task, known.reference) == ("math", "30")
 
 
 def test_a_changed_file_is_read_again(tmp_path):
@@ -167,8 +167,8 @@ def test_a_number_is_an_answer_and_a_line_separator_no_end_of_a_row(tmp_path):
     rows = many(20, solution={i: i + 1 for i in range(20)}) + [{"prompt": "a\u2028b", "solution": 2.5}]
     path = tmp_path / "rows.jsonl"
     path.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows), encoding="utf-8")
-    found = Math(path).problems("train") + Math(path).problems("validation")
-    assert len(found) == 21 and {p.reference for p in found} == {str(i + 1) for i in range(20)} | {"2.5"}
+    problems = Math(path).problems("train") + Math(path).problems("validation")
+    assert len(problems) == 21 and {p.reference for p in problems} == {str(i + 1) for i in range(20)} | {"2.5"}
 
 
 @pytest.mark.parametrize(

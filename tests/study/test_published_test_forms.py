@@ -19,8 +19,8 @@ LONGER = str(Decimal(7**9000 + 1))
 """7,606 digits, which `str` refuses (CVE-2020-10735)."""
 
 
-def functional(given: str, expected: str) -> list[dict]:
-    return [{"input": given, "output": expected, "testtype": "functional", "metadata": {"func_name": "f"}}]
+def functional(arguments: str, expected: str) -> list[dict]:
+    return [{"input": arguments, "output": expected, "testtype": "functional", "metadata": {"func_name": "f"}}]
 
 
 def called(arguments: list, expected: object) -> dict:

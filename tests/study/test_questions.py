@@ -44,9 +44,9 @@ def test_an_interval_answers_by_the_declared_rules(values, of_accuracies, expect
 
 def test_a_workflow_is_compared_with_its_control_seed_by_seed(tiny):
     """Voting-IP minus the single agent's control, from the packed table of evaluations."""
-    about = next(one for one in DECLARED["questions"] if one["name"] == "gain")
+    about = next(question for question in DECLARED["questions"] if question["name"] == "gain")
     declared = Study.read(tiny.grid, tiny.folder)
-    found = numbers(tiny, declared, about, {"workflow": "voting"}, "ip")
+    values = numbers(tiny, declared, about, {"workflow": "voting"}, "ip")
     rows = pd.read_parquet(tiny.folder / "eval.parquet", columns=["run", "step", "correct"])
 
     def end(run):
@@ -56,20 +56,20 @@ def test_a_workflow_is_compared_with_its_control_seed_by_seed(tiny):
     control = DECLARED["scales"]["tiny-r"]["control"]
     for seed in (0, 3):
         cells = tiny.grid.cell("voting", "ip", "math", seed), declared.cell(control, "single sp math", seed)
-        assert math.isclose(found[seed], end(cells[0].id) - end(cells[1].id), abs_tol=1e-6)
-    assert list(found.index) == tiny.grid.seeds
+        assert math.isclose(values[seed], end(cells[0].id) - end(cells[1].id), abs_tol=1e-6)
+    assert list(values.index) == tiny.grid.seeds
 
 
 def test_every_line_of_tiny_r_has_an_answer_and_a_place_in_the_table(tiny):
     rows = list(answers(tiny))
-    assert len(rows) == sum(len(one["lines"]) * len(one["policies"]) for one in DECLARED["questions"])
+    assert len(rows) == sum(len(question["lines"]) * len(question["policies"]) for question in DECLARED["questions"])
     assert {row["verdict"] for row in rows} <= {"yes", "no", "undecided", "equivalent"}
     text = table([tiny.folder])
     assert text.count("10 seeds") == len(rows) and "version 1" in text
 
 
 def test_a_gap_is_the_difference_of_the_two_policies(tiny):
-    about = next(one for one in DECLARED["questions"] if one["name"] == "verbose")
+    about = next(question for question in DECLARED["questions"] if question["name"] == "verbose")
     declared, line = Study.read(tiny.grid, tiny.folder), about["lines"][0]
     sp, ip, gap = (numbers(tiny, declared, about, line, policy) for policy in ("sp", "ip", "sp − ip"))
     pd.testing.assert_series_equal(gap, sp - ip)

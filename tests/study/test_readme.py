@@ -33,11 +33,11 @@ def test_the_output_of_make_cell_is_what_the_run_printed():
     )
     last = metrics.iloc[-1]
     number, seconds = int(last["iteration"]), last["rollout_seconds"] + last["update_seconds"]
-    said = roles[roles["iteration"] == number].set_index("role")
+    last_roles = roles[roles["iteration"] == number].set_index("role")
     end = outcomes[outcomes["step"] == number]
     run = "runs/tiny-r/voting-sp-math-s0"
     printed = [
-        iteration_line(number, number, last["reward"], last["accuracy"], seconds, 0, dict(said["tokens"] / said["rows"])),
+        iteration_line(number, number, last["reward"], last["accuracy"], seconds, 0, dict(last_roles["tokens"] / last_roles["rows"])),
         validation_line(
             number, end["reward"].mean(), end["correct"].mean(), len(end),
             skills[skills["step"] == number].to_dict("records"),
@@ -74,8 +74,8 @@ def finding(pattern: str) -> list[float]:
 
 def rows(table: str, **where: object) -> pd.DataFrame:
     """Lines of a committed table, with what its correction makes of them."""
-    found = corrected(pd.read_csv(ROOT / "results" / "tiny-r" / "tables" / f"{table}.csv"))
-    return found[(found[list(where)] == list(where.values())).all(axis=1)]
+    lines = corrected(pd.read_csv(ROOT / "results" / "tiny-r" / "tables" / f"{table}.csv"))
+    return lines[(lines[list(where)] == list(where.values())).all(axis=1)]
 
 
 def points(table: str, *columns: str, digits: int = 1, **where: object) -> list[float]:
@@ -99,12 +99,12 @@ def judged(claim: str, regime: str, verdict: str) -> list[float]:
     """A claim's mean over cells with its t interval over seeds, in points; its verdict must be this one."""
     numbers = rows("claims", claim=claim, regime=regime)
     assert set(numbers["verdict"]) == {verdict}
-    return [round(100 * one, 1) for one in t_interval(numbers.groupby("seed")["value"].mean())[:3]]
+    return [round(100 * number, 1) for number in t_interval(numbers.groupby("seed")["value"].mean())[:3]]
 
 
 def test_the_peaks_are_those_of_the_tables():
     lines = {
-        name: [float(one) for one in re.findall(r"\d+\.\d", cells)]
+        name: [float(number) for number in re.findall(r"\d+\.\d", cells)]
         for name, cells in re.findall(r"^\| ([A-Z][\w-]+|single agent, [\w ]+) \|(.*\d\.\d.*)\|$", README, re.MULTILINE)
     }
     for name, workflow in zip(NAMES, WORKFLOWS, strict=True):
@@ -112,7 +112,7 @@ def test_the_peaks_are_those_of_the_tables():
             points("table_1", "value", task="math", workflow=workflow, number=policy)[0] for policy in POLICIES
         ]
     variants = ("as many iterations", "four steps", HARDER)
-    agents = [points("controls", "value", run=f"Single agent, {one}", number="peak") for one in variants]
+    agents = [points("controls", "value", run=f"Single agent, {number}", number="peak") for number in variants]
     assert list(lines.values()) == agents
     assert set(rows("table_1", task="math", number="IP")["seeds"]) == {10} and "% (10 seeds)" in SAID
 
@@ -147,10 +147,10 @@ def test_the_mean_peak_hardly_depends_on_sharing():
         "ip_has_the_higher_ceiling", "paper", "equivalent"
     )
     cells = rows("ip_against_sp", at="peak").query("workflow != 'all cells'")
-    (one,) = cells[cells["p_holm"] < ALPHA].itertuples()
-    assert (one.workflow, one.task) == ("orch_workers", "code")
+    (decided,) = cells[cells["p_holm"] < ALPHA].itertuples()
+    assert (decided.workflow, decided.task) == ("orch_workers", "code")
     assert finding("Orch-Workers on code I, decided") == points(
-        "ip_against_sp", at="peak", workflow=one.workflow, task="code"
+        "ip_against_sp", at="peak", workflow=decided.workflow, task="code"
     )
     said = finding("Voting I on math and I on code, both undecided")
     voting = [{"at": "peak", "workflow": "voting", "task": task} for task in ("math", "code")]

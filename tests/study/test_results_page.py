@@ -19,8 +19,8 @@ WITH_UNIT = rf"(?:{NUMBER},? (?:to|and|or) )?{NUMBER}(?: %| points)"
 
 
 def rows(table: str, **where: object) -> pd.DataFrame:
-    found = pd.read_csv(SCALE / "tables" / f"{table}.csv")
-    return found[(found[list(where)] == list(where.values())).all(axis=1)]
+    lines = pd.read_csv(SCALE / "tables" / f"{table}.csv")
+    return lines[(lines[list(where)] == list(where.values())).all(axis=1)]
 
 
 def expected() -> dict[str, list[float]]:
@@ -28,7 +28,7 @@ def expected() -> dict[str, list[float]]:
     return {
         "at most N times as wide": [rows("over_problems", number="times as wide")["value"].max()],
         "equivalence within N points": [100 * MARGIN],
-        "an evaluation N points below the best": [100 * FALL],
+        "an evaluation N points or more below the best": [100 * FALL],
         "difference of N or N points": [100 * effect for effect in RULES["effects"]],
     }
 

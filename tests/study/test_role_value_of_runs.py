@@ -9,7 +9,7 @@ from multirole_study.__main__ import role_value
 from multirole_study.experiment.evaluation import Evaluation
 from multirole_study.experiment.launch import Launch
 from multirole_study.inspector import collect
-from multirole_study.role_value import N_TURN_DRAWS, TURNS, as_recorded, as_text, measure, plot, shares_of
+from multirole_study.role_value_table import N_TURN_DRAWS, TURNS, as_recorded, as_text, measure, plot, shares_of
 
 INTERVENTIONS = [
     ("generator", "resample"), ("generator", "base"), ("aggregator", "resample"), ("aggregator", "base"), ("aggregator", "twin"),

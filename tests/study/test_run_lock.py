@@ -29,7 +29,7 @@ with claim(Path(sys.argv[1])):
 
 @pytest.fixture(autouse=True)
 def impatience(monkeypatch):
-    monkeypatch.setattr(run_folder, "PATIENCE", 0.3)
+    monkeypatch.setattr(run_folder, "LOCK_SECONDS", 0.3)
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_a_killed_process_holds_nothing(tmp_path, hold):
 
 
 def test_who_waits_gets_it_when_the_holder_is_done(tmp_path, hold, monkeypatch):
-    monkeypatch.setattr(run_folder, "PATIENCE", 60.0)
+    monkeypatch.setattr(run_folder, "LOCK_SECONDS", 60.0)
     first = hold(tmp_path)
     subprocess.Popen([sys.executable, "-c", f"import os, time; time.sleep(1); os.kill({first.pid}, 9)"])
     with claim(tmp_path), pytest.raises(BlockingIOError):

@@ -93,12 +93,12 @@ def test_several_processes_stop_after_the_same_iteration(signum, code, tmp_path)
     run = "import sys\nfrom multirole_study.experiment.cell import Cell\nfrom multirole_study.experiment.launch import Launch\nfrom multirole_study.experiment.run import run_cell\n"
     run += f"run_cell(Cell(**{fields!r}), Launch(results_dir={str(tmp_path)!r}, n_processes=2))"
     process = subprocess.Popen([sys.executable, "-c", run], env=os.environ | {"OMP_NUM_THREADS": "1"})
-    while not (found := list(Path(tmp_path).glob("tiny-r/*/checkpoints/checkpoint-*"))):
+    while not (written := list(Path(tmp_path).glob("tiny-r/*/checkpoints/checkpoint-*"))):
         assert process.poll() is None
         time.sleep(0.2)
     workers = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signum)
     assert process.wait(240) == code
     assert not psutil.wait_procs(workers, 240)[1]  # who started them may be gone before they are
-    folder = found[0].parents[1]
+    folder = written[0].parents[1]
     assert newest_intact(folder) == checkpoints(folder)[0] and not (folder / "DONE").exists()

@@ -150,8 +150,8 @@ def test_half_a_download_from_the_hub_is_none(files, is_whole, monkeypatch, tmp_
     for name, text in ({"config.json": "{}", "tokenizer_config.json": "{}"} | files).items():
         (tmp_path / name).write_text(text)
     monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: str(tmp_path))
-    found = base_models._snapshot(MODELS["smollm2"], is_local=True)
-    assert (found == tmp_path) is is_whole and isinstance(found, FileNotFoundError) is not is_whole
+    snapshot = base_models._snapshot(MODELS["smollm2"], is_local=True)
+    assert (snapshot == tmp_path) is is_whole and isinstance(snapshot, FileNotFoundError) is not is_whole
 
 
 def test_rows_of_ones_own_are_refused_and_a_model_of_ones_own_is_not(tmp_path):

@@ -26,8 +26,8 @@ def test_both_tasks_leave_something_to_choose_and_to_learn():
 
 def test_an_interval_is_over_problems():
     """Mean of 0, 0.5 and 1; standard deviation 0.5."""
-    found = card.mean_interval(pd.Series([0.0, 0.5, 1.0]))
-    assert found == {
+    interval = card.mean_interval(pd.Series([0.0, 0.5, 1.0]))
+    assert interval == {
         "value": 0.5,
         "low": round(0.5 - 1.96 * 0.5 / 3**0.5, 4),
         "high": round(0.5 + 1.96 * 0.5 / 3**0.5, 4),

@@ -165,8 +165,8 @@ def test_an_arm_protects_a_role_by_the_declared_rule(monkeypatch, results, study
     rows = []
     for variant, (change, p, end) in measured.items():
         where = {"workflow": "voting", "policy": "sp", "task": "math", "variant": variant, "role": "selects"}
-        for name, value, of in (("change of the gain", change, p), ("change at the end", end, 0.9)):
-            rows.append(number(name, Interval(value, -1, 1, of, 0.9, 0.1, 3), "difference", **where))
+        for name, value, p_value in (("change of the gain", change, p), ("change at the end", end, 0.9)):
+            rows.append(number(name, Interval(value, -1, 1, p_value, 0.9, 0.1, 3), "difference", **where))
     monkeypatch.setattr(study_tables, "skill_kept", lambda pairs: pd.DataFrame(rows))
     monkeypatch.setattr(study_tables, "twins", lambda *_, **__: [None])
     values = judges(results, study)
@@ -177,11 +177,11 @@ def test_an_arm_protects_a_role_by_the_declared_rule(monkeypatch, results, study
 
 def test_a_variant_may_have_seeds_of_its_own_and_is_no_twin_of_itself(results):
     """As an arm that is read against another arm, which is then not compared with itself."""
-    given = GIVEN | {"variants": {
+    declaration = GIVEN | {"variants": {
         "control": {"question": "judges", "parameters": {"updates": "one"}, "cells": ["voting sp math"]},
         "arm": {"question": "judges", "parameters": {"kl_anchor": 0.1}, "cells": ["voting sp math"], "seeds": [1, 7]},
     }}  # fmt: skip
-    study = Study(results.grid, **given)
+    study = Study(results.grid, **declaration)
     assert [(name, cell.seed) for name, _, cell in study.runs("judges")] == [
         ("control", 0), ("control", 1), ("arm", 1), ("arm", 7),
     ]  # fmt: skip
@@ -192,11 +192,11 @@ def test_a_variant_may_have_seeds_of_its_own_and_is_no_twin_of_itself(results):
 
 
 def test_controls_count_what_was_spent(results, study):
-    given = GIVEN | {"variants": GIVEN["variants"] | {
+    declaration = GIVEN | {"variants": GIVEN["variants"] | {
         "more": {"question": "controls", "parameters": {"n_episodes": 16}, "cells": ["single sp math"]},
         "the same": {"question": "controls", "parameters": {"n_episodes": 8}, "cells": ["single sp math"]},
     }}  # fmt: skip
-    values = pd.DataFrame(controls(results, Study(results.grid, **given))).set_index(["run", "number"])["value"]
+    values = pd.DataFrame(controls(results, Study(results.grid, **declaration))).set_index(["run", "number"])["value"]
     cell = results.grid.cell("voting", "sp", "math", 0)
     steps = pd.read_parquet(folder_of(cell, results.folder.parent) / "ledger.parquet")
     assert values["Voting-SP", "optimizer steps"] == len(steps)
@@ -301,7 +301,7 @@ def test_the_shipped_study_changes_what_it_says_and_nothing_else():
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "words"),
     [
         ({"seeds": [0, 7]}, "must be seeds of the grid"),
         ({"variants": {"x": {"question": "why", "parameters": {}, "cells": []}}}, "updates.*setup.*controls"),
@@ -311,8 +311,8 @@ def test_the_shipped_study_changes_what_it_says_and_nothing_else():
         ),
     ],
 )
-def test_bad_studies_are_refused(results, change, said):
-    with pytest.raises(ValueError, match=said):
+def test_bad_studies_are_refused(results, change, words):
+    with pytest.raises(ValueError, match=words):
         Study(results.grid, **GIVEN | change)
 
 

@@ -105,10 +105,10 @@ def test_ip_against_sp_pools_over_cells(folder, made):
 
 def test_an_interval_over_seeds_and_problems_by_hand():
     """Two seeds, two problems, no interaction: the mean squares are 1 of seeds, 9 of problems and 0, each of one degree of freedom."""
-    found = statistics.crossed_interval(np.array([[0.0, 3.0], [1.0, 4.0]]))
+    interval = statistics.crossed_interval(np.array([[0.0, 3.0], [1.0, 4.0]]))
     half = t.ppf(0.975, (1 + 9) ** 2 / (1 + 9**2)) * np.sqrt((1 + 9) / 4)
-    assert (found.mean, found.low, found.high) == pytest.approx((2, 2 - half, 2 + half))
-    assert found.seeds == 2 and isnan(found.p) and isnan(found.p_match)
+    assert (interval.mean, interval.low, interval.high) == pytest.approx((2, 2 - half, 2 + half))
+    assert interval.seeds == 2 and isnan(interval.p) and isnan(interval.p_match)
 
 
 def test_an_interval_over_seeds_and_problems_covers_problems_that_nobody_has_seen():
@@ -148,20 +148,20 @@ def test_a_grid_at_the_preset_is_the_regime_paper(folder, made):
 
 
 def test_trivial_twins_are_the_first_turns(folder, made):
-    own = files(folder, "eval", "own").query(
+    outcomes = files(folder, "eval", "own").query(
         "workflow == 'voting' and policy == 'sp' and task == 'code' and step == 20"
     )
     twins = {
-        "candidate 1": own["slots_correct"].map(lambda slots: bool(slots[0])),
-        "most candidates right": own["slots_correct"].map(lambda slots: sum(slots) >= 2),
+        "candidate 1": outcomes["slots_correct"].map(lambda slots: bool(slots[0])),
+        "most candidates right": outcomes["slots_correct"].map(lambda slots: sum(slots) >= 2),
     }
     for name, right in twins.items():
         where = {"task": "code", "workflow": "voting", "policy": "sp", "twin": name}
-        of_seeds = right.groupby(own["seed"]).mean()
+        of_seeds = right.groupby(outcomes["seed"]).mean()
         row = number(made["trivial_twins"].values, "end, twin", **where)
         assert row["value"] == pytest.approx(of_seeds.mean())
         gain = number(made["trivial_twins"].values, "gain at the end", **where)
-        assert gain["value"] == pytest.approx((own.groupby("seed")["correct"].mean() - of_seeds).mean())
+        assert gain["value"] == pytest.approx((outcomes.groupby("seed")["correct"].mean() - of_seeds).mean())
 
 
 def test_skills_are_of_every_run_of_a_regime(folder, made):
@@ -187,10 +187,10 @@ def test_table_2_of_a_role_and_of_a_shared_adapter(folder, made):
         ratios.append(chi2.max() / np.median(np.abs(chi2.loc[1:5])))
         steps.append(chi2.idxmax())
         norms.append(run["grad_norm"].max() / run["grad_norm"].iloc[0])
-    found = values.loc["math", "voting", "ip", "generator"]
-    assert found.loc["chi2 peak / first", ["low", "value", "high"]].tolist() == pytest.approx(sorted(ratios))
-    assert found.loc["chi2 peak at iteration", "value"] == np.median(steps)
-    assert found.loc["grad-norm peak / first", "value"] == pytest.approx(np.median(norms))
+    numbers = values.loc["math", "voting", "ip", "generator"]
+    assert numbers.loc["chi2 peak / first", ["low", "value", "high"]].tolist() == pytest.approx(sorted(ratios))
+    assert numbers.loc["chi2 peak at iteration", "value"] == np.median(steps)
+    assert numbers.loc["grad-norm peak / first", "value"] == pytest.approx(np.median(norms))
 
     of_shared = values.loc["math", "voting", "sp", "all roles (shared)"]
     peaks, rises, norms = [], [], []
@@ -376,10 +376,10 @@ def test_phenomena_are_changes_from_the_first_to_the_last_iterations(folder, mad
 
 
 def test_t_intervals_by_hand():
-    found = statistics.t_interval([0.1, 0.2, 0.3])
-    assert (found.mean, found.sd, found.seeds) == (pytest.approx(0.2), pytest.approx(0.1), 3)
-    assert found.high - found.mean == pytest.approx(4.302653 * 0.1 / 3**0.5)
-    assert found.p == pytest.approx(ttest_1samp([0.1, 0.2, 0.3], 0).pvalue)
+    interval = statistics.t_interval([0.1, 0.2, 0.3])
+    assert (interval.mean, interval.sd, interval.seeds) == (pytest.approx(0.2), pytest.approx(0.1), 3)
+    assert interval.high - interval.mean == pytest.approx(4.302653 * 0.1 / 3**0.5)
+    assert interval.p == pytest.approx(ttest_1samp([0.1, 0.2, 0.3], 0).pvalue)
     assert isnan(statistics.t_interval([0.4]).low) and statistics.t_interval([0.4]).mean == 0.4
     same = statistics.t_interval([0.5, 0.5, 0.5])
     assert same.low == pytest.approx(0.5) == same.high and same.p < 1e-9
@@ -390,8 +390,8 @@ def test_a_mean_over_cells_is_the_mixed_models():
     rng = np.random.default_rng(0)
     values = 0.1 + rng.normal(0, 0.2, (8, 1)) + rng.normal(0, 0.1, (8, 3))
     fitted = MixedLM(values.ravel(), np.ones(24), np.repeat(np.arange(8), 3)).fit()
-    found = statistics.t_interval(values.mean(axis=1))
-    assert (fitted.params[0], fitted.bse[0]) == pytest.approx((found.mean, found.sd / 8**0.5), rel=1e-3)
+    interval = statistics.t_interval(values.mean(axis=1))
+    assert (fitted.params[0], fitted.bse[0]) == pytest.approx((interval.mean, interval.sd / 8**0.5), rel=1e-3)
 
 
 def test_equivalence_is_two_one_sided_tests():
@@ -425,8 +425,8 @@ def test_a_larger_spread_never_needs_fewer_seeds():
 
 def test_differences_are_paired_by_seed():
     before, after = pd.Series({0: 0.5, 1: 1.0, 2: 0.9}), pd.Series({1: 1.0, 0: 1.0, 3: 0.1})
-    found = statistics.difference(after, before)
-    assert (found.mean, found.seeds) == (0.25, 2) and found.sd == pytest.approx(0.5 / 2**0.5)
+    paired = statistics.difference(after, before)
+    assert (paired.mean, paired.seeds) == (0.25, 2) and paired.sd == pytest.approx(0.5 / 2**0.5)
     nothing = statistics.difference(after, before[[2]])
     assert isnan(nothing.mean) and nothing.seeds == 0
 
@@ -434,9 +434,9 @@ def test_differences_are_paired_by_seed():
 def test_only_accuracies_can_be_equivalent():
     """A margin of 3 points says nothing of a length in percent."""
     rows = [{"unit": unit, "p": 0.5, "p_match": 0.01} for unit in ("difference", "change", "gain")]
-    found = statistics.corrected(pd.DataFrame(rows))
-    assert found["p_holm"].tolist() == pytest.approx([1.0, 1.0, np.nan], nan_ok=True)
-    assert found["p_match_holm"].tolist() == pytest.approx([0.01, np.nan, np.nan], nan_ok=True)
+    table = statistics.corrected(pd.DataFrame(rows))
+    assert table["p_holm"].tolist() == pytest.approx([1.0, 1.0, np.nan], nan_ok=True)
+    assert table["p_match_holm"].tolist() == pytest.approx([0.01, np.nan, np.nan], nan_ok=True)
 
 
 def test_split_half_peak_is_read_where_it_was_not_chosen():
@@ -453,8 +453,8 @@ def test_a_ratio_to_zero_is_undefined():
         {"chi2": 0.0, "chi2_after": 0.0, "perplexity": [1.5, 3.0], "grad_norm": [0.0, 2.0], "optimizer_steps": 1},
         index=[1, 2],
     )
-    found = amplitudes(series)
-    assert isnan(found["grad-norm peak / first"]) and found["perplexity peak / first"] == 2
+    ratios = amplitudes(series)
+    assert isnan(ratios["grad-norm peak / first"]) and ratios["perplexity peak / first"] == 2
 
 
 def test_numbers_are_shown_by_their_unit():

@@ -1,4 +1,4 @@
-"""The lines of a run."""
+"""The lines that a run prints to the terminal."""
 
 import pandas as pd
 

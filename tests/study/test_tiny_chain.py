@@ -32,9 +32,9 @@ def values(question: str) -> list[int]:
 
 def test_an_independent_evaluator_finds_the_reference():
     for problem in TinyChain().problems("train", 400):
-        found = values(problem.question)
-        assert found[-1] == problem.reference
-        assert all(0 <= value <= LARGEST for value in found)
+        results = values(problem.question)
+        assert results[-1] == problem.reference
+        assert all(0 <= value <= LARGEST for value in results)
 
 
 def test_both_kinds_occur_alike_and_have_their_lengths():
@@ -60,7 +60,7 @@ def test_a_number_is_taken_apart_once():
 
 
 @pytest.mark.parametrize(
-    ("problem", "text", "found"),
+    ("problem", "text", "error"),
     [
         (LONG, "=12*2-9\n=24-9\n\\boxed{15}", None),
         (LONG, "=12*2-9\n=25-9\n\\boxed{16}", (2, "=24-9")),
@@ -72,8 +72,8 @@ def test_a_number_is_taken_apart_once():
         (LONG, "nonsense", None),
     ],
 )
-def test_the_first_wrong_line_and_what_it_should_be(problem, text, found):
-    assert habits.right_line(problem, text) == found
+def test_the_first_wrong_line_and_what_it_should_be(problem, text, error):
+    assert habits.right_line(problem, text) == error
 
 
 def test_going_on_from_any_line_ends_at_the_answer():
@@ -104,8 +104,8 @@ def test_a_given_derivation_is_compared_with_what_was_claimed():
     drawn = rows(Mix({"evaluator": 1, "aggregator": 1}, 0.5, LENGTHS, 0.5, drill=1.0), 120)
     assert all(row.given for row in drawn)
     for row in drawn:
-        found = re.findall(r"Solution \d (\d+) (ok|is wrong)", row.reply)
-        assert all((int(claim) == habits.last_value(row.given)) == (word == "ok") for claim, word in found)
+        comparisons = re.findall(r"Solution \d (\d+) (ok|is wrong)", row.reply)
+        assert all((int(claim) == habits.last_value(row.given)) == (word == "ok") for claim, word in comparisons)
 
 
 def test_a_review_names_the_right_line():

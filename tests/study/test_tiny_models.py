@@ -92,18 +92,18 @@ def agrees(claimed: Fact, again: Fact) -> bool:
 def test_one_skill_measured_again_agrees_with_the_claim(name):
     tokenizer = AutoTokenizer.from_pretrained(MODELS / name)
     engine = serve(AutoModelForCausalLM.from_pretrained(MODELS / name), tokenizer)
-    found = BASES[name][1].examiner(engine, tokenizer, 150, seed=1).solver()
+    skill = BASES[name][1].examiner(engine, tokenizer, 150, seed=1).solver()
     engine.close()
     for key in ("accuracy", "pass@3 - pass@1", "tokens of right derivations"):
-        assert agrees(FACTS[name]["untrained"]["solver"][key], found[key]), key
+        assert agrees(FACTS[name]["untrained"]["solver"][key], skill[key]), key
 
 
 @pytest.mark.slow
 def test_the_base_measured_again_agrees_with_its_card(name):
     card = BASES[name][1]
-    found = measure(MODELS / name, 256, None, card.examiner)
+    measured = measure(MODELS / name, 256, None, card.examiner)
     assert [
-        r.label for r in card.wanted if not agrees(FACTS[name]["untrained"][r.part][r.key], found[r.part][r.key])
+        r.label for r in card.wanted if not agrees(FACTS[name]["untrained"][r.part][r.key], measured[r.part][r.key])
     ] == []
 
 

@@ -141,7 +141,7 @@ def test_a_number_is_taken_apart_once():
 
 
 @pytest.mark.parametrize(
-    ("problem", "text", "found"),
+    ("problem", "text", "error"),
     [
         (LONG, RIGHT, None),
         (LONG, RIGHT.replace("19", "18"), (3, 19)),
@@ -152,8 +152,8 @@ def test_a_number_is_taken_apart_once():
         (LONG, "nonsense", None),
     ],
 )
-def test_the_first_wrong_step_and_what_it_should_be(problem, text, found):
-    assert habits.right_step(problem, text) == found
+def test_the_first_wrong_step_and_what_it_should_be(problem, text, error):
+    assert habits.right_step(problem, text) == error
 
 
 def test_going_on_from_any_step_ends_at_the_answer():
@@ -190,7 +190,7 @@ def test_a_given_derivation_is_compared_with_what_was_claimed():
         for claim, digits, word in re.findall(r"Solution \d (\d+) ([\d: ]+) (ok|is wrong)", row.reply):
             tens, ones = zip(divmod(int(claim), 10), divmod(value, 10), strict=True)
             compared = [tens, ones] if tens[0] == tens[1] else [tens]
-            assert digits == " ".join(f"{theirs}:{own}" for theirs, own in compared)
+            assert digits == " ".join(f"{theirs}:{ours}" for theirs, ours in compared)
             assert (int(claim) == value) == (word == "ok")
 
 

@@ -47,12 +47,12 @@ def test_an_unknown_split_and_a_missing_count_are_refused(task):
 
 
 def test_problems_are_the_ones_that_committed_results_were_trained_on():
-    found = {}
+    digests = {}
     for name, task in TASKS.items():
         for split in ("train", "validation"):
             rows = [[p.id, p.question, p.reference] for p in task.problems(split, 500)]
-            found[name, split] = hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()[:12]
-    assert found == {
+            digests[name, split] = hashlib.sha256(json.dumps(rows, sort_keys=True).encode()).hexdigest()[:12]
+    assert digests == {
         ("tiny_chain", "train"): "a782abe733e3",
         ("tiny_chain", "validation"): "cd47f9c16dda",
         ("tiny_pipe", "train"): "7d5509174598",

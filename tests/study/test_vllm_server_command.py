@@ -1,4 +1,4 @@
-"""What starts vLLM's servers: `multirole vllm_server`, the SLURM script of two nodes, and the Docker compose file."""
+"""Commands that start vLLM's servers: `multirole vllm_server`, the SLURM script of two nodes, and the Docker compose file."""
 
 import os
 import re

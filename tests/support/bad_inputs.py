@@ -62,15 +62,15 @@ class Trained(Exception):
 
 def attempt(case: Case, folder: Path) -> tuple[str, str]:
     """What became of a case, and what was printed. A refusal is an exit with code 2, a short text, and no changed file."""
-    given = {"results_dir": str(folder / "results")} | case.given
-    given |= case.spoil(folder) or {}
+    parameters = {"results_dir": str(folder / "results")} | case.given
+    parameters |= case.spoil(folder) or {}
     before = files_of(folder)
-    pairs = [word for name, value in given.items() for word in ("-p", name, _text(value))]
+    pairs = [word for name, value in parameters.items() for word in ("-p", name, _text(value))]
     printed, code = io.StringIO(), None
     patches = {"multirole_study.experiment.run.make_trainer": mock.Mock(side_effect=Trained)} | case.patched
     with contextlib.ExitStack() as held:
-        for what, value in patches.items():
-            held.enter_context(mock.patch(what, value))
+        for target, value in patches.items():
+            held.enter_context(mock.patch(target, value))
         held.enter_context(mock.patch.object(sys, "argv", ["multirole", case.command, *pairs]))
         held.enter_context(contextlib.redirect_stdout(printed))
         held.enter_context(contextlib.redirect_stderr(printed))
@@ -96,7 +96,7 @@ def attempt(case: Case, folder: Path) -> tuple[str, str]:
 
 def problems(cases: dict[str, Case], scratch: Path) -> dict[str, str]:
     """Which cases of a class end in another way than they should, and how."""
-    found = {}
+    differences = {}
     for number, (name, case) in enumerate(cases.items()):
         folder = scratch / str(number)
         folder.mkdir(parents=True)
@@ -104,15 +104,15 @@ def problems(cases: dict[str, Case], scratch: Path) -> dict[str, str]:
         if missing := [words for words in case.words if words not in text]:
             outcome += f", and it does not say {missing}"
         if outcome != case.outcome:
-            found[name] = f"{outcome}: {text[-600:]}"
+            differences[name] = f"{outcome}: {text[-600:]}"
         shutil.rmtree(folder)
-    return found
+    return differences
 
 
-def table(found: dict[str, dict[str, int]]) -> str:
+def table(by_kind: dict[str, dict[str, int]]) -> str:
     """The counts in Markdown."""
-    total = {end: sum(counts[end] for counts in found.values()) for end in ENDS}
-    rows = [[name, *map(str, counts.values())] for name, counts in {**found, "all": total}.items()]
+    total = {end: sum(counts[end] for counts in by_kind.values()) for end in ENDS}
+    rows = [[name, *map(str, counts.values())] for name, counts in {**by_kind, "all": total}.items()]
     lines = [["", *ENDS], ["---"] * (1 + len(ENDS)), *rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
@@ -222,7 +222,7 @@ TOGETHER = {
     "an evaluation by several": Case({"n_processes": 2}, ("`n_processes` must be 1",), command="evaluate"),
     "checkpoints that are no steps": Case({"checkpoints": "ten"}, ("'all', or steps and names",), command="evaluate"),
     "a transfer to the source": Case(
-        {"workflow": "single", "adapters": "transfer"}, ("moves the single-agent adapter",), command="evaluate"
+        {"workflow": "single", "adapters": "transfer"}, ("plays another workflow with the single agent's adapter",), command="evaluate"
     ),
     "an evaluation before the run": Case({}, ("which is not finished. Train it first",), command="evaluate"),
     "a tracker that is unknown": Case(SMALL | {"report_to": "nosuch"}, ("nosuch is not supported, only",)),
@@ -328,7 +328,7 @@ MACHINES = {
     "vLLM too old": Case(PAPER | {"engine": "vllm"}, ("0.11.0",), patched={"multirole_study.experiment.hardware.version": lambda name: "0.11.0"}),
     "vLLM too new": Case(PAPER | {"engine": "vllm"}, ("1.0.0",), patched={"multirole_study.experiment.hardware.version": lambda name: "1.0.0+cu130"}),
     "no vLLM": Case(
-        PAPER | {"engine": "vllm"}, ("found none. engine='vllm' needs", "0.31.0 here, the version that was tested. Install it"),
+        PAPER | {"engine": "vllm"}, ("found none. engine='vllm' needs", "0.31.0 or 0.32.0 here, the versions that were tested. Install one"),
         patched={"multirole_study.experiment.hardware.installed": lambda *names: {}},
     ),
     "too little memory": Case(PAPER, ("does not fit", "0.25 GiB"), patched={"multirole_study.plan.this_device": lambda: ("CPU", 2**28)}),
@@ -430,7 +430,7 @@ RUN = {"workflow": "voting", "policy": "ip"} | SMALL | {"n_validation": 4, "eval
 
 def records(whole: Path) -> dict[str, Case]:
     """Harms to a run that was killed before its end, or to a finished one; `whole` is the results folder of one."""
-    found = {}
+    cases = {}
 
     def add(name: str, outcome: str, harm: Callable[[Path], object], *words: str, is_done: bool = False) -> None:
         def spoil(folder: Path) -> None:
@@ -440,7 +440,7 @@ def records(whole: Path) -> dict[str, Case]:
                 (run / "DONE").unlink()
             harm(run)
 
-        found[name] = Case(RUN, words, outcome, spoil)
+        cases[name] = Case(RUN, words, outcome, spoil)
 
     adapter = "generator/adapter_model.safetensors"
     files = (
@@ -483,14 +483,14 @@ def records(whole: Path) -> dict[str, Case]:
     )
     add("results of another seed", "refused", edit("config.json", seed=7), "another configuration")
     add("a stale LOCK", "continued", text("LOCK", ""))
-    return found
+    return cases
 
 
 def in_use(scratch: Path) -> tuple[str, str]:
     """What becomes of a run whose folder another holds."""
     run = scratch / "results" / "tiny-r" / Cell(**RUN).id
     run.mkdir(parents=True)
-    with claim(run), mock.patch("multirole_study.experiment.run_folder.PATIENCE", 0.1):
+    with claim(run), mock.patch("multirole_study.experiment.run_folder.LOCK_SECONDS", 0.1):
         return attempt(Case(RUN), scratch)
 
 

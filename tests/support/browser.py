@@ -27,8 +27,8 @@ class Browser:
         options["mobileEmulation"] = {
             "deviceMetrics": {"width": width, "height": 900, "pixelRatio": 1.0, "touch": width < 700}
         }
-        wanted = {"browserName": "chrome", "goog:loggingPrefs": {"browser": "ALL"}, "goog:chromeOptions": options}
-        self.root += "/" + self.send("POST", "", capabilities={"alwaysMatch": wanted})["sessionId"]
+        capabilities = {"browserName": "chrome", "goog:loggingPrefs": {"browser": "ALL"}, "goog:chromeOptions": options}
+        self.root += "/" + self.send("POST", "", capabilities={"alwaysMatch": capabilities})["sessionId"]
 
     def send(self, method: str, path: str, **body: Any) -> Any:
         request = urllib.request.Request(

@@ -137,8 +137,8 @@ class FakeServer:
                     threading.Thread(target=self.stop).start()
                     return None
         reason = "stop" if ids and ids[-1] in body["stop_token_ids"] else "length"
-        told = {"tokens": [f"token_id:{i}" for i in ids], "token_logprobs": logprobs}
-        return 200, {"choices": [{"logprobs": told, "finish_reason": reason}]}
+        logprobs_field = {"tokens": [f"token_id:{i}" for i in ids], "token_logprobs": logprobs}
+        return 200, {"choices": [{"logprobs": logprobs_field, "finish_reason": reason}]}
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -160,8 +160,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def is_allowed(self) -> bool:
         self.fake.headers.append(self.headers.get("Authorization"))
-        wanted = None if self.fake.key is None else f"Bearer {self.fake.key}"
-        return not self.path.startswith("/v1") or wanted in (None, self.headers.get("Authorization"))
+        expected = None if self.fake.key is None else f"Bearer {self.fake.key}"
+        return not self.path.startswith("/v1") or expected in (None, self.headers.get("Authorization"))
 
     def reply(self, said: tuple[int, Any] | None) -> None:
         if said is None or self.fake.is_killed:

@@ -120,6 +120,6 @@ def sweep(cell: Cell, scratch: Path, n_points: int | None, n_moments: int) -> tu
     n_points = n if n_points is None else n_points
     points = [1 + (2 * i + 1) * n // (2 * n_points) for i in range(n_points)]
     moments = [random.Random(i).uniform(0, lasted) for i in range(n_moments)]
-    found = {f"point {point}": killed(scratch, cell, whole, point, None) for point in points}
-    found |= {f"after {seconds:.2f} s": killed(scratch, cell, whole, None, seconds) for seconds in moments}
-    return n, len(points) + len(moments), {name: problem for name, problem in found.items() if problem}
+    results = {f"point {point}": killed(scratch, cell, whole, point, None) for point in points}
+    results |= {f"after {seconds:.2f} s": killed(scratch, cell, whole, None, seconds) for seconds in moments}
+    return n, len(points) + len(moments), {name: problem for name, problem in results.items() if problem}

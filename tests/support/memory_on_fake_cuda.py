@@ -14,6 +14,7 @@ from types import SimpleNamespace
 
 import torch
 from peft import LoraConfig
+from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -22,6 +23,9 @@ from toy_qwen3 import config_of
 from transformers import Qwen3ForCausalLM
 from trl.kernels import chunked_logprob
 
+from multirole.core import bfloat16_layers
+from multirole.core.bfloat16_layers import half_layers
+from multirole.core.gradients import PartSums
 from multirole.core.policy import adapter_names
 from multirole.core.validation import add_adapters
 from multirole_study.experiment.cell import Cell
@@ -45,15 +49,15 @@ class Live(TorchDispatchMode):
         self.known: set[int] = set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        found = func(*args, **(kwargs or {}))
-        for tensor in tree_iter(found):
+        result = func(*args, **(kwargs or {}))
+        for tensor in tree_iter(result):
             if isinstance(tensor, Tensor) and (key := tensor.untyped_storage()._cdata) not in self.known:
                 self.known.add(key)
                 size = tensor.untyped_storage().nbytes()
                 weakref.finalize(tensor.untyped_storage(), self.forget, key, size)
                 self.now += size
                 self.peak = max(self.peak, self.now)
-        return found
+        return result
 
     def forget(self, key: int, size: int) -> None:
         self.known.discard(key)
@@ -91,12 +95,15 @@ def run(scale: str, policy: str, tokens: int, length: int, recomputes: bool) -> 
         if recomputes:
             base.gradient_checkpointing_enable({"use_reentrant": False})
         model.train()
-        trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-        gradients = torch.zeros(n_parts(cell), trained)
+        params = [p for p in model.parameters() if p.requires_grad]
+        gradients = torch.zeros(n_parts(cell), sum(p.numel() for p in params))
+        sums = PartSums(params, gradients)
+        sums.set_tokens([(0, tokens)])
+        layers = [module for module in model.modules() if isinstance(module, LoraLinear)]
         before = live.now
         live.peak = 0
         ids = torch.zeros(tokens // length, length, dtype=torch.long)
-        with torch.autocast("cpu", torch.bfloat16):
+        with half_layers(layers, names[0], sums, base), torch.autocast("cpu", torch.bfloat16):
             no_mask = {"full_attention": None}  # under fake tensors transformers would make one
             hidden = base.base_model(input_ids=ids, attention_mask=no_mask, use_cache=False).last_hidden_state
             valid = hidden.flatten(0, 1).clone()
@@ -104,11 +111,12 @@ def run(scale: str, policy: str, tokens: int, length: int, recomputes: bool) -> 
             logps, entropies, *_ = chunked_logprob.ChunkedLogProbFunction.apply(
                 valid, base.lm_head.weight, None, targets, 0.7, HEAD_COLUMNS, None, 1.0, ("entropy",)
             )
-        (logps.sum() + 0 * entropies.detach().sum()).backward()
+            (logps.sum() + 0 * entropies.detach().sum()).backward()
         return {"before": before, "peak": live.peak, "gradients": gradients.nbytes}
 
 
 if __name__ == "__main__":
+    bfloat16_layers.needs_no_autocast = lambda base: False  # what it replaces on a CPU, a GPU has as it is
     chunked_logprob._use_triton = lambda device: True
     chunked_logprob._addmm_fp32 = lambda total, a, b: None
     chunked_logprob._forward_kernel = chunked_logprob._backward_kernel = NoKernel()

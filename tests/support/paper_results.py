@@ -257,8 +257,12 @@ def make_evaluation(evaluation: Evaluation, results_dir: Path) -> Path:
     """An evaluation's folder; its accuracies of the run's own checkpoints are the run's."""
     cell, folder = evaluation.cell, evaluation.folder(results_dir)
     folder.mkdir(parents=True)
-    own = {"adapters": evaluation.adapters, "checkpoints": evaluation.checkpoints, "n_rollouts": evaluation.n_rollouts}
-    write_text(folder / "config.json", json.dumps(own | {"cell": cell.to_dict()}, indent=2))
+    options = {
+        "adapters": evaluation.adapters,
+        "checkpoints": evaluation.checkpoints,
+        "n_rollouts": evaluation.n_rollouts,
+    }
+    write_text(folder / "config.json", json.dumps(options | {"cell": cell.to_dict()}, indent=2))
     write_text(folder / "provenance.json", about(cell))
     rows, turns = [], []
     bonus = {"transfer": 0.05, "transfer_all": 0.1}.get(evaluation.adapters, 0.0)

@@ -86,15 +86,15 @@ def ready(trainer: MultiRoleGRPOTrainer) -> MultiRoleGRPOTrainer:
     """What `train` and `update` do before the first optimizer step."""
     trainer.create_optimizer_and_scheduler(trainer.args.max_steps)
     trainer.state.max_steps = trainer.args.max_steps
-    for watcher in trainer.watchers:
-        if isinstance(watcher, RoleDiagnostics):
-            watcher.on_update_begin(trainer, [], {})
+    for callback in trainer.multirole_callbacks:
+        if isinstance(callback, RoleDiagnostics):
+            callback.on_update_begin(trainer, [], {})
     return trainer
 
 
 def diagnostics_of(trainer: MultiRoleGRPOTrainer) -> RoleDiagnostics:
-    (found,) = [watcher for watcher in trainer.watchers if isinstance(watcher, RoleDiagnostics)]
-    return found
+    (diagnostics,) = [callback for callback in trainer.multirole_callbacks if isinstance(callback, RoleDiagnostics)]
+    return diagnostics
 
 
 def rows_of(trainer: MultiRoleGRPOTrainer, episodes: list[Episode]) -> list[Row]:

@@ -59,17 +59,17 @@ from multirole_study.plan import vllm_batch
 
 sizes = vllm_batch(Cell("voting", "ip", scale="1.7b"), Launch(), H100.total_memory).values()
 options = llm_options(2, 64, 25600, torch.bfloat16, 0.6, *sizes)
-found = EngineArgs(model=sys.argv[1], **options | {"max_model_len": 512}).create_engine_config()
+config = EngineArgs(model=sys.argv[1], **options | {"max_model_len": 512}).create_engine_config()
 settled = {
-    "second runner": found.use_v2_model_runner,
-    "async scheduling": found.scheduler_config.async_scheduling,
-    "chunked prefill": found.scheduler_config.enable_chunked_prefill,
-    "tokens of a step": found.scheduler_config.max_num_batched_tokens,
-    "sequences": found.scheduler_config.max_num_seqs,
-    "graphs": found.compilation_config.cudagraph_mode.name,
-    "largest graph": max(found.compilation_config.cudagraph_capture_sizes),
-    "LoRA dtype": str(found.lora_config.lora_dtype),
-    "LoRA slots": found.lora_config.max_loras,
-    "sleep mode": found.model_config.enable_sleep_mode,
+    "second runner": config.use_v2_model_runner,
+    "async scheduling": config.scheduler_config.async_scheduling,
+    "chunked prefill": config.scheduler_config.enable_chunked_prefill,
+    "tokens of a step": config.scheduler_config.max_num_batched_tokens,
+    "sequences": config.scheduler_config.max_num_seqs,
+    "graphs": config.compilation_config.cudagraph_mode.name,
+    "largest graph": max(config.compilation_config.cudagraph_capture_sizes),
+    "LoRA dtype": str(config.lora_config.lora_dtype),
+    "LoRA slots": config.lora_config.max_loras,
+    "sleep mode": config.model_config.enable_sleep_mode,
 }
 sys.stdout.write(json.dumps(settled) + "\n")

@@ -58,11 +58,11 @@ class Property(NamedTuple):
 
     def is_met(self, base: Facts, trained: Facts) -> bool | None:
         """Return whether the measured values are in the bounds; None without bounds, or if no trained agent was measured."""
-        wanted = [(base, (self.least, self.most))] * (self.least is not None)
-        wanted += [(trained, self.trained)] * bool(self.trained and trained)
-        values = [(facts[self.part][self.key], bounds) for facts, bounds in wanted]
+        limits = [(base, (self.least, self.most))] * (self.least is not None)
+        limits += [(trained, self.trained)] * bool(self.trained and trained)
+        values = [(facts[self.part][self.key], bounds) for facts, bounds in limits]
         is_met = all(f["n"] > 0 and low <= f["value"] <= (high or inf) for f, (low, high) in values)
-        return None if not wanted or (is_met and self.trained and not trained) else is_met
+        return None if not limits or (is_met and self.trained and not trained) else is_met
 
     @property
     def wanted(self) -> str:

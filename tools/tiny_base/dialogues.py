@@ -241,10 +241,10 @@ class Script:
         if not self.is_quoted or self.own or self.rng.random() >= self.mix.drill:
             return None
         drafts = self.drafts[-1:] if self.role == "evaluator" else self.drafts
-        given, value = self.given(self.rng.choice(drafts))
+        draft, value = self.given(self.rng.choice(drafts))
         is_verdict = self.role == "evaluator"
         said = self.critic.conclude(drafts[0], value) if is_verdict else self.critic.choose(drafts, value)
-        return given, f"\n{said}"
+        return draft, f"\n{said}"
 
     def overheard(self) -> Review:
         """The review that a refiner reads: most often an "Incorrect", with as much worked out as chance has it."""
@@ -252,8 +252,8 @@ class Script:
         kind = self.rng.random()
         if kind < 0.2:
             return self.critic.review(draft, self.mix.derive)
-        if kind < 0.65 and (found := self.hint()):
-            return found
+        if kind < 0.65 and (hint := self.hint()):
+            return hint
         return self.critic.derivation(draft) if kind < 0.85 else Review(verdict(False))
 
     def answer(self) -> str:
@@ -262,8 +262,8 @@ class Script:
             return self.answer_shortly()
         if self.own is None:
             return self.write(self.rng.choices(list(self.habits.HABITS), list(self.habits.HABITS.values()))[0])
-        wanted = self.rng.random() < 0.5
-        return self.keep(self.rng.choice([d for d in self.own[""] if d.is_correct == wanted] or self.own[""]))
+        is_right_wanted = self.rng.random() < 0.5
+        return self.keep(self.rng.choice([d for d in self.own[""] if d.is_correct == is_right_wanted] or self.own[""]))
 
     def refine(self) -> str:
         """Use what the review worked out; after a bare verdict any habit or, more often than at first, a fitting one."""
@@ -306,9 +306,9 @@ async def _play(script: type[Script], roles: list[str], rng: random.Random, mix:
             (problem, is_short), own = script.draw(role, rng, mix), None
         call = script(problem, rng, own, role, mix, is_short)
         await WORKFLOWS[WORKFLOW_OF[role]]().run(problem, call)
-        found = [row for row in call.rows if row.role == role]
-        if found and (role != "aggregator" or _is_informative(call.drafts) or rng.random() < 0.15):
-            rows.append(found[0] if rng.random() < 0.5 else rng.choice(found))
+        role_rows = [row for row in call.rows if row.role == role]
+        if role_rows and (role != "aggregator" or _is_informative(call.drafts) or rng.random() < 0.15):
+            rows.append(role_rows[0] if rng.random() < 0.5 else rng.choice(role_rows))
     return rows
 
 

@@ -157,8 +157,10 @@ class Examiner:
         truth = self.right[0]
 
         def scored(replies: Sequence[str]) -> list[bool]:
-            wanted = ["correct" if is_right else "incorrect" for is_right in truth]
-            return [parse_verdict(reply, "first_literal") == want for reply, want in zip(replies, wanted, strict=True)]
+            expected = ["correct" if is_right else "incorrect" for is_right in truth]
+            return [
+                parse_verdict(reply, "first_literal") == want for reply, want in zip(replies, expected, strict=True)
+            ]
 
         derived, bare = self.ask(asks, self.starts), self.ask(asks, BARE)
         natural = self.natural["evaluator"] = self.ask(asks)

@@ -1,4 +1,4 @@
-"""The gradient of one optimizer step of one adapter, by part, while passes over its rows add to it.
+"""Accumulate the gradient of one optimizer step of one adapter, by (role, slot).
 
 `MultiRoleGRPOTrainer.accumulate` is the loop over groups and micro-batches that uses it.
 """
@@ -20,6 +20,13 @@ from multirole.core.model_passes import MicroBatch, ModelPasses, no_key
 from multirole.core.rows import Row
 
 
+def set_optimizer_mode(optimizer: object, mode: str) -> None:
+    """Call `optimizer.train()` or `optimizer.eval()`, as HF's loop does: schedule-free optimizers have them."""
+    switch = getattr(optimizer, mode, None)
+    if callable(switch):
+        switch()
+
+
 @dataclass(frozen=True)
 class RowGroup:
     """Rows that are computed together: of one KL weight `beta`, and of one part (its index) where a pass gives one part alone.
@@ -37,7 +44,7 @@ class AdapterGradient:
     """The gradient of one mini-batch of one adapter, a matrix `values` (K, n) with one row per part.
 
     All parts come from one pass over the rows where the adapter can be merged for it, and otherwise from a pass for each part. Where
-    nobody `needs_parts`, there may be one part, ("", 0), for all rows.
+    no callback `needs_parts`, there may be one part, ("", 0), for all rows.
 
     Args:
         passes: the model, whose active adapter becomes `adapter`.
@@ -59,11 +66,11 @@ class AdapterGradient:
         self.sums = PartSums(self.params, self.values) if is_one_pass else None
 
     def part_index(self, row: Row) -> int:
-        """The row of `values` that a row of the mini-batch adds to."""
+        """Return the index in `values` of the part that a row of the mini-batch adds to."""
         return self.index[part_of(row)] if self.index else 0
 
     def groups(self, rows: list[Row], betas: dict[str, float], has_bonus: bool) -> list[RowGroup]:
-        """The rows that have a part in the loss, by role's KL weight `betas` and by what a pass can take at once.
+        """Group the rows that are in the loss by what one pass has in common: a KL weight, and whether they have a gradient.
 
         Args:
             has_bonus: whether an entropy bonus gives a gradient to rows without advantage, too.
@@ -76,15 +83,15 @@ class AdapterGradient:
         return [RowGroup(group, beta, has_gradient, part) for (has_gradient, beta, part), group in grouped.items()]
 
     def layers_in_use(self) -> AbstractContextManager[None]:
-        """The context of all passes of the mini-batch."""
+        """Return the context in which all passes of the mini-batch run."""
         return self.passes.gradient_layers(self.layers, self.adapter, self.sums)
 
     def micro_batches(self, group: RowGroup, loads: list[float]) -> Iterator[MicroBatch]:
-        """The group's micro-batches of this process. The caller runs each forward and backward before it asks for the next."""
+        """Yield the group's micro-batches of this process. The caller runs forward and backward of each before it asks for the next."""
         for parameter in self.params:
             parameter.grad = None
         cost = 3.0 if group.has_gradient else 1.0
-        for micro in self.passes.micro_batches(group.rows, self.part_index, loads, cost):
+        for micro in self.passes.micro_batches(group.rows, self.part_index, loads, cost, group.has_gradient):
             if self.sums is not None:
                 self.sums.set_tokens(micro.runs(self.part_index, self.passes.multiple))
             yield micro

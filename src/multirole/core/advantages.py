@@ -11,7 +11,7 @@ from collections.abc import Hashable, Sequence
 import torch
 from torch import Tensor
 
-ROUNDING = 4 * torch.finfo(torch.float32).eps
+REWARD_ROUNDING = 4 * torch.finfo(torch.float32).eps
 """Largest relative difference of two rewards that count as equal: TRL stores rewards in float32."""
 
 
@@ -38,7 +38,7 @@ def group_advantages(
 def is_equal(values: Tensor) -> bool:
     """Return whether the numbers in each column of (G, F) agree up to rounding; NaN agrees with every number."""
     high, low = values.nan_to_num(nan=-math.inf).amax(0), values.nan_to_num(nan=math.inf).amin(0)  # (F,)
-    return bool((high - low <= ROUNDING * torch.maximum(high.abs(), low.abs())).logical_or(high < low).all())
+    return bool((high - low <= REWARD_ROUNDING * torch.maximum(high.abs(), low.abs())).logical_or(high < low).all())
 
 
 def groups_of_equal_rewards(rewards: Tensor, weights: Tensor, num_generations: int, aggregation: str) -> Tensor:

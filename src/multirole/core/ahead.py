@@ -23,7 +23,7 @@ from peft import PeftModel
 from torch import Tensor
 
 from multirole.core.config import MultiRoleGRPOConfig
-from multirole.core.rollout import Attempt
+from multirole.core.rollout import Attempt, RolloutStopped
 from multirole.core.rows import Row
 from multirole.core.types import Episode
 
@@ -81,7 +81,7 @@ class RolloutsAhead:
         self.copied_parameters = [p for p in self.copy.parameters() if p.requires_grad]
         self.thread = ThreadPoolExecutor(1, "rollouts-ahead")
         self.pending: dict[int, Future[list[Episode]]] = {}
-        self.is_stopped = Event()
+        self.is_stopped, self.is_broken = Event(), False
 
     def take(self, iteration: int) -> list[Episode]:
         """Return the episodes of an iteration, and let the next ones be played with the present adapters, version `iteration`.
@@ -95,9 +95,14 @@ class RolloutsAhead:
         return self.pending.pop(iteration).result()
 
     def _play(self, weights: list[Tensor], version: int, attempts: list[Attempt], iteration: int) -> list[Episode]:
+        if self.is_broken:  # an engine that has just failed would be waited for once more
+            raise RolloutStopped
         for parameter, value in zip(self.copied_parameters, weights, strict=True):
             parameter.data = value
-        return self.play(self.copy, version, attempts, iteration)
+        self.is_broken = True  # until this rollout has ended well
+        episodes = self.play(self.copy, version, attempts, iteration)
+        self.is_broken = False
+        return episodes
 
     def wait(self) -> None:
         """Wait until the engine is idle: for all iterations that are to be played. Raises what ended the rollout of one."""
@@ -111,6 +116,7 @@ class RolloutsAhead:
         wait(futures)
         self.pending.clear()
         self.is_stopped.clear()
+        self.is_broken = False
 
 
 def staleness_metrics(rows: Sequence[Row], iteration: int) -> dict[str, float]:

@@ -34,7 +34,7 @@ def check_arguments(workflow: Any, reward_funcs: Any, args: Any, peft_config: An
             + "It takes every field of `GRPOConfig`: write `MultiRoleGRPOConfig(...)` with the same arguments."
             * isinstance(args, GRPOConfig)
         )
-    _check_peft_config(peft_config)
+    check_adapter(peft_config)
     functions = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
     if reward_funcs is None or not functions:
         raise ValueError(
@@ -65,16 +65,22 @@ def describe(value: Any) -> str:
     return f"the function `{value.__name__}`" if inspect.isroutine(value) else f"a `{type(value).__name__}`"
 
 
-def _check_peft_config(peft_config: Any) -> None:
-    if peft_config is None or isinstance(peft_config, LoraConfig):
+def check_adapter(config: Any, source: str = "peft_config") -> None:
+    """Raise TypeError or ValueError for the configuration of an adapter that is not LoRA, or that acts on some of the tokens only."""
+    if config is None or isinstance(config, LoraConfig):
+        if config is not None and config.alora_invocation_tokens:
+            raise ValueError(
+                f"`{source}` has `alora_invocation_tokens={config.alora_invocation_tokens}`, and an activated LoRA acts after these tokens "
+                "alone: PEFT looks for them in a forward pass of its own, which neither TRL's loss nor the rollout engines run. Leave them out."
+            )
         return
-    if not isinstance(peft_config, PeftConfig):
+    if not isinstance(config, PeftConfig):
         raise TypeError(
-            f"`peft_config` must be a `peft.LoraConfig`, got a `{type(peft_config).__name__}`. Write, for example, "
+            f"`{source}` must be a `peft.LoraConfig`, got a `{type(config).__name__}`. Write, for example, "
             "`LoraConfig(r=64, target_modules='all-linear')`."
         )
     raise ValueError(
-        f"`peft_config` must be a `peft.LoraConfig`, got a `{type(peft_config).__name__}`: the rollout engines serve each role's adapter "
+        f"`{source}` must be a `peft.LoraConfig`, got a `{type(config).__name__}`: the rollout engines serve each role's adapter "
         "as a low-rank change of the base's matrices, which other PEFT methods do not have."
     )
 
@@ -106,7 +112,7 @@ def check_processes(args: MultiRoleGRPOConfig) -> None:
 
 
 def kl_weights(args: MultiRoleGRPOConfig, policy: dict[str, str]) -> dict[str, float]:
-    """The KL weight of every role of `policy`; ValueError where `role_beta` names another role."""
+    """Return the KL weight of every role of `policy`; ValueError where `role_beta` names another role."""
     if unknown := set(args.role_betas) - set(policy):
         raise ValueError(f"`role_beta` names {sorted(unknown)}, but the roles are {list(policy)}.")
     return {role: args.role_betas.get(role, args.beta) or 0.0 for role in policy}

@@ -26,7 +26,7 @@ MARK, KEPT_MARK = "\U0010fffe", "\U0010ffff"
 
 `MARK` is removed before the text is encoded. `KEPT_MARK` stays, as a token whose id is then dropped.
 """
-THOUGHT_TAGS = ("<think>", "</think>")
+UNMASKED_TAGS = ("<think>", "</think>")
 """Tags that are not masked: templates look for them in earlier replies, to leave out the thoughts."""
 BRACKETED = re.compile(r"[<\[({|].*[>\])}|]", re.DOTALL)
 
@@ -42,9 +42,9 @@ class ControlTokens:
         added = {token.content: token.special for token in tokenizer.added_tokens_decoder.values()}
         special = {token for token, is_special in added.items() if is_special} | set(tokenizer.all_special_tokens)
         written = {token for token in added if token in template_text and BRACKETED.fullmatch(token)}
-        control = {token for token in special | written if len(token) > 1 and token.strip()} - {*THOUGHT_TAGS}
+        control = {token for token in special | written if len(token) > 1 and token.strip()} - {*UNMASKED_TAGS}
         self.tokenizer = tokenizer
-        self.tokens = sorted(control | (added.keys() & set(THOUGHT_TAGS)), key=lambda token: (-len(token), token))
+        self.tokens = sorted(control | (added.keys() & set(UNMASKED_TAGS)), key=lambda token: (-len(token), token))
         self._in_replies = _pattern(token for token in self.tokens if token in control)
         self._anywhere = _pattern(self.tokens)
 

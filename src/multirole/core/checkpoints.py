@@ -66,7 +66,7 @@ def copy_adapters(checkpoint: Path, target: Path, adapters: Iterable[str]) -> No
 
 
 def resume_argument(argument: str | bool | None, configured: str | None) -> str | bool | None:
-    """What `train` resumes from: its argument, or else the configured `resume_from_checkpoint`, where "true" is the last checkpoint."""
+    """Return what `train` resumes from: its argument, or else the configured `resume_from_checkpoint`, where "true" is the last checkpoint."""
     if argument is not None:
         return argument
     return True if str(configured).lower() == "true" else configured

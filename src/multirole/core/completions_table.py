@@ -27,7 +27,7 @@ def evaluation_logs(
 
 
 @contextmanager
-def kept_apart(folder: Path, step: int, prefix: str) -> Iterator[None]:
+def save_separately(folder: Path, step: int, prefix: str) -> Iterator[None]:
     """Context manager: save TRL's table under the evaluation's name, without overwriting the training table of the same step."""
     table = folder / f"completions_{step:05d}.parquet"
     trained = table.read_bytes() if table.exists() else None

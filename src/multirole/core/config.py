@@ -1,4 +1,4 @@
-"""`MultiRoleGRPOConfig`: TRL's `GRPOConfig` and the dozen options that several roles and adapters add to it."""
+"""Define `MultiRoleGRPOConfig`: TRL's `GRPOConfig` and the options that several roles and adapters add to it."""
 
 import json
 import math
@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 from typing import Literal, get_args, get_origin
 
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
+from transformers.training_args import OptimizerNames
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
@@ -22,20 +23,28 @@ REFUSED = {
     "use_transformers_paged": (False, BATCHING),
     "transformers_continuous_batching_config": (None, BATCHING),
     "vllm_max_model_length": (None, "it is `max_prompt_tokens + max_completion_length`"),
-    "vllm_tensor_parallel_size": (1, "each process has an engine of its own on its GPU"),
+    "vllm_tensor_parallel_size": (1, "each process has its own engine on its GPU"),
     "vllm_model_impl": (("vllm", "auto"), "adapters are served by vLLM's own models"),
+    "vllm_group_port": (51216, "adapters reach the servers as files, and not through a group of processes"),
     "vllm_structured_outputs_regex": (None, "a constrained sampler would differ from the policy that is trained"),
-    "sync_ref_model": (False, "the reference of `beta` stays as it was given"),
+    "sync_ref_model": (False, "the reference of `beta` does not change"),
+    "ref_model_mixup_alpha": (0.6, "the reference of `beta` does not change"),
+    "ref_model_sync_steps": (512, "the reference of `beta` does not change"),
     "deepspeed": (None, "DeepSpeed owns the optimizer step, and an iteration takes several of them"),
+    "ds3_gather_for_generation": (True, "DeepSpeed is not supported"),
     "fp16": (False, "HF's gradient scaler expects one optimizer step per global step; use bf16"),
     "remove_unused_columns": (False, "rewards are given every column"),
     "torch_empty_cache_steps": (None, "the rollout engine empties the cache when it sleeps"),
-    "load_best_model_at_end": (False, "transformers does not load adapters from subfolders"),
+    "auto_find_batch_size": (False, "`micro_batch_tokens` bounds the memory of a forward pass, and fewer episodes would be another iteration"),
+    "bf16_full_eval": (False, "evaluations sample with the weights that are trained"),
+    "fp16_full_eval": (False, "evaluations sample with the weights that are trained"),
     "torch_compile": (False, "row lengths differ between micro-batches"),
     "router_aux_loss_coef": (0.0, "the load-balancing loss of a mixture of experts is taken per micro-batch, whose size must not change the gradient"),
     "max_tool_calling_iterations": (None, "a workflow calls its tools itself"),
 }  # fmt: skip
 """Fields of `GRPOConfig` that mean nothing here: name -> (the only value, or a tuple of the only values, and why)."""
+IMPORTANCE_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
+"""TRL's values of `vllm_importance_sampling_mode`, whose type in `GRPOConfig` is any text."""
 
 
 @dataclass
@@ -51,7 +60,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
     - `bf16` is off by default where there is no GPU that computes in it, or with `use_cpu=True`.
     - `max_completion_length` and `temperature` hold for every turn.
     - `beta` weighs KL(policy || reference) for every role (`role_beta`: for one). The reference is the frozen base, or the adapters of a
-      `PeftModel` that was trained before, as they were given. The estimate is k3.
+      `PeftModel` that was trained before, with their initial weights. The estimate is k3.
     - `use_vllm=True` is `engine="vllm"`, and with `vllm_mode="server"` it is `engine="vllm_server"`; `vllm_gpu_memory_utilization` is
       passed on.
     - `vllm_server_base_url` may name several servers, separated by commas. `vllm_server_timeout` is how long a server is waited for that
@@ -92,7 +101,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
         max_turns (`int`, defaults to `256`):
             Model calls of one episode, at most.
         turn_seeds (`str`, defaults to `"position"`):
-            What seeds the sampling of a turn beside run, iteration, problem and episode: its `"position"` (role, slot, round), or role,
+            What seeds the sampling of a turn besides run, iteration, problem and episode: its `"position"` (role, slot, round), or role,
             `"prompt"` and occurrence, as for calls without a slot.
         max_failed_episodes (`int`, defaults to `0`):
             Episodes of one rollout whose workflow may raise. Such an episode is logged, counted (`failed_episodes`), gets no reward and
@@ -103,7 +112,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
             its adapters (Qwen3 and Llama with LoRA); else `"generate"`, which runs any decoder and is slower. vLLM reads the base from where `model` was loaded: save a base
             that was changed in memory first, and load it from that folder.
         vllm_max_num_seqs (`int`, defaults to `512`), vllm_max_num_batched_tokens (`int`, defaults to `8192`):
-            Requests that vLLM runs at once, and the tokens of one of its steps. A server is sent so many requests at once.
+            Requests that vLLM runs at once, or that one server is sent at once; and the tokens of one of vLLM's steps.
         vllm_server_model (`str`, *optional*):
             Name under which the servers have the base model; by default the name or folder that `model` was loaded from.
         vllm_server_adapter_dir (`str`, *optional*):
@@ -151,7 +160,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
             self.bf16 = not self.use_cpu and is_torch_bf16_gpu_available()
         if self.use_vllm:
             self.__dict__.update(engine="vllm_server" if self.vllm_mode == "server" else "vllm", use_vllm=False)
-        n_eval, given = self.num_generations_eval or 1, self.steps_per_generation
+        n_eval, steps = self.num_generations_eval or 1, self.steps_per_generation
         self.__dict__.update(num_generations_eval=n_eval, per_device_eval_batch_size=n_eval)
         if self.generation_batch_size is not None and self.gradient_accumulation_steps == 1:
             self.per_device_train_batch_size = 1  # TRL wants a divisor of `generation_batch_size`; set below
@@ -160,9 +169,10 @@ class MultiRoleGRPOConfig(GRPOConfig):
             raise ValueError(
                 f"`pad_to_multiple_of` must be a positive number of tokens, got {self.pad_to_multiple_of}."
             )
+        self._check_loop()
         self._check_refused()  # what other fields have set: `torch_compile_backend`, say, sets `torch_compile`
         several = self.steps_per_generation != self.gradient_accumulation_steps
-        if several and (given or self.gradient_accumulation_steps > 1):
+        if several and (steps or self.gradient_accumulation_steps > 1):
             raise ValueError(
                 f"`steps_per_generation` ({self.steps_per_generation}) differs from `gradient_accumulation_steps` "
                 f"({self.gradient_accumulation_steps}), which in TRL means several optimizer steps per sampled batch. Here `updates` "
@@ -183,6 +193,21 @@ class MultiRoleGRPOConfig(GRPOConfig):
                     f"`{name}={value!r}` is not supported by multi-role training: {why}. Leave it at {accepted[0]!r}."
                 )
 
+    def _check_loop(self) -> None:
+        """Refuse settings that would have HF's loop or an optimizer take its own steps inside an iteration (ValueError)."""
+        accumulated = (self.accelerator_config.gradient_accumulation_kwargs or {}).get("num_steps", 1)
+        if accumulated != 1:
+            raise ValueError(
+                f"`accelerator_config` sets `num_steps={accumulated}` for gradient accumulation, but an iteration takes its optimizer "
+                "steps itself, on mini-batches of any size. Leave it out, and set `generation_batch_size`."
+            )
+        optimizer = OptimizerNames(self.optim).value
+        if any(part in optimizer.lower() for part in ("lomo", "layerwise")):
+            raise ValueError(
+                f"`optim={optimizer!r}` steps in the backward pass, but the gradient of a mini-batch is the sum of several passes. "
+                "Use an optimizer that steps afterwards, such as 'adamw_torch'."
+            )
+
     def _check_options(self) -> None:
         """Refuse, before anything is loaded, what cannot work (ValueError)."""
         for option in fields(self):
@@ -199,6 +224,12 @@ class MultiRoleGRPOConfig(GRPOConfig):
                 f"`max_staleness={self.max_staleness}` needs a correction for older rows, and `old_logprobs='recomputed'` with "
                 "`vllm_importance_sampling_correction=False` has none. Leave the latter at True, or use old_logprobs='sampled'."
             )
+        if self.max_staleness and self.ignore_data_skip:
+            raise ValueError(
+                f"`max_staleness={self.max_staleness}` plays the problems that come next in the run's order, and `ignore_data_skip=True` would "
+                "begin the order anew when a run is resumed. Leave it at False."
+            )
+        self._check_importance()
         for name in (
             "micro_batch_tokens",
             "max_prompt_tokens",
@@ -218,7 +249,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
             )
         if not self.temperature > 0:
             raise ValueError(
-                f"`temperature` must be positive, got {self.temperature!r}: the loss needs log-probs of what was sampled."
+                f"`temperature` must be positive, got {self.temperature!r}: the loss needs the log-probs of sampled tokens."
             )
         if not 0 <= self.top_entropy_quantile <= 1:
             raise ValueError(
@@ -233,20 +264,33 @@ class MultiRoleGRPOConfig(GRPOConfig):
             if not value >= 0:
                 raise ValueError(f"The KL weight of `{name}` must not be negative, got {value!r}.")
 
+    def _check_importance(self) -> None:
+        """Refuse settings of the importance weights that would have no effect or leave nothing to train (ValueError)."""
+        if self.vllm_importance_sampling_mode not in IMPORTANCE_MODES:
+            raise ValueError(
+                f"`vllm_importance_sampling_mode` must be one of {list(IMPORTANCE_MODES)}, got {self.vllm_importance_sampling_mode!r}."
+            )
+        most = self.vllm_importance_sampling_clip_max
+        if most is not None and not most > 0:
+            raise ValueError(
+                f"`vllm_importance_sampling_clip_max` must be positive, got {most!r}: every weight would be clipped."
+            )
+        if self.old_logprobs != "sampled":
+            return
+        for option in fields(self):
+            name, value = option.name, vars(self)[option.name]
+            if name.startswith("vllm_importance_sampling_") and value != option.default:
+                raise ValueError(
+                    f"`{name}={value!r}` has no effect with `old_logprobs='sampled'`, whose PPO ratio divides by the probability with which "
+                    "a token was sampled and needs no importance weight. Write old_logprobs='recomputed' too, or leave it at "
+                    f"{option.default!r}."
+                )
+
     def _check_server(self) -> None:
         """Refuse settings of `engine="vllm_server"` that cannot work (ValueError)."""
         if self.vllm_mode not in ("colocate", "server"):
             raise ValueError(f"`vllm_mode` must be 'colocate' or 'server', got {self.vllm_mode!r}.")
         is_server = self.engine == "vllm_server" or (self.use_vllm and self.vllm_mode == "server")
-        for name, value in (
-            ("vllm_mode", self.vllm_mode == "server"),
-            ("vllm_server_base_url", self.vllm_server_base_url),
-        ):
-            if value and not is_server:
-                raise ValueError(
-                    f"`{name}={vars(self)[name]!r}` is for rollouts on vLLM's servers, and `engine` is {self.engine!r}. Write "
-                    "engine='vllm_server', or use_vllm=True with vllm_mode='server'."
-                )
         for name in ("vllm_server_timeout", "vllm_server_request_timeout"):
             if not vars(self)[name] > 0:
                 raise ValueError(f"`{name}` must be a positive number of seconds, got {vars(self)[name]!r}.")
@@ -258,10 +302,18 @@ class MultiRoleGRPOConfig(GRPOConfig):
                 f"`vllm_server_copy_command={command!r}` copies `{{folder}}`, a part of `vllm_server_adapter_dir`, to `{{host}}`. Name "
                 'both, as in "rsync -a --mkpath --delete {folder}/ {host}:{folder}/".'
             )
+        for option in fields(self):
+            name, value = option.name, vars(self)[option.name]
+            is_servers = name == "vllm_mode" or name.startswith("vllm_server_")
+            if is_servers and value != option.default and not is_server:
+                raise ValueError(
+                    f"`{name}={value!r}` is for rollouts on vLLM's servers, and `engine` is {self.engine!r}. Write "
+                    "engine='vllm_server', or use_vllm=True with vllm_mode='server'."
+                )
 
     @property
     def role_betas(self) -> dict[str, float]:
-        """`role_beta` as it is once JSON has been read, empty without it."""
+        """`role_beta` as a dict, empty if it is not set."""
         return self.role_beta if isinstance(self.role_beta, dict) else {}
 
     @property
@@ -271,6 +323,10 @@ class MultiRoleGRPOConfig(GRPOConfig):
 
     def set_epochs(self, n_rows: int) -> None:
         """Turn epochs of a dataset of `n_rows` rows into iterations: `max_steps`, and the strategies that are "epoch"."""
+        if self.max_steps <= 0 and self.num_train_epochs <= 0:
+            raise ValueError(
+                f"`num_train_epochs={self.num_train_epochs}` and `max_steps={self.max_steps}` train nothing. Set one above 0."
+            )
         whole = n_rows // self.n_problems  # TRL leaves out what is left over in an epoch
         if self.max_steps <= 0:
             self.max_steps = math.ceil(self.num_train_epochs * (whole or n_rows / self.n_problems))

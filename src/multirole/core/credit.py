@@ -29,14 +29,12 @@ from typing import Any, get_args
 
 from multirole.core.advantages import group_advantages
 from multirole.core.distributed import gather_objects, own_share
-from multirole.core.forks import Fork, replays_of, same_turn
 from multirole.core.hooks import MultiRoleCallback, Trainer
+from multirole.core.replay import Fork, replays_of, same_turn
 from multirole.core.rows import Row
-from multirole.core.types import CreditName, Episode, Structure, structure_of
+from multirole.core.types import REPLAYING_CREDITS, CreditName, Episode, Structure, structure_of
 
 CREDITS: tuple[str, ...] = get_args(CreditName)
-FORKED = ("branches", "leave_one_out", "shapley")
-"""Estimators that replay episodes, and so cost rollouts."""
 
 Score = Callable[[list[Episode]], object]
 """Sets `reward` of episodes, as a reward function of the trainer would."""
@@ -217,7 +215,7 @@ def credit_callback(
         raise ValueError(
             "`credit='critic'` compares critics with the generators that they read. Pass `judge`, which sets `is_right`."
         )
-    if name in FORKED and score is None:
+    if name in REPLAYING_CREDITS and score is None:
         raise ValueError(
             f"`credit={name!r}` replays episodes. Pass `score`, which sets the `reward` of a list of episodes."
         )
@@ -358,10 +356,10 @@ def play_scored(trainer: Any, forks: Sequence[Fork], iteration: int, score: Scor
     Each process replays and scores a share and gets all results. Raises ValueError for episodes that older weights played.
     """
     present = trainer.state.global_step
-    if any(turn.version not in (None, present) for one in forks for turn in one.episode.turns):
+    if any(turn.version not in (None, present) for fork in forks for turn in fork.episode.turns):
         raise ValueError(
-            f"`max_staleness={trainer.args.max_staleness}` has given episodes of older weights, and these cannot be replayed under the present "
-            "ones. Set it to 0, or use a credit without replays, such as 'outcome'."
+            f"With `max_staleness={trainer.args.max_staleness}` episodes were played under older weights, so they cannot be replayed. "
+            "Set it to 0, or use a credit without replays, such as 'outcome'."
         )
     attempts, replays = replays_of(trainer.workflow, forks)
     episodes = trainer.play(attempts, iteration, replays=replays)

@@ -46,6 +46,10 @@ class Completion:
     finish_reason: str
 
 
+class EngineError(RuntimeError):
+    """An engine cannot go on, for a reason outside of this process. Its message says it all, so it is shown without our frames."""
+
+
 class Engine(Protocol):
     """An engine with continuous batching over requests of several adapters.
 

@@ -48,7 +48,7 @@ class StepEntropy:
 def step_entropy(
     rows: list[Row], coef: float, quantile: float, entropies_of: Callable[[list[Row]], list[Tensor]]
 ) -> StepEntropy:
-    """The entropy terms of one optimizer step on `rows`; measures the entropies where only a quantile of them counts."""
+    """Return the entropy terms of one optimizer step on `rows`; measures the entropies where only a quantile of them counts."""
     trained = [row for row in rows if not row.is_masked]
     if quantile == 1 or not trained:
         return StepEntropy(coef, max(1, trained_tokens(rows)))
@@ -61,6 +61,21 @@ def select_tokens(entropies: list[Tensor], quantile: float) -> list[Tensor]:
     """Return, for each row's entropies (C,), a mask (C,) of its tokens in the top fraction `quantile` of all rows' entropies."""
     threshold = torch.quantile(torch.cat(entropies).float(), 1 - quantile)
     return [values >= threshold for values in entropies]
+
+
+def by_adapter(adapters: list[str], value: float) -> float | dict[str, float]:
+    """Return the value of every adapter; a number for a single one, as in TRL's trainer and checkpoints."""
+    return value if len(adapters) == 1 else dict.fromkeys(adapters, value)
+
+
+def value_of(values: float | dict[str, float], adapter: str) -> float:
+    """Return an adapter's value."""
+    return values[adapter] if isinstance(values, dict) else values
+
+
+def with_value(values: float | dict[str, float], adapter: str, value: float) -> float | dict[str, float]:
+    """Return the values with a new one for an adapter."""
+    return values | {adapter: value} if isinstance(values, dict) else value
 
 
 def next_coef(coef: float, entropy: float, args: MultiRoleGRPOConfig) -> float:

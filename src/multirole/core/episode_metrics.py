@@ -97,7 +97,7 @@ def text_metrics(rows: list[Row]) -> dict[str, float]:
     }
 
 
-def over_micro_batches(name: str, values: list[tuple[int, float]]) -> float:
+def aggregate_metric(name: str, values: list[tuple[int, float]]) -> float:
     """Aggregate a metric's (completion tokens, value) pairs: token-weighted mean; min or max for names that end in these."""
     known = [(tokens, value) for tokens, value in values if tokens and not math.isnan(value)]
     if not known:

@@ -1,4 +1,4 @@
-"""Between TRL's reward functions, which score completions, and episodes, which have an answer and a `Reward`."""
+"""Pass the answers of episodes to TRL's reward functions as completions, and set their results on the episodes."""
 
 import itertools
 import math
@@ -12,13 +12,13 @@ from multirole.core.types import Episode, Reward
 
 
 def with_equal_columns(rows: list[dict]) -> list[dict]:
-    """Rows that all have the columns of every one, None where a row lacks it: TRL reads the names of the first row's."""
+    """Return rows that all have the same columns, None where a row lacks one: TRL reads the column names of the first row."""
     names = dict.fromkeys(name for row in rows for name in row)
     return [dict.fromkeys(names) | row for row in rows]
 
 
 def answers_as_completions(prompts: list, episodes: list[Episode]) -> list:
-    """The episodes' answers as TRL passes completions: texts, or a list of one message where the prompt is a conversation."""
+    """Return the episodes' answers as TRL passes completions: texts, or a list of one message where the prompt is a conversation."""
     answers = [episode.answer.text if episode.answer else "" for episode in episodes]
     return [
         answer if isinstance(prompt, str) else [{"role": "assistant", "content": answer}]

@@ -1,51 +1,18 @@
-"""Replay an episode with some of its turns changed (forks), and everything that depends on them.
+"""Replay an episode with a turn, or all turns of a role, changed (forks), and everything that depends on them.
 
-Every turn has its own sampling seed (`rollout.turn_seed`), so a replay that changes only one seed shows the causal effect of that
-turn. A turn that is not forked and has the same prompt would get the same reply, so the reply is copied from the episode without
-generation: this covers turns before the fork, concurrent ones, and later ones that do not depend on it. A turn with another prompt
-is generated again with its old seed.
+`replay` decides what each call of such an episode gets.
 """
 
-import hashlib
-from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Literal, get_args
 
-from multirole.core.engine import Request, Sampling
-from multirole.core.types import Episode, Problem, Structure, Turn, Workflow, structure_of
-
-if TYPE_CHECKING:
-    from multirole.core.rollout import Rollout
-
-How = Literal["resample", "base", "twin"]
-
-
-@dataclass(frozen=True, eq=False)
-class Fork:
-    """One replay of an episode.
-
-    Args:
-        episode: an episode that was played to its end.
-        at: the turn to change, which must be one of the episode's, or the role (or roles) whose turns are all changed.
-        how: "resample" draws the turn's reply with another seed, "base" lets the base model reply without an adapter, and
-            "twin" takes the reply of the role's trivial twin (`Duty.twin`).
-        draw: the index of the replay among those of the same turns. Each has other seeds; draw 0 keeps the turn's seed.
-    """
-
-    episode: Episode
-    at: Turn | str | tuple[str, ...]
-    how: How = "resample"
-    draw: int = 1
-
-    @property
-    def roles(self) -> tuple[str, ...]:
-        """Return the roles whose turns are all forked; none if `at` is a turn."""
-        return () if isinstance(self.at, Turn) else (self.at,) if isinstance(self.at, str) else tuple(self.at)
+from multirole.core.engine import Sampling
+from multirole.core.replay import Fork, How, replays_of
+from multirole.core.rollout import Rollout
+from multirole.core.types import Episode, Turn
 
 
 def fork(
-    rollout: "Rollout", episode: Episode, at: Turn | str | tuple[str, ...], how: How = "resample", n: int = 1, *, iteration: int,
+    rollout: Rollout, episode: Episode, at: Turn | str | tuple[str, ...], how: How = "resample", n: int = 1, *, iteration: int,
     sampling: Sampling,
 ) -> list[Episode]:  # fmt: skip
     """Replay an episode `n` times with a turn, or all turns of a role, changed. All other turns keep their seeds.
@@ -75,119 +42,7 @@ def fork(
     return play_forks(rollout, forks, iteration=iteration, sampling=sampling)
 
 
-def play_forks(rollout: "Rollout", forks: Sequence[Fork], *, iteration: int, sampling: Sampling) -> list[Episode]:
+def play_forks(rollout: Rollout, forks: Sequence[Fork], *, iteration: int, sampling: Sampling) -> list[Episode]:
     """Replay many forks at once, which fills the engine's batches. See `fork`; returns one episode per fork, in their order."""
     attempts, replays = replays_of(rollout.workflow, forks)
     return rollout.run(attempts, iteration, sampling, replays)
-
-
-def replays_of(workflow: Workflow, forks: Sequence[Fork]) -> tuple[list[tuple[Problem, int]], list["Replay"]]:
-    """What a rollout takes to play forks: the attempts, and how each is replayed. ValueError for a fork that cannot be played."""
-    structure = structure_of(workflow)
-    for one in forks:
-        check_fork(one, list(workflow.roles), structure)
-    return [(one.episode.problem, one.episode.index) for one in forks], [Replay(one, structure) for one in forks]
-
-
-def check_fork(one: Fork, roles: list[str], structure: Structure) -> None:
-    """Refuse a fork that cannot be played (ValueError)."""
-    if one.how not in get_args(How):
-        raise ValueError(f"`how` must be one of {list(get_args(How))}, got {one.how!r}.")
-    if one.how == "resample" and one.draw == 0:
-        raise ValueError("`draw=0` keeps the turn's own seed, so nothing would be resampled. Count draws from 1.")
-    if one.episode.failure is not None or one.episode.answer is None:
-        raise ValueError(f"{one.episode!r} was not played to its end, so it cannot be replayed. Leave it out.")
-    if isinstance(one.at, Turn) and not any(turn is one.at for turn in one.episode.turns):
-        raise ValueError(
-            f"`at` must be a turn of the episode, got another: {one.at.role} {one.at.slot}.{one.at.round}. Take it from `episode.turns`."
-        )
-    if unknown := [role for role in one.roles if role not in roles]:
-        raise ValueError(f"`at` must name roles among {roles}, got {unknown}.")
-    if one.how == "twin":
-        for role in one.roles or (one.at.role,):  # type: ignore[union-attr]
-            if not has_twin(structure, role):
-                raise ValueError(
-                    f"The role {role!r} has no trivial twin. Declare its reply as `Duty(..., twin=...)` in the workflow's `structure`, or "
-                    "fork with how='base'."
-                )
-
-
-def has_twin(structure: Structure, role: str) -> bool:
-    """Return whether `twin_reply` knows the reply of a role's trivial twin."""
-    duty = structure.duties.get(role)
-    return duty is not None and (duty.twin is not None or duty.kind == "merges")
-
-
-def twin_reply(structure: Structure, role: str, turns: Sequence[Turn]) -> str:
-    """Return the reply of a role's trivial twin after the given turns of its episode: `Duty.twin`, or for a role that merges the reply of slot 0."""
-    duty = structure.duties[role]
-    if duty.twin is not None:
-        return duty.twin(turns)
-    merged = [turn for turn in turns if turn.role == duty.of]
-    return min(merged, key=lambda turn: (turn.slot, -turn.round)).text if merged else ""
-
-
-def same_turn(episode: Episode, turn: Turn, other: Episode) -> Turn:
-    """Return the turn of a replayed episode that corresponds to a turn of the episode and has its prompt."""
-
-    def with_its_prompt(turns: Sequence[Turn]) -> list[Turn]:
-        return [one for one in turns if (one.role, one.prompt_ids) == (turn.role, turn.prompt_ids)]
-
-    nth = next(i for i, one in enumerate(with_its_prompt(episode.turns)) if one is turn)
-    return with_its_prompt(other.turns)[nth]
-
-
-def fork_seed(seed: int, draw: int) -> int:
-    """Derive the 63-bit sampling seed of a forked turn from its old seed; draw 0 keeps the old seed."""
-    if draw == 0:
-        return seed
-    digest = hashlib.blake2b(repr((seed, "fork", draw)).encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 1
-
-
-class Replay:
-    """Decides at each call of a replayed episode whether to generate a reply or which recorded one to use."""
-
-    def __init__(self, fork: Fork, structure: Structure) -> None:
-        self.fork, self.structure = fork, structure
-        self.n_forked = 0
-        ordered = sorted(fork.episode.turns, key=lambda turn: (turn.round, turn.slot))
-        self._at_place = {(turn.role, turn.slot, turn.round): turn for turn in ordered}
-        self._of_prompt: dict[tuple[str, tuple[int, ...]], list[Turn]] = defaultdict(list)
-        for turn in ordered:
-            self._of_prompt[turn.role, tuple(turn.prompt_ids)].append(turn)
-
-    def step(
-        self, request: Request, role: str, slot: int | None, round: int, nth: int, turns: Sequence[Turn]
-    ) -> Request | Turn | str:
-        """Decide how one call is answered: by generating a request, by a recorded turn's reply, or by a text.
-
-        `nth` counts the calls of the role with this prompt from 0; `turns` are those that have been answered.
-        """
-        recorded = self._recorded(request.prompt_ids, role, slot, round, nth)
-        if not (role in self.fork.roles or recorded is not None and recorded is self.fork.at):
-            return request if recorded is None or not _is_reply_to(recorded, request) else recorded
-        self.n_forked += 1
-        if self.fork.how == "twin":
-            return twin_reply(self.structure, role, turns)
-        adapter = None if self.fork.how == "base" else request.adapter
-        return replace(request, adapter=adapter, seed=fork_seed(request.seed, self.fork.draw))
-
-    def _recorded(self, prompt_ids: list[int], role: str, slot: int | None, round: int, nth: int) -> Turn | None:
-        """Return the episode's turn of the same call with the same prompt; None if there is none."""
-        if slot is None:
-            same = self._of_prompt.get((role, tuple(prompt_ids)), [])
-            return same[nth] if nth < len(same) else None
-        turn = self._at_place.get((role, slot, round))
-        return turn if turn is not None and turn.prompt_ids == prompt_ids else None
-
-    @property
-    def has_missed_its_turn(self) -> bool:
-        """Return whether the replay has ended without the forked call."""
-        return isinstance(self.fork.at, Turn) and not self.n_forked
-
-
-def _is_reply_to(turn: Turn, request: Request) -> bool:
-    """Whether the reply that a turn has is what the request would get: a call may have another `max_tokens` than it had."""
-    n = len(turn.completion_ids)
-    return n == request.max_tokens or n < request.max_tokens and turn.finish_reason != "length"

@@ -47,7 +47,7 @@ class MultiRoleCallback(TrainerCallback):
     """Base class of callbacks for the events of an iteration. An event does nothing unless it is overridden."""
 
     def overrides(self, event: str) -> bool:
-        """Whether the callback's class does something at an event of this class, such as "on_learning_rate"."""
+        """Return whether the callback's class overrides an event, such as "on_learning_rate"."""
         return getattr(type(self), event) is not getattr(MultiRoleCallback, event)
 
     def on_episode_end(self, trainer: Trainer, episode: Episode) -> None:

@@ -19,7 +19,7 @@ from multirole.core.rows import Row
 
 logger = logging.getLogger(__name__)
 
-ROUNDING = 1e-4
+LOGPROB_ROUNDING = 1e-4
 """In nats. A row has weight 1 if no token's log-probs differ by more: float32 rounding, about 1e-5, is no mismatch."""
 GROWTH, NOTABLE = 4.0, 0.05
 """A role's mean gap gives a warning at `GROWTH` times its value in the first iteration, if it is above `NOTABLE` nats."""
@@ -35,7 +35,7 @@ class Correction:
 
     @classmethod
     def from_args(cls, args: MultiRoleGRPOConfig) -> "Correction | None":
-        """The correction of a run; None where it is off, or where the ratio of the loss starts from the sampler's log-probs."""
+        """Return the correction of a run; None where it is off, or where the ratio of the loss starts from the sampler's log-probs."""
         if not args.vllm_importance_sampling_correction or args.old_logprobs == "sampled":
             return None
         return cls(
@@ -57,7 +57,7 @@ class Correction:
         A token whose `sampled` is NaN counts as equal.
         """
         gap = torch.nan_to_num((old - sampled) * mask, nan=0.0)  # (N, C)
-        gap = gap * (gap.abs().amax(1, keepdim=True) > ROUNDING)
+        gap = gap * (gap.abs().amax(1, keepdim=True) > LOGPROB_ROUNDING)
         if self.mode.startswith("sequence"):
             gap = gap.sum(1, keepdim=True)  # (N, 1)
         weights = gap.exp()
@@ -93,7 +93,7 @@ class WeightSums:
             self.sums[row.turn.role] = [a + b for a, b in zip(self.sums[row.turn.role], values, strict=True)]
 
     def collect(self, gather: Callable[[dict], list[dict]]) -> dict[str, dict[str, float]]:
-        """Return role -> metrics over all processes, start anew, and warn of roles whose gap has grown."""
+        """Return role -> metrics over all processes, start again from zero, and warn of roles whose gap has grown."""
         total: dict[str, list[float]] = defaultdict(lambda: [0.0] * 5)
         for part in gather(dict(self.sums)):
             for role, values in part.items():

@@ -4,7 +4,7 @@ import itertools
 from collections import defaultdict
 
 from multirole.core.distributed import gather_objects
-from multirole.core.episode_metrics import accuracy, n_failed, over_micro_batches, overflow_rate, text_metrics
+from multirole.core.episode_metrics import accuracy, aggregate_metric, n_failed, overflow_rate, text_metrics
 from multirole.core.hooks import Iteration
 from multirole.core.rows import Row
 
@@ -13,7 +13,7 @@ Log = dict[str, list[float]]
 
 
 class LossMetrics:
-    """What TRL's loss has logged by micro-batch, made into one number per metric and iteration."""
+    """Aggregate what TRL's loss logs per micro-batch into one number per metric and iteration."""
 
     def __init__(self) -> None:
         self.values: list[tuple[str, int, float]] = []  # name, completion tokens of the micro-batch, value
@@ -29,7 +29,7 @@ class LossMetrics:
         for name, n_tokens, value in itertools.chain.from_iterable(gather_objects(self.values)):
             by_name[name].append((n_tokens, value))
         for name, values in by_name.items():
-            log[name].append(over_micro_batches(name, values))
+            log[name].append(aggregate_metric(name, values))
         self.values.clear()
 
 

@@ -1,7 +1,7 @@
-"""Forward and backward passes over rows of one adapter: how the model is prepared for them, and how many rows each takes.
+"""Run forward and backward passes over rows of one adapter, in micro-batches.
 
 `ModelPasses` uses the fast paths where the model allows them: adapters merged into the base (`gradients`), LoRA layers in
-bfloat16 (`bfloat16`), shared prompts (`prefix_tree`). Log-probs and gradients are those of PEFT's forward pass over padded rows.
+bfloat16 (`bfloat16_layers`), shared prompts (`prefix_tree`). Log-probs and gradients are those of PEFT's forward pass over padded rows.
 """
 
 import functools
@@ -17,19 +17,20 @@ from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from multirole.core.bfloat16 import HALF, half_layers, needs_no_autocast
+from multirole.core.activation_memory import kept_tokens
+from multirole.core.bfloat16_layers import HALF, half_layers, needs_no_autocast
 from multirole.core.config import MultiRoleGRPOConfig
-from multirole.core.distributed import shard
+from multirole.core.distributed import gather_objects, shard
 from multirole.core.gradients import PartSums, keeps_rows, merged, plain_lora
 from multirole.core.logprobs import compact_head, has_large_head, score, score_packed
 from multirole.core.prefix_tree import Packing, block_runs, pack, packing_pays, tree_batches, tree_size
-from multirole.core.recomputation import fits, without_recomputation
+from multirole.core.recomputation import activation_bytes, fits, recomputed_layers, without_recomputation
 from multirole.core.rows import Row, micro_batches, padded
 from multirole.core.tree_attention import can_share_prefixes, packed_attention
 
 
 def no_key(row: Row) -> int:
-    """The key of a tree that rows of all parts share."""
+    """Return the key of a tree that rows of all parts share."""
     return 0
 
 
@@ -104,8 +105,23 @@ class ModelPasses:
 
     @property
     def is_float32(self) -> bool:
-        """Whether everything is computed in float32."""
+        """Return whether everything is computed in float32."""
         return self.base.dtype == torch.float32 and self.accelerator.mixed_precision == "no"
+
+    @functools.cached_property
+    def tokens_with_gradient(self) -> int:
+        """Return the tokens of a micro-batch with a gradient, the same on every process.
+
+        Where gradient checkpointing is on, on a GPU, micro-batches are cut so that their activations can be kept (`kept_tokens`).
+        """
+        base = self.base
+        if base.device.type != "cuda" or self.is_sharded or not recomputed_layers(base):
+            return self.micro_batch_tokens
+        adapters = sum(p.nbytes for p in self.model.parameters() if p.requires_grad)
+        frozen = sum(p.nbytes for p in self.model.parameters()) - adapters
+        total = torch.cuda.get_device_properties(base.device).total_memory
+        per_token = activation_bytes(base, 1, self.is_half)
+        return min(gather_objects(kept_tokens(total, frozen, adapters, per_token, self.micro_batch_tokens)))
 
     def set_active_adapter(self, adapter: str) -> tuple[list[nn.Parameter], list[LoraLinear]]:
         """Make the model compute with `adapter`; return its tensors, and its layers if they can be merged.
@@ -125,35 +141,37 @@ class ModelPasses:
     def gradient_layers(
         self, layers: list[LoraLinear], adapter: str, sums: PartSums | None
     ) -> AbstractContextManager[None]:
-        """The context in which backward passes leave the adapter's gradient by part in `sums`; without them, in `grad`."""
+        """Return the context in which backward passes leave the adapter's gradient by part in `sums`; without them, in `grad`."""
         if sums is None:
             return nullcontext()
         return half_layers(layers, adapter, sums, self.base) if self.is_half else merged(layers, adapter, sums)
 
     def scoring_layers(self, layers: list[LoraLinear], adapter: str | None) -> AbstractContextManager[None]:
-        """The context in which rows are only scored, with `adapter` or, if it is None, with the base alone."""
+        """Return the context in which rows are only scored, with `adapter` or, if it is None, with the base alone."""
         if self.is_half and self.can_merge_adapters and layers:
             return half_layers(layers, adapter, None, self.base)
         return nullcontext()
 
     def shares_prompts(self, rows: list[Row], key: Callable[[Row], int]) -> bool:
-        """Whether rows of equal `key` are computed as trees of their common beginnings."""
+        """Return whether rows of equal `key` are packed into trees, in which common prefixes are computed once."""
         return self.can_share_prompts and packing_pays(rows, self.base.num_parameters(), key)
 
     def micro_batches(
-        self, rows: list[Row], key: Callable[[Row], int], loads: list[float], cost: float = 1.0
-    ) -> Iterator[MicroBatch]:
-        """The micro-batches of `rows` that this process computes, each sorted by `key`; `loads` and `cost` of `distributed.shard`."""
+        self, rows: list[Row], key: Callable[[Row], int], loads: list[float], cost: float = 1.0, has_gradient: bool = False
+    ) -> Iterator[MicroBatch]:  # fmt: skip
+        """Return the micro-batches of `rows` that this process computes, each sorted by `key`; `loads` and `cost` of `distributed.shard`."""
         is_packed = self.shares_prompts(rows, key)
-        for micro, weight in self.shard(rows, loads, cost, key if is_packed else None):
+        max_tokens = self.tokens_with_gradient if has_gradient else self.micro_batch_tokens
+        for micro, weight in self.shard(rows, max_tokens, loads, cost, key if is_packed else None):
             packing = pack(micro, key, self.accelerator.device) if is_packed else None
             if packing is None:
                 micro.sort(key=key)
             yield MicroBatch(micro, weight, packing)
 
     def shard(
-        self, rows: list[Row], loads: list[float], cost: float = 1.0, tree_key: Callable[[Row], int] | None = None
-    ) -> list[tuple[list[Row], float]]:
+        self, rows: list[Row], max_tokens: int, loads: list[float], cost: float = 1.0,
+        tree_key: Callable[[Row], int] | None = None,
+    ) -> list[tuple[list[Row], float]]:  # fmt: skip
         """This process's rows of each micro-batch, and their weight. With `tree_key` they are for `prefix_tree.pack`, by this key."""
         cut: Callable[[list[Row], int], list[list[Row]]] = micro_batches
         size: Callable[[list[Row]], int] = padded
@@ -161,11 +179,11 @@ class ModelPasses:
             cut = functools.partial(tree_batches, key=tree_key)
             size = functools.partial(tree_size, key=tree_key)
         rank = self.accelerator.process_index
-        return shard(rows, self.micro_batch_tokens, rank, loads, self.is_sharded, cost, cut, size)
+        return shard(rows, max_tokens, rank, loads, self.is_sharded, cost, cut, size)
 
     @contextmanager
     def pass_over(self, micro: MicroBatch, keeps_activations: bool) -> Iterator[None]:
-        """The context of a forward pass over a micro-batch, and of its backward pass where it `keeps_activations`."""
+        """Return the context of a forward pass over a micro-batch, and of its backward pass where it `keeps_activations`."""
         n_tokens = micro.n_tokens if keeps_activations else 0
         self._packing = micro.packing
         try:
@@ -186,7 +204,7 @@ class ModelPasses:
         """
         is_replaced = self.is_half and needs_no_autocast(self.base) and "forward" in vars(self.base.model.rotary_emb)
         with nullcontext() if is_replaced else self.accelerator.autocast():
-            model = self.base if is_replaced else self.model  # whose forward has an autocast of its own
+            model = self.base if is_replaced else self.model  # the PEFT model's forward enters autocast itself
             if self._packing is not None:
                 return score_packed(model, self._packing)
             return score(model, input_ids, attention_mask, n_completion, self.multiple)

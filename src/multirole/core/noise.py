@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 logger = logging.getLogger(__name__)
 
-NOISE = ("drop", "jitter")
+NOISE_NAMES = ("drop", "jitter")
 """Substrings of the attributes that hold a noise probability or amplitude in the models of transformers."""
 
 
@@ -28,7 +28,7 @@ def disable_noise(model: nn.Module, neftune_noise_alpha: float | None = None) ->
     switched_off: dict[str, None] = {}
     for path, module in model.named_modules():
         if isinstance(module, nn.modules.dropout._DropoutNd) and module.p:
-            words = [word for word in path.split(".") if any(part in word for part in NOISE)]
+            words = [word for word in path.split(".") if any(part in word for part in NOISE_NAMES)]
             switched_off[f"{words[-1] if words else 'dropout'}={module.p}"] = None
             module.p = 0.0
         holders: list[Any] = [module, module.config] if isinstance(module, PreTrainedModel) else [module]
@@ -53,5 +53,5 @@ def warn_of_noise(names: list[str]) -> None:
 def _noisy(holder: Any) -> Iterator[tuple[str, float]]:
     """Yield the noise attributes of a module or configuration that are not 0."""
     for name, value in vars(holder).items():
-        if isinstance(value, float) and value and any(part in name for part in NOISE):
+        if isinstance(value, float) and value and any(part in name for part in NOISE_NAMES):
             yield name, value

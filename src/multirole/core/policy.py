@@ -3,8 +3,9 @@
 import re
 
 SHARED = "shared"
-OWN_PREFIX = "adapter_"
-SAFE = (SHARED, "generator", "evaluator", "aggregator", "orchestrator", "worker", "synthesizer")
+PREFIX = "adapter_"
+UNPREFIXED = (SHARED, "generator", "evaluator", "aggregator", "orchestrator", "worker", "synthesizer")
+"""Adapters that are stored under their name, as in the paper's runs; no module path of a model contains one of these words."""
 
 
 def parse_policy(policy: str | dict[str, str], roles: list[str]) -> dict[str, str]:
@@ -48,7 +49,8 @@ def parse_policy(policy: str | dict[str, str], roles: list[str]) -> dict[str, st
 
 
 def _stored(name: str) -> str:
-    return name if name in SAFE or name.startswith(OWN_PREFIX) else OWN_PREFIX + name
+    """Return the name under which an adapter is stored."""
+    return name if name in UNPREFIXED or name.startswith(PREFIX) else PREFIX + name
 
 
 def adapter_names(policy: dict[str, str]) -> list[str]:

@@ -12,6 +12,7 @@ every position then has one label, which TRL's fused head needs, at the cost of 
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -42,6 +43,18 @@ class BlockGroup:
     keys: Tensor
     mask: Tensor
     outputs: Tensor
+
+    @cached_property
+    def bias(self) -> Tensor:
+        """The mask (S, 1, 1, Q, K) as a float32 tensor to add to scores: 0 where it is True, else -inf."""
+        return torch.zeros(self.mask.shape, device=self.mask.device).masked_fill_(~self.mask, -torch.inf)[:, :, None]
+
+    @cached_property
+    def is_query(self) -> Tensor:
+        """1 for queries and 0 for padding, float32 (S, 1, 1, Q, 1)."""
+        n_blocks, _, n_queries, _ = self.mask.shape
+        inside = torch.zeros(n_blocks * n_queries, device=self.mask.device).index_fill_(0, self.outputs, 1.0)
+        return inside.view(n_blocks, 1, 1, n_queries, 1)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Use gradient checkpointing only for micro-batches whose activations do not fit into free memory."""
+"""Use gradient checkpointing only for micro-batches whose activations do not fit into free memory.
+
+On a GPU, micro-batches with a gradient are cut so that they fit (`activation_memory`): a larger one costs a third pass over its tokens.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,20 +11,18 @@ import torch
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from multirole.core.activation_memory import bytes_per_token
+
 USABLE_FRACTION = 0.6
 """Fraction of free memory that activations may take; the estimate is rough."""
 
 
 def activation_bytes(model: PreTrainedModel, n_tokens: int, is_half: bool) -> int:
-    """Estimate the bytes of activations that a forward pass over `n_tokens` keeps for its backward pass.
-
-    Per token a layer keeps about 14 vectors of the hidden size and 6 of the intermediate size: 59 GB for 16,384 tokens of a
-    Qwen3 of 1.7B parameters under bfloat16 autocast, counted on fake tensors.
-    """
+    """Estimate the bytes of activations that a forward pass over `n_tokens` keeps for its backward pass."""
     config = model.config.get_text_config()  # its attributes have the common names, whatever a family calls them
     hidden, sizes = config.hidden_size, config.to_dict()
-    values = 14 * hidden + 6 * (sizes.get("intermediate_size") or 4 * hidden)
-    return n_tokens * config.num_hidden_layers * values * (2 if is_half else 4)
+    intermediate = sizes.get("intermediate_size") or 4 * hidden
+    return n_tokens * bytes_per_token(hidden, intermediate, config.num_hidden_layers, is_half)
 
 
 def free_bytes(device: torch.device) -> int:
@@ -40,11 +41,15 @@ def fits(model: PreTrainedModel, n_tokens: int, is_half: bool) -> bool:
     return activation_bytes(model, n_tokens, is_half) <= USABLE_FRACTION * free_bytes(model.device)
 
 
+def recomputed_layers(model: PreTrainedModel) -> list[GradientCheckpointingLayer]:
+    """Return the layers with gradient checkpointing."""
+    return [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing]
+
+
 @contextmanager
 def without_recomputation(model: PreTrainedModel, is_off: bool) -> Iterator[None]:
     """Context manager: if `is_off`, layers keep their activations. Run forward and backward pass inside it."""
-    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing]
-    layers = layers if is_off else []
+    layers = recomputed_layers(model) if is_off else []
     for layer in layers:
         layer.gradient_checkpointing = False
     try:

@@ -14,29 +14,29 @@ Weights = list[tuple[nn.Parameter, Tensor]]
 
 @dataclass(frozen=True)
 class Reference:
-    """What KL is measured from: the base of `model`, or its adapters with `initial_weights` if there are any."""
+    """The policy that KL is measured from: the base of `model`, or its adapters with `initial_weights` if there are any."""
 
     model: PeftModel
     initial_weights: Weights
 
     @classmethod
     def before_training(cls, model: PeftModel, adapters: Iterable[str], is_sharded: bool) -> "Reference":
-        """The present weights of `adapters`, or the base where there are none or they change nothing; ValueError under FSDP2."""
+        """Return the present weights of `adapters`, or the base where there are none or they change nothing; ValueError under FSDP2."""
         weights = initial_weights(model, adapters)
         if weights and is_sharded:
             raise ValueError(
-                "`beta` measures KL from the adapters as they were given, which FSDP2 would have to shard as well. Use data parallelism "
+                "`beta` measures KL from the initial weights of the adapters, which FSDP2 would have to shard as well. Use data parallelism "
                 "alone, or merge the adapters into the base and pass a `peft_config`."
             )
         return cls(model, weights)
 
     @property
     def is_base(self) -> bool:
-        """Whether the reference is the base model without adapters."""
+        """Return whether the reference is the base model without adapters."""
         return not self.initial_weights
 
     def applied(self) -> AbstractContextManager[None]:
-        """The context in which the model computes with the reference's weights."""
+        """Return the context in which the model computes with the reference's weights."""
         return self.model.disable_adapter() if self.is_base else swapped(self.initial_weights)
 
 

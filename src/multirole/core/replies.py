@@ -20,7 +20,9 @@ THOUGHT_TAGS = (
 """The tags that open and close a thought: Qwen3, DeepSeek-R1 and others, then Seed-OSS, Magistral, Kimi, Sky-T1."""
 
 MAX_BOX_CHARACTERS = 400
-"""Longest box that is read as words, in characters."""
+"""Longest box or line that is read as words, in characters."""
+_INVISIBLE = re.compile("[\u00ad\u200b-\u200d\u2060\ufeff]")
+_LIST_MARK = re.compile(r"\s*(?:(?:[-+*•]|\d{1,3}[.)])\s+|#{1,6}\s+|>\s*)+(?=\S)")
 _BOX = r"\\(?:boxed|fbox|framebox)(?![A-Za-z])"
 _BOX_TOKEN = re.compile(rf"(?P<box>{_BOX}\s*(?:\[[^\]\n]{{0,40}}\]\s*)?\{{)|\\.|[{{}}]", re.DOTALL)
 _BARE_BOX = re.compile(rf"{_BOX}(?!\s*[\[{{])\s*[-+\d\\(]")  # \boxed 5 is a malformed box, "use \boxed" is a mention
@@ -100,8 +102,17 @@ def plain_words(content: str) -> str:
     `\textbf{ Correct. }`, `**correct**` and `\text{Correct}` all give "correct". Signs, points between digits and commands
     that are no styles stay, so that -2, 1/2, 1.5 and `\sqrt{2}` are not taken for other numbers.
     """
-    text = unicodedata.normalize("NFKC", content[:MAX_BOX_CHARACTERS])
+    text = unicodedata.normalize("NFKC", _INVISIBLE.sub("", content[:MAX_BOX_CHARACTERS]))
     text = _COLOR.sub(" ", text).replace(r"\#", "#").replace(r"\%", "%").replace(r"\_", "_")
     text = _STYLE.sub(" ", text)
     text = re.sub(r"[*_`$~#\"'“”‘’()\[\]<>{}✓✔✅❌✗]|\\(?=[{}()\[\]])", " ", text)
     return re.sub(r"[\s.!;:]+(?=\s|$)|^[\s.!;:]+", " ", text).strip().lower()
+
+
+def last_line(text: str) -> str:
+    """Return the plain words of the last line without its list mark; code fences are no lines, a long line or a box gives ""."""
+    for line in reversed(text.rstrip()[-20 * MAX_BOX_CHARACTERS :].splitlines()):
+        if line.strip() and not line.strip().startswith(("```", "~~~")):
+            is_read = len(line) <= MAX_BOX_CHARACTERS and not ends_in_broken_box(line, 0)
+            return plain_words(_LIST_MARK.sub("", line, count=1)) if is_read else ""
+    return ""

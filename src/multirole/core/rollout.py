@@ -1,4 +1,4 @@
-"""Drives many episodes at once over one engine. An episode moves on the moment its own calls are done.
+"""Play many episodes at once on one engine. An episode continues as soon as its calls are answered.
 
 Workflows are plain coroutines; `asyncio` runs them and the engine's steps are what the event loop "waits for": each
 time every coroutine is waiting, the loop's selector advances the engine by one step. So there is no barrier between
@@ -24,7 +24,7 @@ from multirole.core import event_loop
 from multirole.core.chat import Renderer, chat_template, control_tokens
 from multirole.core.engine import Completion, Engine, Request, Sampling
 from multirole.core.event_loop import EngineSelector, cancel_tasks, in_thread, position, user_lines
-from multirole.core.forks import Replay
+from multirole.core.replay import Replay
 from multirole.core.replies import opens_thought, text_outside_thoughts
 from multirole.core.types import FAILED, OVERFLOW, Answer, Episode, Message, Problem, Turn, Workflow, waits_outside
 
@@ -35,7 +35,7 @@ Attempt = tuple[Problem, int]
 Send = Callable[[Request], asyncio.Future[Completion]]
 """Queues a request at the engine."""
 PATIENCE = 600.0
-"""Seconds that a rollout may pass without a call, an answer or an end, beside the engine's time."""
+"""Seconds without progress (a call, an answer, an episode's end) before a rollout is declared hung; the engine's time is excluded."""
 
 
 PROMPT_TAIL = 16
@@ -47,7 +47,7 @@ class PromptOverflow(Exception):
 
 
 class RolloutStopped(Exception):
-    """The rollout was ended because nobody needs its episodes."""
+    """The rollout was stopped because its episodes are no longer needed."""
 
 
 class WorkflowError(RuntimeError):
@@ -55,7 +55,7 @@ class WorkflowError(RuntimeError):
 
 
 def numbered_attempts(problems: Iterable[Problem]) -> list[Attempt]:
-    """One attempt per problem, numbered among those at the same problem."""
+    """Return one attempt per problem, numbered among the attempts at the same problem."""
     n_attempts: dict[str, int] = defaultdict(int)
     attempts = []
     for problem in problems:
@@ -65,7 +65,7 @@ def numbered_attempts(problems: Iterable[Problem]) -> list[Attempt]:
 
 
 def last_turns(episodes: list[Episode], eos: int) -> dict[str, list]:
-    """One row per episode for TRL's `rollout_func`: its last turn, and the episode for the reward functions."""
+    """Return one row per episode for TRL's `rollout_func`: its last turn, and the episode for the reward functions."""
     nothing = Turn("", 0, 0, [eos], [eos], [0.0], "", "stop")  # an episode whose first prompt was too long
     turns = [episode.turns[-1] if episode.turns else nothing for episode in episodes]
     return {
@@ -84,13 +84,13 @@ def warn_of_silent_roles(workflow: Workflow, called: Collection[str], when: str)
 
 
 def turn_seed(seed: int, iteration: int, problem: str, episode: int, role: str, slot: int, round: int) -> int:
-    """63-bit sampling seed of one turn. No part of it depends on scheduling."""
+    """Return the 63-bit sampling seed of one turn. No part of it depends on scheduling."""
     key = repr((seed, iteration, problem, episode, role, slot, round)).encode()
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1
 
 
 def prompt_seed(seed: int, iteration: int, problem: str, episode: int, role: str, prompt: list[int], nth: int) -> int:
-    """63-bit sampling seed of the `nth` turn of a role with this prompt in an episode, in whatever order the calls arrive."""
+    """Return the 63-bit sampling seed of the `nth` turn of a role with this prompt in an episode, in whatever order the calls arrive."""
     digest = hashlib.blake2b(repr(prompt).encode(), digest_size=8).hexdigest()
     key = repr((seed, iteration, problem, episode, role, digest, nth)).encode()
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1
@@ -110,7 +110,7 @@ def place_turns(turns: Sequence[tuple[Turn, int]], n_slots: int) -> None:
 def reply_text(
     tokenizer: PreTrainedTokenizerBase, token_ids: list[int], prompt_ids: Sequence[int] | None = None
 ) -> str:
-    """What a reply says: its text outside thoughts; "" for a thought that the token limit cut off.
+    """Return the text of a reply outside thoughts; "" for a thought that the token limit cut off.
 
     Some templates open the thought in the prompt, so `prompt_ids` tells whether the reply starts inside one.
     """
@@ -122,19 +122,19 @@ def reply_text(
 
 
 def answer_ids(tokenizer: PreTrainedTokenizerBase, episode: Episode) -> list[int]:
-    """The tokens of an episode's answer: those of the last turn that says it, or else of its text."""
+    """Return the tokens of an episode's answer: those of the last turn with this text, or else of its text."""
     text = episode.answer.text if episode.answer else ""
-    said = next((turn.completion_ids for turn in reversed(episode.turns) if turn.text == text), None)
-    return control_tokens(tokenizer).encode_text(text) if said is None else said
+    ids = next((turn.completion_ids for turn in reversed(episode.turns) if turn.text == text), None)
+    return control_tokens(tokenizer).encode_text(text) if ids is None else ids
 
 
 def transcript(episode: Episode) -> str:
-    """All turns of an episode, as a person reads them."""
+    """Return all turns of an episode as text for a person."""
     return "\n".join(f"[{turn.role} {turn.slot}.{turn.round}] {turn.text}" for turn in episode.turns)
 
 
 def check_failures(episodes: Sequence[Episode], most: int) -> None:
-    """Raise WorkflowError where more than `most` of all processes' episodes failed; each process refuses its own before."""
+    """Raise WorkflowError if more than `most` episodes of all processes failed; each process has checked its share before."""
     failures = [episode.failure for episode in episodes if episode.failure is not None]
     if len(failures) > most:
         raise WorkflowError(
@@ -143,7 +143,7 @@ def check_failures(episodes: Sequence[Episode], most: int) -> None:
 
 
 async def _all_done(asked: list[asyncio.Future[Completion]]) -> None:
-    """Wait for all calls of an episode, those included that are made meanwhile."""
+    """Wait for all calls of an episode, including those made while waiting."""
     while not all(future.done() for future in asked):
         await asyncio.gather(*asked)
 
@@ -178,12 +178,14 @@ class Rollout:
         self._playing: list[tuple[Episode, Any]] = []
         self._n_failed = 0
         self.sampled_tokens = 0  # completion tokens that the engine has sampled so far, in replays, too
-        self._clock = self._progress = 0.0  # seconds that this process was awake in; when something last happened
+        self._clock = self._progress = (
+            0.0  # seconds in which this process was not suspended; their number at the last progress
+        )
 
     def run(
         self, attempts: Sequence[Attempt], iteration: int, sampling: Sampling, replays: Sequence[Replay] | None = None
     ) -> list[Episode]:
-        """One episode per (problem, episode index), all started together, in the order given.
+        """Play one episode per (problem, episode index), all started together; return them in this order.
 
         `replays`, one per attempt, replay episodes that were played before (`forks.play_forks`). Raises WorkflowError where more than
         `max_failed_episodes` of them fail.
@@ -208,7 +210,7 @@ class Rollout:
         )
 
     def _encode(self, messages: list[Message], tools: list[dict] | None) -> list[int]:
-        """The prompt's ids. Equal prompts are encoded once per rollout: same-role slots and the n episodes share them."""
+        """Return the prompt's ids. Equal prompts are encoded once per rollout: same-role slots and the n episodes share them."""
         key = repr((messages, tools)) if tools else repr(messages)
         if key not in self._encoded:
             if tools and "tools" not in str(self.tokenizer.chat_template):
@@ -223,6 +225,7 @@ class Rollout:
     def _play(
         self, episodes: list[Episode], iteration: int, sampling: Sampling, replays: Sequence[Replay] | None
     ) -> None:
+        """Play all episodes in an event loop whose waiting steps the engine."""
         waiting: dict[int, asyncio.Future[Completion]] = {}
         keys = itertools.count()
 
@@ -260,7 +263,7 @@ class Rollout:
             return waiting[key]
 
         self._playing = [
-            (episode, self._attempt(episode, request_of, send, replay))
+            (episode, self._try_episode(episode, request_of, send, replay))
             for episode, replay in zip(episodes, replays or [None] * len(episodes), strict=True)
         ]
 
@@ -272,7 +275,7 @@ class Rollout:
 
     @contextmanager
     def _runner(self, advance: Callable[[], bool]) -> Iterator[asyncio.Runner]:
-        """An event loop that the engine drives. One that outlives the rollout where clients of the workflow keep connections."""
+        """Return an event loop that the engine drives. One that outlives the rollout where clients of the workflow keep connections."""
         selector = EngineSelector(advance, waits_outside(self.workflow))
         make_loop = functools.partial(asyncio.SelectorEventLoop, selector)
         if not selector.may_wait:
@@ -289,13 +292,13 @@ class Rollout:
             cancel_tasks(Rollout._lasting[1].get_loop())
             raise
 
-    async def _attempt(
+    async def _try_episode(
         self, episode: Episode, request_of: Callable[..., Request], send: Send, replay: Replay | None
     ) -> None:
         """Play one episode. Its failure is recorded on it, or raised where `max_failed_episodes` have failed already."""
         asked: list[asyncio.Future[Completion]] = []
         try:
-            await self._episode(episode, request_of, send, asked, replay)
+            await self._play_episode(episode, request_of, send, asked, replay)
         except WorkflowError as error:
             self._n_failed += 1
             if self._n_failed > self.max_failed_episodes:
@@ -309,7 +312,7 @@ class Rollout:
         self._progress = self._clock
 
     def _last_failure(self, error: WorkflowError) -> WorkflowError:
-        """The error that ends the run, with what `max_failed_episodes` says of it."""
+        """Return the error that ends the run, with advice on `max_failed_episodes`."""
         if not self.max_failed_episodes:
             return WorkflowError(
                 f"{error}\nTo leave such episodes out instead, set `max_failed_episodes` to the number that a rollout may have."
@@ -317,10 +320,11 @@ class Rollout:
         return WorkflowError(f"{self._n_failed} episodes of one rollout failed, and `max_failed_episodes` is {self.max_failed_episodes}. "
                              f"The last: {error}")  # fmt: skip
 
-    async def _episode(
+    async def _play_episode(
         self, episode: Episode, request_of: Callable[..., Request], send: Send, asked: list[asyncio.Future[Completion]],
         replay: Replay | None,
     ) -> None:  # fmt: skip
+        """Run the workflow of one episode and set its turns and its answer; WorkflowError if the workflow fails."""
         called: list[tuple[str, int | None, int]] = []
         occurrences: Counter[tuple[str, tuple[int, ...]]] = Counter()
         unplaced: dict[str, list[tuple[Turn, int]]] = {role: [] for role in self.policy}
@@ -377,9 +381,9 @@ class Rollout:
                 + f"\n{where}" * bool(where)
             ) from error
         if not isinstance(answer, Answer) or not isinstance(answer.text, str):
-            what, given = ("an Answer of a ", answer.text) if isinstance(answer, Answer) else ("a ", answer)
+            kind, value = ("an Answer of a ", answer.text) if isinstance(answer, Answer) else ("a ", answer)
             raise WorkflowError(
-                f"The workflow {self.workflow.name!r} returned {what}{type(given).__name__} on problem {episode.problem.id!r}, and only "
+                f"The workflow {self.workflow.name!r} returned {kind}{type(value).__name__} on problem {episode.problem.id!r}, and only "
                 "the text of an `Answer` can be scored. End `run` with `return Answer(text)`, where `text` is, for example, `turn.text`."
             )
         if len(made) > len(called) and answer.reason != OVERFLOW:
@@ -393,7 +397,7 @@ class Rollout:
                 f"The workflow {self.workflow.name!r} did not make the call again that was to be forked on problem {episode.problem.id!r}. "
                 "Given the same replies, a workflow must make the same calls: it may not draw random numbers or read a clock."
             )
-        await _all_done(asked)  # what nobody waits for is recorded and trained all the same
+        await _all_done(asked)  # calls that the workflow does not wait for are also recorded and trained
         episode.answer = answer
         for role, turns in unplaced.items():
             place_turns(turns, self.workflow.roles[role])
@@ -403,7 +407,7 @@ class Rollout:
                 turn.outcome = "answered" if self.is_answer(turn.text) else "unparsed"
 
     def _known_reply(self, reply: Turn | str) -> tuple[list[int], list[float], str, str]:
-        """Completion ids, log-probs, text and finish reason of a reply that is not generated: a turn's, or a text with probability 1."""
+        """Return ids, log-probs, text and finish reason of a reply that is not generated: a turn's, or a text with probability 1."""
         if isinstance(reply, Turn):
             return list(reply.completion_ids), list(reply.logprobs), reply.text, reply.finish_reason
         ids = [*control_tokens(self.tokenizer).encode_text(reply), self.tokenizer.eos_token_id]
@@ -422,7 +426,7 @@ class Rollout:
         if (
             not isinstance(messages, list)
             or not messages
-            or not all({"role", "content"} <= set(one) for one in messages)
+            or not all({"role", "content"} <= set(message) for message in messages)
         ):
             raise ValueError(
                 f"`call({role!r}, messages)` needs a list of messages such as `multirole.user('Hello.')`, got {messages!r}."

@@ -61,7 +61,7 @@ def problem_order(n_rows: int, num_generations: int, length: int, seed: int, shu
 
 
 def episode_rows(episodes: list[Episode], policy: dict[str, str], masks_truncated: bool) -> list[Row]:
-    """One row per turn with its episode's advantage, in the order of the episodes; a run that `masks_truncated` masks truncated turns."""
+    """Return one row per turn with its episode's advantage, in the order of the episodes; with `masks_truncated`, truncated turns are masked."""
     return [
         Row(
             episode,
@@ -76,7 +76,7 @@ def episode_rows(episodes: list[Episode], policy: dict[str, str], masks_truncate
 
 
 def shuffled(rows: list[Row], seed: int) -> list[Row]:
-    """The rows in an order that the seed draws."""
+    """Return the rows in an order that the seed draws."""
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
     return [rows[i] for i in order.tolist()]
 
@@ -109,13 +109,13 @@ def optimizer_steps(rows: list[Row], args: MultiRoleGRPOConfig) -> list[MiniBatc
 
 
 def plan_steps(rows: list[Row], adapters: list[str], args: MultiRoleGRPOConfig) -> Steps:
-    """The optimizer steps of every adapter on an iteration's rows."""
+    """Return the optimizer steps of every adapter on an iteration's rows."""
     rows_by_adapter = {name: [row for row in rows if row.adapter == name] for name in adapters}
     return {name: optimizer_steps(adapter_rows, args) for name, adapter_rows in rows_by_adapter.items()}
 
 
 def later_rows(steps: Steps, num_iterations: int) -> list[Row]:
-    """The rows that are trained after a step has moved their adapter. For others the loss may take the present log-probs as old ones."""
+    """Return the rows that are trained after a step has moved their adapter. For others the loss may take the present log-probs as old ones."""
     n_first = 1 if num_iterations == 1 else 0  # steps on rows that are not trained again
     return [row for planned in steps.values() for mini_batch, _ in planned[n_first:] for row in mini_batch]
 

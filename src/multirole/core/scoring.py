@@ -16,7 +16,7 @@ from multirole.core.rows import Row, collate
 def score_rows(
     passes: ModelPasses, rows: list[Row], pad_id: int, quantity: Literal["logprobs", "entropies"], reference: Reference | None = None
 ) -> list[Tensor]:  # fmt: skip
-    """The log-probs or the entropies (C,), in nats, of each row's completion under its adapter; on the host.
+    """Return the log-probs or the entropies (C,), in nats, of each row's completion under its adapter; on the host.
 
     With `reference`, under the weights that KL is measured from. Each process computes a shard, and all of them get all rows.
     """

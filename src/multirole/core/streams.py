@@ -1,4 +1,4 @@
-"""Read datasets that support only sequential access (`datasets.IterableDataset`)."""
+"""Rows of a dataset with their indices; read datasets that support only sequential access (`datasets.IterableDataset`)."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -14,6 +14,22 @@ ITERATIONS_AHEAD = 4
 """Iterations whose rows may be in the hands of the data loader."""
 MAX_EVALUATION_ROWS = 100_000
 """Largest evaluation set that is read from a stream, which may have no end."""
+
+
+class IndexedRows(TorchDataset):
+    """The rows of a dataset, each with its index in the column `index_column`. The dataset may format or transform its rows."""
+
+    def __init__(self, dataset: Dataset, index_column: str) -> None:
+        self.dataset, self.index_column = dataset, index_column
+
+    def __len__(self) -> int:
+        return len(self.dataset)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        return self.dataset[index] | {self.index_column: index}
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (row | {self.index_column: i} for i, row in enumerate(self.dataset))
 
 
 class StreamedRows(TorchDataset):
@@ -60,8 +76,19 @@ class StreamedRows(TorchDataset):
                 raise ValueError(f"`train_dataset` gave no row in pass {epoch + 1} over it.")
 
 
+def check_streams(train_dataset: Any, eval_dataset: Any, args: MultiRoleGRPOConfig) -> None:
+    """Raise ValueError for a setting that TRL refuses where a dataset is a stream."""
+    evaluated = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
+    has_stream = any(isinstance(dataset, IterableDataset) for dataset in (train_dataset, *evaluated))
+    if has_stream and args.accelerator_config.dispatch_batches:
+        raise ValueError(
+            "Iterable datasets require `dispatch_batches=False`, but `accelerator_config` sets it to True. Leave it out of "
+            "`accelerator_config`: every process reads its own rows."
+        )
+
+
 def stream_rows(stream: IterableDataset, args: MultiRoleGRPOConfig, index_column: str) -> StreamedRows:
-    """The rows of a run on a stream, shuffled as TRL shuffles streams; ValueError where its length would have to be known."""
+    """Return the rows of a run on a stream, shuffled as TRL shuffles streams; ValueError where its length would have to be known."""
     epochs = [f"{kind}_strategy" for kind in ("eval", "logging", "save") if vars(args)[f"{kind}_strategy"] == "epoch"]
     if args.max_steps <= 0 or epochs:
         cause = f"`{epochs[0]}='epoch'`" if epochs else "`num_train_epochs`"

@@ -1,14 +1,14 @@
-"""`MultiRoleGRPOTrainer`: stock TRL GRPO, with several roles per episode and several adapters per model.
+"""Define `MultiRoleGRPOTrainer`: TRL's GRPO with several roles per episode and several adapters per model.
 
 TRL 1.16 samples one completion per prompt and takes one optimizer step per HF step. Here one HF step is one
 *iteration*: TRL scores the episode (reward functions, group baseline, metrics), every turn of the episode becomes a
 training row that carries the episode's advantage, and `training_step` takes all optimizer steps of the iteration,
-adapter by adapter and mini-batch by mini-batch. HF's own closing `optimizer.step()` then finds no gradient and does
-nothing, so schedule, logging, evaluation, checkpoints and resume are per iteration, and inherited.
+adapter by adapter and mini-batch by mini-batch. HF's loop calls `optimizer.step()` afterwards, which finds no gradient and does
+nothing. So schedule, logging, evaluation, checkpoints and resume are HF's, and count iterations.
 
-Read `training_step`, `update`, `optimizer_step` and `accumulate`, in this order: they are the loop. `adapter_update` has the
-gradient of one optimizer step, `model_passes` the forward passes, `scoring` the log-probs without gradient, `episode_rewards`
-and `evaluation` what is made of the rewards, and `checkpoints` what several adapters need there.
+Read `training_step`, `update`, `optimizer_step` and `accumulate`, in this order: they are the loop. `adapter_update` computes the
+gradient of one optimizer step, `model_passes` runs the forward passes, and `scoring` computes log-probs without gradient.
+docs/architecture.md lists the other files.
 """
 
 import copy
@@ -25,20 +25,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from datasets import IterableDataset
+from datasets import Dataset, IterableDataset
 from peft import LoraConfig, PeftModel
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainerControl
-from transformers.trainer_utils import EvalLoopOutput, TrainOutput
+from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOutput
 
-from multirole.core.adapter_update import AdapterGradient, RowGroup
+from multirole.core.adapter_update import AdapterGradient, RowGroup, set_optimizer_mode
 from multirole.core.advantages import groups_of_equal_rewards
 from multirole.core.ahead import RolloutsAhead, check_staleness, staleness_metrics
 from multirole.core.arguments import check_arguments, check_processes, kl_weights, named_adapters
 from multirole.core.chat import Renderer, chat_template, check_chats
 from multirole.core.checkpoints import PolicyMap, check_checkpoint, copy_adapters, resume_argument
-from multirole.core.completions_table import evaluation_logs, kept_apart
+from multirole.core.completions_table import evaluation_logs, save_separately
 from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.distributed import (
     all_reduce,
@@ -49,16 +49,21 @@ from multirole.core.distributed import (
     own_share,
     processes,
 )
-from multirole.core.engine import Engine, Sampling
-from multirole.core.entropy import next_coef, step_entropy
+from multirole.core.engine import Engine, EngineError, Sampling
+from multirole.core.entropy import by_adapter, next_coef, step_entropy, value_of, with_value
 from multirole.core.episode_metrics import (
     ZeroRewardWarning,
     evaluation_advantages,
     surrogate_loss,
 )
 from multirole.core.episode_rewards import answers_as_completions, leave_out_failed, set_rewards, with_equal_columns
-from multirole.core.evaluation import evaluation_metrics, mean_of_logged, score_shares
-from multirole.core.forks import Replay
+from multirole.core.evaluation_metrics import (
+    evaluation_metrics,
+    mean_by_name,
+    mean_of_logged,
+    score_shares,
+    warn_of_loss_as_metric,
+)
 from multirole.core.gradients import clip
 from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
 from multirole.core.importance import Correction, WeightSums
@@ -68,6 +73,7 @@ from multirole.core.model_passes import MicroBatch, ModelPasses
 from multirole.core.noise import disable_noise, warn_of_noise
 from multirole.core.policy import adapter_names, parse_policy
 from multirole.core.reference import Reference
+from multirole.core.replay import Replay
 from multirole.core.rollout import (
     Attempt,
     Rollout,
@@ -83,7 +89,7 @@ from multirole.core.rollout import (
 from multirole.core.rows import Row, collate, episode_rows, later_rows, loss_mass, plan_steps, problem_order, shuffled
 from multirole.core.scoring import score_rows
 from multirole.core.stock import GRPOTrainer
-from multirole.core.streams import StreamedRows, stream_rows
+from multirole.core.streams import IndexedRows, StreamedRows, check_streams, stream_rows
 from multirole.core.threads import use_fitting_threads
 from multirole.core.types import OVERFLOW, Episode, Problem, Workflow
 from multirole.core.validation import (
@@ -99,8 +105,8 @@ from multirole.core.validation import (
 
 logger = logging.getLogger(__name__)
 
-ENGINES = "multirole.engines"
-"""Package of the engines that have a name; imported late, because it imports this one."""
+ENGINES_PACKAGE = "multirole.engines"
+"""Package of the engines that have a short name; imported late, because it imports `multirole.core`."""
 
 
 class MultiRoleGRPOTrainer(GRPOTrainer):
@@ -109,6 +115,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     Overrides of TRL 1.16 / transformers 5.17; everything else, the loss included, is inherited:
 
     - `train`: resumes from `args.resume_from_checkpoint`, and shows the failure of a workflow without the frames of this package.
+    - `get_train_dataloader`: TRL's, of rows that carry their index; also of a `train_dataset` that was replaced before `train`.
     - `_get_train_sampler`: one long epoch, so that a resume continues the order of problems.
     - `create_optimizer`: one AdamW over all adapters.
     - `_calculate_rewards`: TRL's, with the episodes' answers as completions.
@@ -119,9 +126,11 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     - `_clip_grad_norm`: reports the norm of our last step, since HF finds no gradient to clip.
     - `_get_learning_rate`: reports the rate of our last step, where a callback changes the schedule's.
     - `log`: TRL's; `epoch` counts passes over the dataset, and the table of completions of an evaluation holds its own episodes.
-    - `evaluate`: checks a dataset that it is given, and reads a stream.
+    - `evaluate`: checks the dataset that is passed, or `eval_dataset` if it was replaced, and reads a stream.
+    - `predict`: an evaluation of the dataset; there are no `predictions`, only metrics.
     - `evaluation_loop`: episodes on the evaluation problems, scored by the reward functions.
     - `_load_from_checkpoint`: HF's, of a checkpoint of this run's adapters and policy map.
+    - `_load_best_model`: `load_best_model_at_end` of every adapter, as a resumed run loads them.
     - `_push_from_checkpoint`: also copies the adapters' folders.
 
     Args:
@@ -146,19 +155,23 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         peft_config (`LoraConfig`, *optional*):
             One adapter with this configuration is made per name of the policy map.
         engine ([`Engine`], *optional*):
-            What generates the replies; by default `args.engine`.
+            The engine that generates the replies; by default the one that `args.engine` names.
         is_answer (`Callable[[str], bool]`, *optional*):
             Whether a reply holds an answer, for the rate of unparsed turns. By default any text does.
         render (`Callable[[PreTrainedTokenizerBase, list[Message]], list[int]]`, *optional*):
             Turns messages into the token ids of a prompt. By default the tokenizer's chat template, with `args.chat_template_kwargs`.
         quantization_config, tools, rollout_func, environment_factory:
-            TRL's, which mean nothing here and must be None.
+            Parameters of TRL's trainer that have no meaning here and must be None.
     """
 
     args: MultiRoleGRPOConfig
     control: TrainerControl
-    entropy_coef: dict[str, float]  # of each adapter
+    entropy_coef: float | dict[str, float]  # of each adapter, if there are several
     problems: list[Problem] | StreamedProblems
+    rows: IndexedRows | StreamedRows
+    train_dataset: Any
+    eval_dataset: Any
+    _evaluation_sets: tuple[Any, Any]  # as they were given, and checked
     _logs: dict[str, Any]
     _tag_names = ["trl", "grpo", "multi-role"]  # noqa: RUF012
     _name = "Multi-role GRPO"
@@ -196,8 +209,12 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             args._n_gpu = 1
         check_processes(args)
         check_dataset("train_dataset", train_dataset, reward_funcs)
-        eval_dataset = None if eval_dataset is None else checked_evaluation(eval_dataset, reward_funcs)
-        import_module(ENGINES).check_engine(args.engine)
+        check_streams(train_dataset, eval_dataset, args)
+        self._evaluation_sets = (
+            eval_dataset,
+            None if eval_dataset is None else checked_evaluation(eval_dataset, reward_funcs),
+        )
+        import_module(ENGINES_PACKAGE).check_engine(args.engine)
         self.workflow = workflow
         policy = parse_policy("sp" if args.policy is None else args.policy, list(workflow.roles))
         self.policy = named_adapters(model, policy)
@@ -205,11 +222,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self.betas = kl_weights(args, self.policy)
         self._set_initial_state()
 
-        if isinstance(train_dataset, IterableDataset):
-            stream = stream_rows(train_dataset, args, INDEX)
-        else:
-            args.set_epochs(len(train_dataset))
-            train_dataset = train_dataset.add_column(INDEX, list(range(len(train_dataset))))
+        self._set_train_rows(train_dataset, args)
         peft_model = with_adapters(model, peft_config, self.adapters, args)
         if args.device.type == "cpu":
             use_fitting_threads(sum(p.numel() for p in peft_model.parameters()))
@@ -241,16 +254,24 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         switched_off = disable_noise(self.peft_model, args.neftune_noise_alpha)
         if self.accelerator.is_main_process:
             warn_of_noise(switched_off)
+            warn_of_loss_as_metric(args)
         self._take_over_options()
         self._set_up_passes(was_trained=isinstance(model, PeftModel))
-        if isinstance(train_dataset, IterableDataset):
-            self.train_dataset, self.problems = stream, StreamedProblems(stream)
-        else:
-            self.problems = to_problems(train_dataset)
         self._set_up_rollout(engine, render, is_answer)
 
+    def _set_train_rows(self, train_dataset: Dataset | IterableDataset, args: MultiRoleGRPOConfig) -> None:
+        """Set `rows`, those of `train_dataset` with their indices, and `problems`, what is made of them."""
+        if isinstance(train_dataset, IterableDataset):
+            self.rows = stream_rows(train_dataset, args, INDEX)
+            self.problems = StreamedProblems(self.rows)
+        else:
+            args.set_epochs(len(train_dataset))
+            self.rows = IndexedRows(train_dataset, INDEX)
+            self.problems = to_problems(self.rows)
+        self._rows_source = train_dataset
+
     def _set_up_passes(self, was_trained: bool) -> None:
-        """How the model computes log-probs and gradients, and what KL is measured from; a model that `was_trained` brought adapters."""
+        """Set up forward passes, importance weights and the reference of KL. `was_trained`: the model came with adapters."""
         self.is_sharded = self.is_fsdp_enabled
         check_launch(self.accelerator, self.is_sharded, self.is_deepspeed_enabled)
         if self.is_sharded:
@@ -268,13 +289,13 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     def _set_up_rollout(
         self, engine: Engine | None, render: Renderer | None, is_answer: Callable[[str], bool]
     ) -> None:  # fmt: skip
-        """What plays the episodes. Prompts that the chat template cannot render are refused here."""
+        """Set up the engine and what plays episodes on it. Refuses prompts that the chat template cannot render (ValueError)."""
         args, workflow = self.args, self.workflow
         if render is None:
             render = functools.partial(chat_template, **(args.chat_template_kwargs or {}))
             tried = self.problems if isinstance(self.problems, list) else [self.problems[0]]  # a stream has no end
             check_chats(render, self._tokenizer, workflow, tried)
-        load_engine = import_module(ENGINES).load_engine
+        load_engine = import_module(ENGINES_PACKAGE).load_engine
         maker = engine or load_engine(args.engine, self.peft_model, self.passes.is_float32)
         check_staleness(args, maker, self.is_sharded)
         self.engine = engine or maker.from_trainer(self)
@@ -293,7 +314,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             self._order, self._weight_sums.warns = self._get_train_sampler(), False
 
     def _set_initial_state(self) -> None:
-        """What changes from one iteration to the next, before the first."""
+        """Initialise the attributes that change from one iteration to the next."""
         self._last_grad_norm, self._last_lr = torch.tensor(0.0), 0.0
         self._published = -1  # the global step whose adapters the engine has
         self._micro_batch: MicroBatch | None = None  # whose loss is being computed
@@ -302,25 +323,25 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self._evaluated: tuple[str, dict[str, Any]] | None = None  # prefix and table of what is logged next
 
     def _take_over_options(self) -> None:
-        """Keep TRL's methods from acting on options that mean an optimizer step here, where TRL means a micro-batch or an HF step."""
+        """Switch off TRL's handling of options that act on an optimizer step here, and on a micro-batch or an HF step in TRL."""
         args = self.args
         self.num_iterations = 1  # our passes are in `update`
         self.neftune_noise_alpha = None  # HF's loop would add noise
         self.current_gradient_accumulation_steps = 1  # HF sets it in its loop; an iteration never accumulates
         self._entropy_bonus_enabled = False  # ours is in `_backward`
         self.has_entropy_bonus = bool(args.entropy_coef or args.use_adaptive_entropy)
-        # these two are in TRL's checkpoints
-        self.entropy_coef = dict.fromkeys(self.adapters, args.entropy_coef or 0.0)
-        self._last_world_entropy = dict.fromkeys(self.adapters, math.inf)
+        # TRL saves these two in checkpoints
+        self.entropy_coef = by_adapter(self.adapters, args.entropy_coef or 0.0)
+        self._last_world_entropy = by_adapter(self.adapters, math.inf)
 
     @property
     def sampling(self) -> Sampling:
-        """How replies are sampled, in training and in evaluation."""
+        """Sampling parameters, of training and of evaluation."""
         return Sampling(self.args.max_completion_length, self.args.temperature)
 
     @property
-    def watchers(self) -> list[MultiRoleCallback]:
-        """The callbacks that take part in an iteration, in their order."""
+    def multirole_callbacks(self) -> list[MultiRoleCallback]:
+        """The callbacks that get the events of an iteration, in their order."""
         return [c for c in self.callback_handler.callbacks if isinstance(c, MultiRoleCallback)]
 
     def train(
@@ -329,7 +350,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         resume_from_checkpoint = resume_argument(resume_from_checkpoint, self.args.resume_from_checkpoint)
         try:
             return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
-        except WorkflowError as error:  # its message has the lines of the workflow; those of this package say nothing
+        except (WorkflowError, EngineError) as error:  # their messages say where; a traceback would show this package
             raise error.with_traceback(None) from None
         finally:
             if self.ahead is not None:
@@ -338,29 +359,42 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
 
     # ---- data order, optimizer and schedule
 
+    def get_train_dataloader(self) -> DataLoader:
+        dataset = self.train_dataset
+        if dataset is not self._rows_source:
+            check_dataset("train_dataset", dataset, self.reward_funcs)
+            self._set_train_rows(dataset, self.args)
+            if self.ahead is not None:
+                self._order = self._get_train_sampler()
+        self.train_dataset = self.rows
+        try:
+            return super().get_train_dataloader()
+        finally:
+            self.train_dataset = dataset
+
     def _get_train_sampler(self, dataset: Any = None) -> list[int]:  # type: ignore[override]
         args, length = self.args, self.args.generation_batch_size * self.args.max_steps
-        if isinstance(self.train_dataset, StreamedRows):  # in its own order
-            return [i for i in range(len(self.train_dataset)) for _ in range(args.num_generations)]
-        return problem_order(len(self.problems), args.num_generations, length, args.seed, args.shuffle_dataset)
+        if isinstance(self.rows, StreamedRows):  # in its own order
+            return [i for i in range(len(self.rows)) for _ in range(args.num_generations)]
+        return problem_order(len(self.rows), args.num_generations, length, args.seed, args.shuffle_dataset)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """One optimizer over every adapter. An adapter without gradients is not touched by a step."""
+        """Create one optimizer over all adapters. A step does not change an adapter that has no gradient."""
         self.peft_model.set_requires_grad(self.adapters, True)
         return super().create_optimizer(model)
 
     def adapter_learning_rate(self, adapter: str, call: int) -> float:
-        """The learning rate of an adapter's optimizer steps in this iteration: the schedule's, unless a callback changes it.
+        """Return the learning rate of an adapter's optimizer steps in this iteration: the schedule's, unless a callback changes it.
 
         `call` counts the adapters of the iteration, from 0; the rate is that of the first parameter group.
         """
         lr = self.lr_scheduler.get_last_lr()[0]
-        for watcher in self.watchers:
-            lr = watcher.on_learning_rate(self, adapter, call, lr)
+        for callback in self.multirole_callbacks:
+            lr = callback.on_learning_rate(self, adapter, call, lr)
         return lr
 
     def _get_learning_rate(self) -> float:
-        if any(watcher.overrides("on_learning_rate") for watcher in self.watchers):
+        if any(callback.overrides("on_learning_rate") for callback in self.multirole_callbacks):
             return self._last_lr
         return super()._get_learning_rate()
 
@@ -370,9 +404,9 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self, attempts: list[Attempt], iteration: int, policy: Mapping[str, str | None] | None = None,
         replays: list[Replay] | None = None,
     ) -> list[Episode]:  # fmt: skip
-        """Episodes under the current adapters, not yet scored. Each process plays a share and gets all of them.
+        """Play episodes under the current adapters, without scoring them. Each process plays a share and gets all of them.
 
-        `policy` takes the place of the trained map for once; None runs a role on the base model. `replays`, one per attempt, replay
+        `policy` replaces the trained map in this call; None runs a role on the base model. `replays`, one per attempt, replay
         episodes that were played before (`forks`).
         """
         if self.ahead is not None:
@@ -383,7 +417,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self, model: PeftModel, version: int, attempts: list[Attempt], iteration: int,
         policy: Mapping[str, str | None] | None = None, replays: list[Replay] | None = None,
     ) -> list[Episode]:  # fmt: skip
-        """Episodes under the adapters of `model`, which are published if the engine has another version."""
+        """Play episodes under the adapters of `model`, which are published if the engine has another version."""
         if self._published != version:  # once per version of the weights
             self.engine.publish(model, version)
             self._published = version
@@ -398,24 +432,24 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         return episodes
 
     def _attempts_of(self, iteration: int) -> list[Attempt]:
-        """The attempts of an iteration, in the order of the run; none after the last iteration."""
+        """Return the attempts of an iteration, in the order of the run; none after the last iteration."""
         size = self.args.generation_batch_size
         return numbered_attempts(
             self.problems[index] for index in self._order[iteration * size : (iteration + 1) * size]
         )
 
     def _end_episode(self, episode: Episode) -> None:
-        for callback in self.watchers:
+        for callback in self.multirole_callbacks:
             callback.on_episode_end(self, episode)
 
     def _rest_engine(self) -> None:
-        """Give the engine's memory to the trainer until the next rollout, unless it plays during the update."""
+        """Free the engine's memory for the trainer until the next rollout, unless the engine plays during the update."""
         if self.ahead is None:
             self.engine.sleep()
         self._published = -1
 
     def _rollout_func(self, prompts: list, _: GRPOTrainer) -> dict[str, list]:
-        """TRL's hook: one row per episode of this process, its last turn; the episode travels along for the rewards."""
+        """Play the iteration's episodes (TRL's hook). Returns the last turn of each episode of this process, with the episode."""
         iteration = self.state.global_step
         if self.ahead is None:
             self._episodes = self.play(self._attempts, iteration)
@@ -427,12 +461,14 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         return last_turns(episodes, self._tokenizer.eos_token_id)
 
     def _generate_and_score_completions(self, inputs: list[dict]) -> list[Episode]:
-        """TRL's scoring of this process's episodes; returns those of all, with TRL's group-relative advantage on each."""
+        """Score this process's episodes with TRL; return those of all processes, with TRL's group-relative advantage on each."""
         indices = itertools.chain.from_iterable(gather_objects([row.pop(INDEX) for row in inputs]))
         self._attempts = numbered_attempts(self.problems[index] for index in indices)
         n_tokens = self.state.num_input_tokens_seen
         scored = super()._generate_and_score_completions(inputs)
-        turns = [turn for episode in self._episodes for turn in episode.turns]  # TRL saw the last of each episode
+        turns = [
+            turn for episode in self._episodes for turn in episode.turns
+        ]  # TRL has counted only the last turn of each episode
         n_tokens += sum(len(turn.prompt_ids) + len(turn.completion_ids) for turn in turns)
         self.state.num_input_tokens_seen = n_tokens
         self._metrics["train"]["num_tokens"] = [n_tokens]
@@ -450,14 +486,14 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         scores = itertools.chain.from_iterable(gather_objects(share))
         for episode, (reward, advantage) in zip(self._episodes, scores, strict=True):
             episode.reward, episode.advantage = reward, advantage
-        for watcher in self.watchers:
-            watcher.on_rollout_end(self, self._episodes)
+        for callback in self.multirole_callbacks:
+            callback.on_rollout_end(self, self._episodes)
         return self._episodes
 
     def _calculate_rewards(
         self, inputs: list[dict], prompts: list, completions: list, completion_ids_list: list
     ) -> Tensor:
-        """TRL's rewards (N, n_funcs) of the episodes' answers; sets `reward` of every episode that its function left unset.
+        """Return TRL's rewards (N, n_funcs) of the episodes' answers; set `reward` of every episode that its function left unset.
 
         An episode that failed, or for which every function returned None, keeps None: TRL leaves it out of its group.
         """
@@ -476,12 +512,13 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     # ---- the iteration
 
     def training_step(self, model: nn.Module, inputs: list[dict], num_items_in_batch: object = None) -> Tensor:
-        """One iteration: roll out, then every optimizer step of every adapter.
+        """Run one iteration: the rollout, then every optimizer step of every adapter.
 
         Returns the mean loss of the optimizer steps, detached.
         """
         started = time.perf_counter()
         model.train()
+        set_optimizer_mode(self.optimizer, "train")
         episodes = self._generate_and_score_completions(inputs)
         if self.ahead is None:
             self._rest_engine()
@@ -495,7 +532,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         return loss
 
     def prepare_rows(self, episodes: list[Episode]) -> list[Row]:
-        """The iteration's rows in the order of training, with their advantages and the log-probs that the loss needs."""
+        """Return the iteration's rows in the order of training, with their advantages and the log-probs that the loss needs."""
         args = self.args
         rows = episode_rows(episodes, self.policy, args.mask_truncated_completions)
         if not rows:
@@ -504,8 +541,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
                 f"No episode of iteration {self.state.global_step + 1} has a turn, so there is nothing to train. Reasons: {reasons}; after "
                 f"{OVERFLOW!r}, raise `max_prompt_tokens` ({args.max_prompt_tokens})."
             )
-        for watcher in self.watchers:
-            rows = watcher.on_rows(self, rows)
+        for callback in self.multirole_callbacks:
+            rows = callback.on_rows(self, rows)
         rows = shuffled(rows, turn_seed(args.seed, self.state.global_step, "row order", 0, "", 0, 0))
         if anchored := [row for row in rows if self.betas[row.turn.role]]:
             for row, logps in zip(anchored, self.logprobs_of(anchored, base=True), strict=True):
@@ -513,47 +550,49 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         return rows
 
     def update(self, model: nn.Module, rows: list[Row]) -> tuple[list[OptimizerStep], Tensor]:
-        """Every optimizer step of every adapter, and their mean loss, detached."""
+        """Take every optimizer step of every adapter; return the steps and their mean loss, detached."""
         steps = plan_steps(rows, self.adapters, self.args)
         if self.args.old_logprobs == "recomputed":
             later = later_rows(steps, self.args.num_iterations)
             for row, logps in zip(later, self.logprobs_of(later), strict=True):
                 row.old_logps = logps
-        taken, losses = [], []
-        for watcher in self.watchers:
-            watcher.on_update_begin(self, rows, steps)
+        optimizer_steps, losses = [], []
+        for callback in self.multirole_callbacks:
+            callback.on_update_begin(self, rows, steps)
         for call, (adapter, mini_batches) in enumerate(steps.items()):
             lr = self.adapter_learning_rate(adapter, call)
             for mini_batch, divisor in mini_batches * self.args.num_iterations:
                 step, loss = self.optimizer_step(model, adapter, mini_batch, divisor, lr)
-                taken.append(step)
+                optimizer_steps.append(step)
                 losses.append(loss)
         self._loss_metrics.write_to(self._metrics["train"])
-        for watcher in self.watchers:
-            watcher.on_update_end(self, rows)
-        return taken, torch.stack(losses).mean() if losses else torch.zeros((), device=self.accelerator.device)
+        for callback in self.multirole_callbacks:
+            callback.on_update_end(self, rows)
+        return optimizer_steps, torch.stack(losses).mean() if losses else torch.zeros(
+            (), device=self.accelerator.device
+        )
 
     def optimizer_step(
         self, model: nn.Module, adapter: str, rows: list[Row], divisor: int, lr: float
     ) -> tuple[OptimizerStep, Tensor]:
-        """One AdamW step of one adapter on one mini-batch; no other tensor moves. Also returns the loss, detached."""
+        """Take one AdamW step of one adapter on one mini-batch; no other tensor changes. Also returns the loss, detached."""
         params, loss = self.accumulate(model, adapter, rows, divisor)
         self._last_grad_norm, norm_after = clip(params, self.args.max_grad_norm)
         first = self.optimizer.param_groups[0].get("initial_lr")
-        for group in self.optimizer.param_groups:  # which may have rates of their own, in proportion
+        for group in self.optimizer.param_groups:  # a user's optimizer may have groups with different rates
             group["lr"] = lr * (group["initial_lr"] / first) if first else lr
         self._last_lr = lr
         self.optimizer.step()
         self.optimizer.zero_grad()  # to None: zeros would move the other adapters (momentum, decay)
         step = OptimizerStep(adapter, rows, lr, self._last_grad_norm.item(), norm_after.item())
-        for watcher in self.watchers:
-            watcher.on_adapter_step(self, step)
+        for callback in self.multirole_callbacks:
+            callback.on_adapter_step(self, step)
         return step, loss
 
     def accumulate(
         self, model: nn.Module, adapter: str, rows: list[Row], divisor: int
     ) -> tuple[list[nn.Parameter], Tensor]:
-        """The gradient of one mini-batch, left in the adapter's tensors; returns those and the loss, detached.
+        """Compute the gradient of one mini-batch and leave it in `grad` of the adapter's tensors; return these and the loss, detached.
 
         Rows whose gradient is zero are only scored. Each micro-batch's loss is a mean over its rows or tokens; its weight makes the
         sum a mean over the mini-batch. Every process raises FloatingPointError if one has no finite loss.
@@ -561,7 +600,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self._entropy = step_entropy(
             rows, self._next_entropy_coef(adapter), self.top_entropy_quantile, self.entropies_of
         )
-        needs_parts = any(watcher.overrides("on_gradient_parts") for watcher in self.watchers)
+        needs_parts = any(callback.overrides("on_gradient_parts") for callback in self.multirole_callbacks)
         gradient = AdapterGradient(self.passes, adapter, rows, needs_parts)
         mass = divisor * loss_mass(rows, self.args.loss_type) / len(rows)
         losses: list[tuple[list[Row], Tensor]] = []
@@ -574,13 +613,13 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         loss = gradient.reduce(losses, self.state.global_step + 1)
         if self.has_entropy_bonus:
             self._end_entropy(adapter, loss)
-        for watcher in self.watchers:
-            watcher.on_gradient_parts(self, adapter, gradient.parts, gradient.values)
+        for callback in self.multirole_callbacks:
+            callback.on_gradient_parts(self, adapter, gradient.parts, gradient.values)
         gradient.apply()
         return gradient.params, loss
 
     def _backward(self, model: nn.Module, micro: MicroBatch, weight: float, group: RowGroup) -> Tensor:
-        """TRL's loss of one micro-batch, weighted by its share of the mini-batch, and its gradient."""
+        """Run TRL's loss on one micro-batch and its backward pass; return the loss, weighted by the share of the mini-batch."""
         micro.batch = collate(micro.rows, self._tokenizer.pad_token_id, self.accelerator.device, self.args.old_logprobs)
         mask = micro.batch["completion_mask"]  # (N, C)
         micro.batch["num_items_in_batch"] = mask.sum() * self.accelerator.num_processes
@@ -601,15 +640,15 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         if weight:
             if micro.importance is not None:
                 self._weight_sums.add(micro.rows, *micro.importance, mask)
-            for watcher in self.watchers:
-                watcher.on_micro_batch(self, micro.rows, micro.batch, micro.logps.detach(), micro.entropies.detach())
+            for callback in self.multirole_callbacks:
+                callback.on_micro_batch(self, micro.rows, micro.batch, micro.logps.detach(), micro.entropies.detach())
         return loss.detach()
 
     def _next_entropy_coef(self, adapter: str) -> float:
-        """The weight of the entropy bonus in the adapter's next optimizer step."""
-        if self.use_adaptive_entropy and self._last_world_entropy[adapter] > self.args.entropy_target:
+        """Return the weight of the entropy bonus in the adapter's next optimizer step."""
+        if self.use_adaptive_entropy and value_of(self._last_world_entropy, adapter) > self.args.entropy_target:
             return 0.0
-        return self.entropy_coef[adapter]
+        return value_of(self.entropy_coef, adapter)
 
     def _end_entropy(self, adapter: str, loss: Tensor) -> None:
         """Log the policy's loss without the bonus, and adapt the coefficient of the adapter's next step."""
@@ -618,12 +657,13 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         entropy = total.item() / self._entropy.n_tokens
         self._metrics["train"]["policy_loss"].append(loss.item() + self._entropy.coef * entropy)
         if self.use_adaptive_entropy:
-            self.entropy_coef[adapter] = next_coef(self.entropy_coef[adapter], entropy, self.args)
-            self._last_world_entropy[adapter] = entropy
-        self._metrics["train"]["entropy_coef"].append(self.entropy_coef[adapter])
+            coef = next_coef(value_of(self.entropy_coef, adapter), entropy, self.args)
+            self.entropy_coef = with_value(self.entropy_coef, adapter, coef)
+            self._last_world_entropy = with_value(self._last_world_entropy, adapter, entropy)
+        self._metrics["train"]["entropy_coef"].append(value_of(self.entropy_coef, adapter))
 
     def get_high_entropy_mask(self, entropies: Tensor, mask: Tensor, threshold: float) -> Tensor:
-        """The tokens (N, C) of the present micro-batch that are in the top quantile of its mini-batch; outside a loss, TRL's."""
+        """Return the tokens (N, C) of the present micro-batch that are in the top quantile of its mini-batch; outside a loss, TRL's mask."""
         micro = vars(self).get("_micro_batch")  # TRL's tests call it on a mock
         if micro is None:
             return super().get_high_entropy_mask(entropies, mask, threshold)
@@ -632,23 +672,24 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     # ---- log-probs
 
     def logprobs_of(self, rows: list[Row], base: bool = False) -> list[Tensor]:
-        """The log-probs (C,) of each row's completion under its adapter's present weights; on the host.
+        """Return the log-probs (C,) of each row's completion under its adapter's present weights; on the host.
 
-        With `base`, under the reference of `beta`: the base model, or the adapters as they were given. At the sampling temperature. With several processes each computes a shard and gets them all.
+        They are at the sampling temperature. With `base`, they are under the reference of `beta`: the base model, or the initial weights
+        of adapters that were trained before. With several processes each computes a shard and gets them all.
         """
         reference = self.reference if base else None
         return score_rows(self.passes, rows, self._tokenizer.pad_token_id, "logprobs", reference)
 
     def entropies_of(self, rows: list[Row]) -> list[Tensor]:
-        """The entropies (C,) in nats of the distributions that `logprobs_of` takes its log-probs from."""
+        """Return the entropies (C,) in nats of the distributions that `logprobs_of` takes its log-probs from."""
         return score_rows(self.passes, rows, self._tokenizer.pad_token_id, "entropies")
 
     def _get_per_token_logps_and_entropies(
         self, model: nn.Module, input_ids: Tensor, attention_mask: Tensor, logits_to_keep: int, **_: object
     ) -> tuple[Tensor, Tensor, None]:
-        """TRL's numbers, log-probs and entropies (N, C), from rows moved to the left edge, or packed.
+        """Return log-probs and entropies (N, C), as TRL's method does, from rows moved to the left edge, or packed.
 
-        Adds importance weights to the batch: they need the log-probs, which are a first step's own.
+        Adds importance weights to the batch, which need the log-probs; in a first step these are the old log-probs.
         """
         logps, entropies = self.passes.score(input_ids, attention_mask, logits_to_keep)
         micro = self._micro_batch
@@ -665,7 +706,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     # ---- logging, evaluation, checkpoints
 
     def _finish_iteration(self, iteration: Iteration) -> None:
-        """Metrics per role into TRL's log, after the callbacks' `on_iteration_end`."""
+        """Write metrics per role into TRL's log, after the callbacks' `on_iteration_end`."""
         iteration.roles |= role_metrics(iteration.rows, list(self.policy))
         for role, values in self._weight_sums.collect(gather_objects).items():
             iteration.roles[role] |= values
@@ -673,8 +714,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         if iteration.number == 1 and is_main:
             called = {turn.role for episode in iteration.episodes for turn in episode.turns}
             warn_of_silent_roles(self.workflow, called, "in the first iteration")
-        for watcher in self.watchers:
-            watcher.on_iteration_end(self, iteration)
+        for callback in self.multirole_callbacks:
+            callback.on_iteration_end(self, iteration)
         log_iteration(self._metrics["train"], iteration, bool(self.args.max_failed_episodes))
         if self.ahead is not None:
             for name, value in staleness_metrics(iteration.rows, self.state.global_step).items():
@@ -682,43 +723,61 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self._zero_reward.count(iteration.episodes, is_main)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if not isinstance(self.train_dataset, StreamedRows):  # HF's counts our one long epoch
-            self.state.epoch = self.state.global_step * self.args.n_problems / len(self.problems)
+        if not isinstance(self.rows, StreamedRows):  # HF's counts our one long epoch
+            self.state.epoch = self.state.global_step * self.args.n_problems / len(self.rows)
         evaluated, self._evaluated = self._evaluated, None
         if evaluated is None:
             super().log(logs, start_time)
             return
-        prefix, shown = evaluated
-        trained, self._logs = self._logs, shown
-        with kept_apart(Path(self.args.output_dir) / "completions", self.state.global_step, prefix):
+        prefix, table = evaluated
+        trained, self._logs = self._logs, table
+        with save_separately(Path(self.args.output_dir) / "completions", self.state.global_step, prefix):
             super().log(logs, start_time)
         self._logs = trained
 
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
-        if eval_dataset is not None and not isinstance(eval_dataset, str):
-            eval_dataset = checked_evaluation(eval_dataset, self.reward_funcs)
-        return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        return super().evaluate(self._evaluation_set(eval_dataset), ignore_keys, metric_key_prefix)
+
+    def predict(
+        self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
+    ) -> PredictionOutput:  # fmt: skip
+        checked = checked_evaluation(test_dataset, self.reward_funcs, "test_dataset")
+        return super().predict(checked, ignore_keys, metric_key_prefix)
+
+    def _evaluation_set(self, eval_dataset: Any) -> Any:
+        """The dataset, or the dict of them, that `evaluate` is asked for: checked, and read where it is a stream."""
+        if self.eval_dataset is not None and self.eval_dataset is not self._evaluation_sets[0]:  # replaced
+            self._evaluation_sets = self.eval_dataset, checked_evaluation(self.eval_dataset, self.reward_funcs)
+        checked = self._evaluation_sets[1]
+        if eval_dataset is None:
+            return checked
+        if isinstance(eval_dataset, str):
+            return checked[eval_dataset]
+        if any(eval_dataset is part for part in (checked.values() if isinstance(checked, dict) else [checked])):
+            return eval_dataset
+        return checked_evaluation(eval_dataset, self.reward_funcs)
 
     def evaluation_loop(
         self, dataloader: DataLoader, description: str, prediction_loss_only: bool | None = None,
         ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval",
     ) -> EvalLoopOutput:  # fmt: skip
-        """`num_generations_eval` episodes per problem with the current adapters: `eval_reward`, and `eval_accuracy` if known.
+        """Play `num_generations_eval` episodes per problem with the current adapters; log `eval_reward`, and `eval_accuracy` if known.
 
-        `eval_loss` is the objective at a ratio of 1 without KL. It is about 0 whatever the policy, as TRL's is.
+        `eval_loss` is the objective at a ratio of 1 without KL. It is about 0 for every policy, as in TRL.
         """
         dataset: Any = dataloader.dataset
         n_episodes, prefix = self.args.num_generations_eval or 1, metric_key_prefix
         self.model.eval()
+        set_optimizer_mode(self.optimizer, "eval")
         episodes = self.play([(problem, i) for problem in to_problems(dataset) for i in range(n_episodes)], -1)
         scores = score_shares(episodes, dataset, self._calculate_rewards, self.accelerator)  # (N, F)
-        means = dict(zip(self.reward_func_names, scores.nanmean(0).tolist(), strict=True))
+        means = mean_by_name(self.reward_func_names, scores)
         self._rest_engine()
         metrics = evaluation_metrics(prefix, episodes, means, bool(self.args.max_failed_episodes))
-        for watcher in self.watchers:
-            watcher.on_episodes_evaluated(self, episodes, metrics)
+        for callback in self.multirole_callbacks:
+            callback.on_episodes_evaluated(self, episodes, metrics)
         metrics |= mean_of_logged(prefix, self._pending_metrics)
         rewards = [None if episode.reward is None else episode.reward.value for episode in episodes]
         advantages = evaluation_advantages(rewards, n_episodes)
@@ -741,3 +800,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         adapters = set(self.peft_model.peft_config)
         check_checkpoint(Path(resume_from_checkpoint), self.policy, adapters, self.is_sharded)
         super()._load_from_checkpoint(resume_from_checkpoint, model)
+        self._published = -1
+
+    def _load_best_model(self) -> None:
+        logger.info("Loading the best adapters from %s (%s).", self.state.best_model_checkpoint, self.state.best_metric)
+        self._load_from_checkpoint(str(self.state.best_model_checkpoint))

@@ -20,27 +20,27 @@ from transformers import (
 )
 from transformers.masking_utils import AttentionMaskInterface
 
-from multirole.core.prefix_tree import Packing
+from multirole.core.prefix_tree import BlockGroup, Packing
 
-NAME = "multirole_prefix_tree"
-MODELS = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
+ATTENTION_NAME = "multirole_prefix_tree"
+PACKABLE_MODELS = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
 """Models whose attention over a row depends only on positions and causality."""
 MAX_SCORES = 2**26
 """Largest matrix of attention scores, in numbers, that a CPU stores in full."""
-ROPES = ("default", "linear", "llama3", "yarn")
+PACKABLE_ROPES = ("default", "linear", "llama3", "yarn")
 """Kinds of RoPE whose angles do not depend on the length of the sequence."""
 
 
 def can_share_prefixes(model: PreTrainedModel) -> bool:
-    """Return whether the model's attention can be replaced: one of `MODELS`, with full attention in every layer and a static RoPE."""
-    if not isinstance(model, MODELS):
+    """Return whether the model's attention can be replaced: one of `PACKABLE_MODELS`, with full attention in every layer and a static RoPE."""
+    if not isinstance(model, PACKABLE_MODELS):
         return False
     config = model.config.to_dict()
     is_full = set(config.get("layer_types") or ["full_attention"]) == {"full_attention"}
     has_window = bool(
         config.get("use_sliding_window", isinstance(model, MistralForCausalLM)) and config.get("sliding_window")
     )
-    return is_full and not has_window and model.config.rope_parameters["rope_type"] in ROPES
+    return is_full and not has_window and model.config.rope_parameters["rope_type"] in PACKABLE_ROPES
 
 
 def tree_attention(
@@ -52,49 +52,85 @@ def tree_attention(
     Heads that share a key are concatenated as queries, so that keys are not copied for each of them. A CPU computes in
     float32, with products as `bfloat16.products_in` sets them.
     """
-    dtype = torch.float32 if query.device.type == "cpu" else value.dtype
-    q, k, v = (x[0].transpose(0, 1).to(dtype) for x in (query, key, value))  # (N, heads or n_kv, d)
-    n_kv, head_dim = k.shape[1:]
-    n_rep = q.shape[1] // n_kv
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # (N, heads or n_kv, d)
+    scaling = q.size(-1) ** -0.5 if scaling is None else scaling
+    largest = max(group.mask.numel() for group in prefix_tree.groups) * q.size(1)
+    if q.device.type == "cpu" and largest <= MAX_SCORES:
+        return StoredScores.apply(q, k, v, prefix_tree, scaling)[None], None
     outputs = []
     for group in prefix_tree.groups:
-        n_blocks, _, n_queries, n_keys = group.mask.shape
-        shape = (n_blocks, n_queries, n_kv, n_rep, head_dim)
-        queries = (
-            q.index_select(0, group.queries).view(shape).permute(0, 2, 3, 1, 4).flatten(2, 3)
-        )  # (S, n_kv, rep * Q, d)
-        keys, values = (
-            x.index_select(0, group.keys).view(n_blocks, n_keys, n_kv, head_dim).transpose(1, 2) for x in (k, v)
-        )  # (S, n_kv, K, d)
-        mask = group.mask.repeat(1, 1, n_rep, 1)  # (S, 1, rep * Q, K)
-        attended = attend(queries, keys, values, mask, head_dim**-0.5 if scaling is None else scaling)
-        attended = attended.unflatten(2, (n_rep, n_queries)).permute(0, 3, 1, 2, 4)  # (S, Q, n_kv, rep, d)
-        outputs.append(attended.reshape(-1, n_kv * n_rep, head_dim).index_select(0, group.outputs))
-    return torch.cat(outputs).index_select(0, prefix_tree.order)[None].to(value.dtype), None
+        queries, keys, values = (gather(x, group, i == 0, k.size(1)) for i, x in enumerate((q, k, v)))
+        mask = group.mask.repeat(1, 1, q.size(1) // k.size(1), 1)  # (S, 1, rep * Q, K)
+        outputs.append(F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scaling))
+    return in_sequence(outputs, prefix_tree)[None], None
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scaling: float) -> Tensor:
-    """Compute attention of q (S, n_kv, Q, d) to k and v (S, n_kv, K, d) where mask (S, 1, Q, K) is True -> like q.
+def gather(x: Tensor, group: BlockGroup, is_query: bool, n_kv: int) -> Tensor:
+    """Return a group's rows of x (N, heads or n_kv, d): keys as (S, n_kv, K, d), queries as (S, n_kv, rep * Q, d)."""
+    n_blocks, _, n_queries, n_keys = group.mask.shape
+    rows = x.index_select(0, group.queries if is_query else group.keys)
+    rows = rows.view(n_blocks, n_queries if is_query else n_keys, n_kv, -1, x.size(-1))  # (S, Q or K, n_kv, rep, d)
+    return rows.permute(0, 2, 3, 1, 4).flatten(2, 3)
 
-    Every query needs at least one key. A CPU stores the matrix of scores if it is not too large: PyTorch's fused kernel takes as
-    long in float32, and four times as long within `bfloat16.products_in`, for blocks of some hundred tokens.
+
+def in_sequence(outputs: list[Tensor], packing: Packing) -> Tensor:
+    """Invert `gather` for the queries of all groups: (S, n_kv, rep * Q, d) of each -> (N, heads, d)."""
+    rows = []
+    for output, group in zip(outputs, packing.groups, strict=True):
+        by_query = output.unflatten(2, (-1, group.mask.size(2))).permute(0, 3, 1, 2, 4)  # (S, Q, n_kv, rep, d)
+        rows.append(by_query.flatten(2, 3).flatten(0, 1).index_select(0, group.outputs))
+    return torch.cat(rows).index_select(0, packing.order)
+
+
+class StoredScores(torch.autograd.Function):
+    """Compute attention over a packed sequence with q (N, heads, d), k and v (N, n_kv, d) on a CPU, where the probabilities are stored.
+
+    PyTorch's fused kernel takes as long in float32, and with its gradient three times as long in bfloat16, for blocks of some hundred tokens.
     """
-    if q.device.type != "cpu" or mask.numel() * k.size(1) > MAX_SCORES:
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=mask, scale=scaling)
-    bias = torch.zeros(mask.shape, dtype=q.dtype).masked_fill_(~mask, -torch.inf)  # (S, 1, Q, K)
-    scores = ((q * scaling) @ k.transpose(-1, -2)).add_(bias)  # (S, n_kv, Q, K)
-    return torch.softmax(scores, -1) @ v
+
+    @staticmethod
+    def forward(ctx, q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float) -> Tensor:  # type: ignore
+        outputs, saved, n_kv = [], [], k.size(1)
+        for group in packing.groups:
+            queries, keys, values = (gather(x, group, i == 0, n_kv).float() for i, x in enumerate((q, k, v)))
+            queries *= scaling
+            scores = queries @ keys.mT  # (S, n_kv, rep * Q, K)
+            scores.unflatten(2, (-1, group.mask.size(2))).add_(group.bias)
+            weights = torch.softmax(scores, -1)
+            outputs.append(weights @ values)
+            saved += [queries, keys, values, weights]
+        ctx.save_for_backward(*saved)
+        ctx.packing, ctx.scaling, ctx.shape = packing, scaling, k.shape
+        return in_sequence(outputs, packing).to(v.dtype)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore
+        n_tokens, n_kv, head_dim = ctx.shape
+        grads_q, saved = [], iter(ctx.saved_tensors)
+        grads_kv = torch.zeros(2, n_tokens, n_kv * head_dim)
+        for group, (queries, keys, values, weights) in zip(
+            ctx.packing.groups, zip(*[saved] * 4, strict=True), strict=True
+        ):
+            grads = gather(grad, group, True, n_kv).float()  # (S, n_kv, rep * Q, d)
+            grads.unflatten(2, (-1, group.mask.size(2))).mul_(group.is_query)
+            grad_scores = torch._softmax_backward_data(grads @ values.mT, weights, -1, torch.float32)
+            grads_q.append((grad_scores @ keys).mul_(ctx.scaling))
+            at = group.keys[:, None].expand(-1, n_kv * head_dim)
+            for total, of_keys in zip(grads_kv, (grad_scores.mT @ queries, weights.mT @ grads), strict=True):
+                total.scatter_add_(0, at, of_keys.transpose(1, 2).reshape(-1, n_kv * head_dim))
+        grad_q = in_sequence(grads_q, ctx.packing)
+        return *(x.view(n_tokens, -1, head_dim).to(grad.dtype) for x in (grad_q, *grads_kv)), None, None
 
 
-AttentionInterface.register(NAME, tree_attention)
-AttentionMaskInterface.register(NAME, lambda **_: None)
+AttentionInterface.register(ATTENTION_NAME, tree_attention)
+AttentionMaskInterface.register(ATTENTION_NAME, lambda **_: None)
 
 
 @contextmanager
 def packed_attention(model: PreTrainedModel) -> Iterator[None]:
     """Context manager: the model computes packed sequences. Run forward and backward pass inside it."""
     former = model.config._attn_implementation
-    model.config._attn_implementation = NAME
+    model.config._attn_implementation = ATTENTION_NAME
     try:
         yield
     finally:

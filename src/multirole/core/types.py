@@ -36,6 +36,8 @@ CreditName = Literal[
     "permuted",
 ]  # fmt: skip
 """The estimators of `core.credit`: how the outcome of an episode becomes the advantages of its turns."""
+REPLAYING_CREDITS: tuple[CreditName, ...] = ("branches", "leave_one_out", "shapley")
+"""The estimators that replay episodes under the weights that played them."""
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,7 @@ class Duty:
             role `of` in the same slot and round), "selects" (picks one of the replies of `of`), "merges" (answers from the replies of `of`)
             or "plans" (the replies of `of` follow its plan).
         of: the role whose replies it works on or, for "plans", that follows its plan; None for "solves".
-        twin: returns what a trivial role in its place would reply, given the turns of the episode that have been answered (`core.forks`).
+        twin: returns what a trivial role in its place would reply, given the turns of the episode that have been answered (`core.replay`).
             Without it, the twin of a role that merges repeats the reply of slot 0, and other roles have none.
     """
 

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import AutoProcessor, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from trl.trainer.utils import create_model_from_path, get_callable_name, is_async_callable
 
-from multirole.core.arguments import accepts
+from multirole.core.arguments import accepts, check_adapter
 from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.streams import StreamedRows, first_row, read_whole
 from multirole.core.types import (
@@ -57,6 +57,8 @@ def with_adapters(
                 f"The policy map needs adapters {missing}, and the model holds {list(model.peft_config)}. Pass the base model and "
                 "a `peft_config`, or a PeftModel with an adapter for each name. An adapter that a map calls 'a' is named 'adapter_a'."
             )
+        for name in adapters:
+            check_adapter(model.peft_config[name], f"model.peft_config[{name!r}]")
     elif peft_config is None:
         raise ValueError(
             "Roles are trained as adapters of one base model, and no `peft_config` was given. "
@@ -93,14 +95,23 @@ def add_adapters(base: PreTrainedModel, peft_config: PeftConfig, adapters: list[
 
 def check_dataset(name: str, dataset: Any, reward_funcs: Iterable[Any] = ()) -> None:
     """Raise ValueError or TypeError if a dataset's rows are not prompts, or a reward function cannot take its columns."""
-    if not isinstance(dataset, (Dataset, IterableDataset)):
-        raise TypeError(
-            f"`{name}` must be a `datasets.Dataset` or a `datasets.IterableDataset`, got {type(dataset).__name__}. "
-            f"`Dataset.from_list` converts a list of rows."
+    if dataset is None:
+        raise ValueError(
+            f"`{name}` is required: the workflow plays its prompts. `Dataset.from_list` makes one of a list of rows."
         )
+    if not isinstance(dataset, (Dataset, IterableDataset)):
+        is_dict = isinstance(dataset, dict)
+        advice = (
+            f"Pass one of its splits, {list(dataset)}." if is_dict else "`Dataset.from_list` converts a list of rows."
+        )
+        raise TypeError(f"`{name}` must be a `Dataset` or `IterableDataset`, got `{type(dataset).__name__}`. {advice}")
     if isinstance(dataset, Dataset) and len(dataset) == 0:
         raise ValueError(f"`{name}` is empty.")
-    columns = list(dataset.column_names or first_row(name, dataset))  # a stream may not know them
+    is_transformed = isinstance(dataset, Dataset) and dataset.format["type"] == "custom"
+    if is_transformed or not dataset.column_names:  # a stream may not know its columns
+        columns = list(first_row(name, dataset))
+    else:
+        columns = list(dataset.column_names)
     if "prompt" not in columns:
         raise ValueError(f'`{name}` needs a "prompt" column; it has {columns}.')
     if images := {"image", "images"} & set(columns):
@@ -116,12 +127,12 @@ def check_dataset(name: str, dataset: Any, reward_funcs: Iterable[Any] = ()) -> 
         check_signature(function, name, columns)
 
 
-def checked_evaluation(dataset: Any, reward_funcs: Iterable[Any]) -> Any:
+def checked_evaluation(dataset: Any, reward_funcs: Iterable[Any], argument: str = "eval_dataset") -> Any:
     """Check an evaluation set, or a dict of several, as `check_dataset` does, and read streams into datasets."""
     several = dataset if isinstance(dataset, dict) else {"": dataset}
     checked = {}
     for key, evaluation_set in several.items():
-        name = f"eval_dataset[{key!r}]" if isinstance(dataset, dict) else "eval_dataset"
+        name = f"{argument}[{key!r}]" if isinstance(dataset, dict) else argument
         check_dataset(name, evaluation_set, reward_funcs)
         checked[key] = (
             read_whole(name, evaluation_set) if isinstance(evaluation_set, IterableDataset) else evaluation_set
@@ -129,15 +140,17 @@ def checked_evaluation(dataset: Any, reward_funcs: Iterable[Any]) -> Any:
     return checked if isinstance(dataset, dict) else checked[""]
 
 
-def to_problems(dataset: Dataset) -> list[Problem]:
+def to_problems(rows: Iterable[dict[str, Any]]) -> list[Problem]:
     """Convert each row to a problem. The optional columns "id" and "task" give its name and its prompt templates."""
-    if "id" in dataset.column_names and len(ids := list(map(str, dataset["id"]))) > len(set(ids)):
-        twice = next(name for name, count in Counter(ids).items() if count > 1)
+    problems = [to_problem(row, i) for i, row in enumerate(rows)]
+    counts = Counter(problem.id for problem in problems)
+    if len(counts) < len(problems):
+        twice = next(name for name, count in counts.items() if count > 1)
         raise ValueError(
             f'The "id" column names two rows {twice!r}, but an id seeds the sampling of its problem and groups its episodes. Make ids '
             "unique, or leave the column out."
         )
-    return [to_problem(row, i) for i, row in enumerate(dataset)]
+    return problems
 
 
 def to_problem(row: dict[str, Any], index: int) -> Problem:
@@ -147,7 +160,10 @@ def to_problem(row: dict[str, Any], index: int) -> Problem:
         *history, question = conversation_of(row["prompt"])
     except ValueError as error:
         raise ValueError(f"Row {index}: {error}") from error
-    return Problem(str(row.get("id", index)), str(row.get("task", "")), question["content"], columns, history)
+    name = row.get("id")
+    return Problem(
+        str(index if name is None else name), str(row.get("task", "")), question["content"], columns, history
+    )
 
 
 class StreamedProblems:
@@ -162,12 +178,14 @@ class StreamedProblems:
 
 def check_prompts(name: str, dataset: "Dataset") -> None:
     """Raise ValueError for a prompt that is neither text nor a conversation of texts that ends with a user message."""
-    for row, prompt in enumerate(dataset["prompt"]):
+    is_transformed = dataset.format["type"] == "custom"
+    prompts = (row["prompt"] for row in dataset) if is_transformed else dataset["prompt"]
+    for index, prompt in enumerate(prompts):
         if not isinstance(prompt, str):
             try:
                 conversation_of(prompt)
             except ValueError as error:
-                raise ValueError(f"Row {row} of `{name}`: {error}") from error
+                raise ValueError(f"Row {index} of `{name}`: {error}") from error
 
 
 def check_reward(source: str, problem: Problem, reward: float) -> None:
@@ -207,6 +225,16 @@ def is_nan(reward: Any) -> bool:
     return isinstance(reward, (float, int)) and math.isnan(reward)
 
 
+def as_number(reward: Any) -> Any:
+    """Return a reward as a float: of NumPy, a tensor with one element, a fraction. What is no number stays as it is, and so does None."""
+    if reward is None or isinstance(reward, (str, bytes)):
+        return reward
+    try:
+        return float(reward)
+    except (TypeError, ValueError, RuntimeError):
+        return reward
+
+
 def as_list(rewards: Any) -> list[float | None]:
     """Return a reward function's result as a list; TypeError if it is a single value."""
     if isinstance(rewards, (str, bytes)) or not isinstance(rewards, Iterable):
@@ -233,6 +261,7 @@ def checked_reward(function: Any) -> Any:
             raise RuntimeError(f"The reward function {name!r} failed: {type(error).__name__}: {error}") from error
 
     def check(rewards: list[float | None], episodes: list[Episode]) -> list[float | None]:
+        rewards = [as_number(reward) for reward in rewards]
         for reward, episode in zip(rewards, episodes, strict=False):  # TRL refuses a wrong number of rewards
             if is_nan(reward) and not nan_problems:
                 nan_problems.append(episode.problem.id)

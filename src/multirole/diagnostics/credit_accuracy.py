@@ -40,8 +40,8 @@ from multirole.core.credit import (
     shapley_values,
 )
 from multirole.core.engine import Request
-from multirole.core.forks import Fork, Replay, fork_seed
 from multirole.core.hooks import Trainer
+from multirole.core.replay import Fork, Replay, fork_seed
 from multirole.core.rows import episode_rows
 from multirole.core.types import Episode, Problem, Structure, Turn, structure_of
 
@@ -75,7 +75,7 @@ class Seeds:
     tail: int = 0
 
     def draw(self, place: Place) -> int:
-        """Return the draw (`forks.fork_seed`) of a turn; 0 keeps its seed."""
+        """Return the draw (`replay.fork_seed`) of a turn; 0 keeps its seed."""
         if place == self.at:
             return self.reply
         return 0 if place in self.context or not self.tail else TAIL + self.tail
@@ -282,8 +282,8 @@ class _Measurer:
         for (episode, turn), (reply, tail) in itertools.product(at, keys):
             place = place_of(turn)
             context = frozenset(map(place_of, episode.turns[: stage_end(episode, turn)])) - {place}
-            kept = context | ({place} if reply == 0 else frozenset())
-            replays.append(Redraw(episode, Seeds(place, context, reply, tail), kept))
+            places = context | ({place} if reply == 0 else frozenset())
+            replays.append(Redraw(episode, Seeds(place, context, reply, tail), places))
         played = iter(self._play(replays))
         variants = [{key: next(played) for key in keys} for _ in at]
         later = []
@@ -349,12 +349,12 @@ class _Measurer:
         n, n_compared = self.sizes.replies, self.sizes.branches - 1
         draws = {name: np.empty((n, 2)) for name in ESTIMATORS}
         for reply, draw in itertools.product(range(n), range(2)):
-            own = by_tail[reply, draw + 1].episode
+            drawn = by_tail[reply, draw + 1].episode
             others = [variant.episode for variant in pools[draw]]
-            shapley = [values[id(episode), draw][turn.role] for episode in (own, *others)]
-            advantages = self.row_advantages(own, others, place_of(turn), 1000 * context + 10 * reply + draw)
+            shapley = [values[id(episode), draw][turn.role] for episode in (drawn, *others)]
+            advantages = self.row_advantages(drawn, others, place_of(turn), 1000 * context + 10 * reply + draw)
             compares = [by_tail[n + draw * n_compared + i, draw + 1].episode for i in range(n_compared)]
-            rewards = [_reward(episode) for episode in (own, *compares)]
+            rewards = [_reward(episode) for episode in (drawn, *compares)]
             advantages |= {
                 "branches": normalised(rewards)[0], "leave_one_out": leave_one_out(rewards)[0],
                 "shapley": compared(shapley, [0] * len(shapley))[0],

@@ -32,11 +32,10 @@ from multirole.core.gradients import Part, part_of
 from multirole.core.hooks import MultiRoleCallback
 from multirole.core.rows import problem_order, trained_tokens
 from multirole.core.trainer import MultiRoleGRPOTrainer
-from multirole.core.validation import INDEX
 
 FIRST_ITERATION = 10**6
 """Number of the first batch, as an iteration. Sampling seeds follow from it, so that no batch repeats one of the training run."""
-COLUMNS = 2**18
+CHUNK_COLUMNS = 2**18
 """Number of gradient elements that are multiplied at a time, in float64."""
 
 
@@ -70,7 +69,7 @@ class BatchProducts:
         """Multiply gradients (B, K, n) with each other."""
         n_batches, n_parts, n = gradients.shape
         flat, products = gradients.reshape(n_batches * n_parts, n), 0.0
-        for columns in flat.split(COLUMNS, dim=1):
+        for columns in flat.split(CHUNK_COLUMNS, dim=1):
             wide = columns.double()
             products = products + wide @ wide.T
         shape = (n_batches, n_parts, n_batches, n_parts)
@@ -92,9 +91,9 @@ class BatchProducts:
 
     def without(self, batch: int) -> "BatchProducts":
         """Return the products of all other batches."""
-        kept = np.delete(np.arange(self.n_batches), batch)
+        batches = np.delete(np.arange(self.n_batches), batch)
         return BatchProducts(
-            self.parts, self.products[np.ix_(kept, range(len(self.parts)), kept, range(len(self.parts)))]
+            self.parts, self.products[np.ix_(batches, range(len(self.parts)), batches, range(len(self.parts)))]
         )
 
     def by_batch(self, some: list[int], others: list[int]) -> np.ndarray:
@@ -281,7 +280,7 @@ Batch = tuple[dict[Part, Tensor], Counter[Part], Counter[Part]]
 
 @contextmanager
 def _only_callback(trainer: MultiRoleGRPOTrainer, callback: MultiRoleCallback) -> Iterator[None]:
-    """Within it, the trainer has no callback but this one: others would take a measured gradient for a part of training."""
+    """Context manager: the trainer has this callback only, because others would record measured gradients as training."""
     handler = trainer.callback_handler
     usual, handler.callbacks = handler.callbacks, [callback]
     try:
@@ -292,22 +291,22 @@ def _only_callback(trainer: MultiRoleGRPOTrainer, callback: MultiRoleCallback) -
 
 def _gradients_of_batch(trainer: MultiRoleGRPOTrainer, indices: list[int]) -> dict[str, Batch]:
     """Play one batch of episodes and return adapter -> its gradient by part, rows by part and tokens by part."""
-    inputs = [dict(trainer.train_dataset[index]) | {INDEX: index} for index in indices]
+    inputs = [dict(trainer.rows[index]) for index in indices]
     rows = trainer.prepare_rows(trainer._generate_and_score_completions(inputs))
     trainer._rest_engine()
     gradients: dict[str, Batch] = {}
     for adapter in trainer.adapters:
         adapter_rows = [row for row in rows if row.adapter == adapter]
-        kept = KeptParts()
+        callback = KeptParts()
         if adapter_rows:
-            with _only_callback(trainer, kept):
+            with _only_callback(trainer, callback):
                 params, _ = trainer.accumulate(trainer.model, adapter, adapter_rows, len(adapter_rows))
             for parameter in params:
                 parameter.grad = None
         tokens: Counter[Part] = Counter()
         for row in adapter_rows:
             tokens[part_of(row)] += trained_tokens([row])
-        parts = {part: values.cpu() for part, values in kept.parts.items()}
+        parts = {part: values.cpu() for part, values in callback.parts.items()}
         gradients[adapter] = parts, Counter(map(part_of, adapter_rows)), tokens
     return gradients
 

@@ -1,9 +1,8 @@
 """Reward each turn for being right, in addition to the episode's reward, for roles that can degrade without changing the outcome."""
 
-from collections import Counter
 from collections.abc import Callable
 
-from multirole.core.advantages import group_advantages
+from multirole.core.credit import compared
 from multirole.core.distributed import gather_objects, own_share
 from multirole.core.hooks import MultiRoleCallback
 from multirole.core.rows import Row
@@ -12,7 +11,7 @@ from multirole.core.types import Episode
 
 
 class ProcessReward(MultiRoleCallback):
-    """Callback that adds a second advantage: whether the turn was right, relative to its (problem, role, round) group.
+    """Callback that adds a second advantage: that of being right, within the turn's (problem, role, round) group.
 
     Args:
         weight: factor of the second advantage.
@@ -37,14 +36,12 @@ class ProcessReward(MultiRoleCallback):
 
 
 def process_advantages(rows: list[Row], n_episodes: int) -> list[float]:
-    """Return for each row whether its turn was right, minus the mean of its (problem, role, round) group.
+    """Return the group-relative advantage of being right (1 or 0), within the row's (problem, role, round) group.
 
-    0 for turns that are not judged and for groups of one.
+    It is 0 for turns that are not judged and for groups of one.
     """
     known = [i for i, row in enumerate(rows) if row.turn.is_right is not None]
     groups = [(*rows[i].episode.group(n_episodes), rows[i].turn.role, rows[i].turn.round) for i in known]
-    values = group_advantages([float(bool(rows[i].turn.is_right)) for i in known], groups)
-    sizes, advantages = Counter(groups), [0.0] * len(rows)
-    for i, group, value in zip(known, groups, values, strict=True):
-        advantages[i] = value if sizes[group] > 1 else 0.0
-    return advantages
+    values = compared([float(bool(rows[i].turn.is_right)) for i in known], groups)
+    by_row = dict(zip(known, values, strict=True))
+    return [by_row.get(i, 0.0) for i in range(len(rows))]

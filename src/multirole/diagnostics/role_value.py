@@ -1,7 +1,7 @@
 """Measure what each role is worth: the change of an evaluation's outcomes if the role is changed.
 
 Every episode is replayed with the turns of one role resampled, played by the base model, or replaced by the role's trivial twin
-(`core.forks`); all other turns keep their seeds, so the difference is the role's effect and what follows from it.
+(`core.replay`); all other turns keep their seeds, so the difference is the role's effect and what follows from it.
 
 * `change` is the mean outcome of the replays minus that of the episodes. A role is worth what is lost without it, minus `change`
   under "base" (what its training adds) or "twin" (what it adds over a trivial one). Under "resample" its expectation is 0.
@@ -20,13 +20,13 @@ from statistics import NormalDist
 from typing import Any, NamedTuple, get_args
 
 from multirole.core.credit import Score, play_scored
-from multirole.core.forks import Fork, How, has_twin
 from multirole.core.hooks import MultiRoleCallback, Trainer
+from multirole.core.replay import Fork, How, has_twin
 from multirole.core.types import Episode, structure_of
 
 LEVEL = 0.95
-PANELS, MAX_STEPS = 2000, 100
-"""Of Simpson's rule, and of Newton's method, in `t_quantile`."""
+INTERVALS, MAX_NEWTON_STEPS = 2000, 100
+"""Intervals of Simpson's rule, and largest number of Newton's steps, in `t_quantile`."""
 
 
 class Interval(NamedTuple):
@@ -42,7 +42,7 @@ class RoleEffect:
     """The effect of changing one role on the outcome.
 
     Args:
-        role, how: which turns were forked, and how (`core.forks.Fork`).
+        role, how: which turns were forked, and how (`core.replay.Fork`).
         problems: number of problems, the units of the intervals.
         replays: number of replayed episodes in all.
         before, after: mean outcome of the episodes and of their replays, each problem weighing the same.
@@ -213,9 +213,9 @@ def t_quantile(p: float, df: int) -> float:
         return math.exp(log_norm - (df + 1) / 2 * math.log1p(x * x / df))
 
     x = NormalDist().inv_cdf(p)
-    for _ in range(MAX_STEPS):
-        h = x / PANELS
-        inner = sum((4 if i % 2 else 2) * density(i * h) for i in range(1, PANELS))
+    for _ in range(MAX_NEWTON_STEPS):
+        h = x / INTERVALS
+        inner = sum((4 if i % 2 else 2) * density(i * h) for i in range(1, INTERVALS))
         step = (p - 0.5 - (density(0.0) + inner + density(x)) * h / 3) / density(x)
         x += step
         if abs(step) < 1e-9 * x:

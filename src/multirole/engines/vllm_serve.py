@@ -1,4 +1,4 @@
-"""The command that starts a server for `engine="vllm_server"`: vLLM's own, with what that engine needs of it."""
+"""Build the command that starts vLLM's server with the options that `engine="vllm_server"` needs."""
 
 import os
 import sys
@@ -18,7 +18,7 @@ def serve_command(
     model: str, n_adapters: int, rank: int, max_length: int, dtype: torch.dtype, host: str, port: int,
     more: Sequence[str] = (), **options: Any,
 ) -> list[str]:  # fmt: skip
-    """The command line of a server of `model`, for this machine's device.
+    """Return the command line of a server of `model`, for this machine's device.
 
     Args:
         n_adapters: adapters of the run. The server has twice as many slots, so that new ones load beside the old ones.
@@ -44,7 +44,7 @@ def serve_command(
 
 
 def serve_environment() -> dict[str, str]:
-    """The variables that a server is started with, beside those of this process."""
+    """Return the environment variables that a server needs in addition to those of this process."""
     # our images switch vLLM's own processes off, for the engine in the trainer's; a server does not start without them
     needed = {"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "True", "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
     return (

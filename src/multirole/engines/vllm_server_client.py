@@ -1,6 +1,6 @@
-"""One vLLM server (`vllm serve`) as `vllm_server_engine` sees it: its calls, and what is refused of its answers.
+"""Call one vLLM server (`vllm serve`), and check its answers.
 
-Every call has a connection of its own, with TCP keep-alive: a server whose machine is gone is noticed within about a minute, and one
+Every call has its own connection, with TCP keep-alive: a server whose machine is gone is noticed within about a minute, and one
 that closes idle connections cannot close one that is about to be used. The key comes from the environment variable `VLLM_API_KEY`,
 the one that vLLM reads, and is in no message of this module.
 """
@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from multirole.core.engine import Completion
+from multirole.core.engine import Completion, EngineError
 from multirole.core.event_loop import in_thread
 from multirole.engines import VLLM_VERSIONS
 
@@ -28,13 +28,21 @@ KEEP_ALIVE = {"TCP_KEEPIDLE": 20, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 4}
 """Seconds of silence after which a connection is probed, between probes, and the probes that may be lost (Linux)."""
 TRANSPORT_ERRORS = (aiohttp.ClientError, TimeoutError, OSError)
 RETRIED = (404, 408, 425, 429)
-"""Statuses below 500 after which a request is sent again; a server that was started anew answers 404, since it has no adapters."""
+"""Statuses below 500 after which a request is sent again; a restarted server answers 404, since it has no adapters."""
 TOKEN = "token_id:"
 """Begins a token of an answer to `return_tokens_as_token_ids`."""
 
 
-class ServerError(RuntimeError):
+class ServerError(EngineError):
     """A server answered with what cannot be used, or did not answer as often as it was asked."""
+
+
+class ServerLost(ServerError, ConnectionError):
+    """A server does not answer."""
+
+
+class ServerUnfit(ServerError, ValueError):
+    """A server answers, and cannot serve this run."""
 
 
 class Refused(ServerError):
@@ -47,14 +55,14 @@ class Refused(ServerError):
 
 
 class ServedModels(NamedTuple):
-    """What `/v1/models` lists: bases with the longest sequence each takes, and adapters with their paths."""
+    """The models that `/v1/models` lists: bases with the longest sequence each takes, and adapters with their paths."""
 
     bases: dict[str, int | None]
     adapters: dict[str, str]
 
 
 def checked_urls(text: str) -> list[str]:
-    """The addresses in a text such as "http://node1:8000,http://node2:8000", without "/v1"; ValueError if one is none."""
+    """Return the addresses in a text such as "http://node1:8000,http://node2:8000", without "/v1"; ValueError if one is not an address."""
     urls = [part.strip().rstrip("/").removesuffix("/v1") for part in text.split(",") if part.strip()]
     for url in urls:
         parts = urlsplit(url)
@@ -65,7 +73,7 @@ def checked_urls(text: str) -> list[str]:
         if not is_fine or parts.query or parts.fragment or "@" in parts.netloc:
             shown = url.rpartition("@")[2]  # without a password
             raise ValueError(
-                f"`vllm_server_base_url` has the address {shown!r}, which is none of a server. Write addresses such as "
+                f"`vllm_server_base_url` has {shown!r}, which is not the address of a server. Write addresses such as "
                 f"'http://node1:8000', separated by commas; a key belongs into the environment variable {API_KEY}."
             )
     if not urls or len(set(urls)) < len(urls):
@@ -74,7 +82,7 @@ def checked_urls(text: str) -> list[str]:
 
 
 def check_servers(text: str, seconds: float) -> None:
-    """Refuse addresses of which one does not answer within `seconds` (ConnectionError) or runs another vLLM (ValueError)."""
+    """Refuse addresses of which one does not answer within `seconds` (ServerLost) or runs another vLLM (ServerUnfit)."""
     urls = checked_urls(text)
 
     async def check(server: Server) -> None:
@@ -89,14 +97,14 @@ def check_servers(text: str, seconds: float) -> None:
 
 
 def open_session(n_connections: int) -> aiohttp.ClientSession:
-    """A client of at most so many connections at once; call it in the event loop that uses it."""
+    """Create a client with this many connections at most; call it in the event loop that uses it."""
     key = os.environ.get(API_KEY)
     connector = aiohttp.TCPConnector(limit=n_connections, force_close=True, socket_factory=_kept_alive)
     return aiohttp.ClientSession(connector=connector, headers={"Authorization": f"Bearer {key}"} if key else None)
 
 
 def _kept_alive(address: tuple) -> socket.socket:
-    """A socket for an address of `getaddrinfo` that notices a peer that is gone."""
+    """Return a socket for an address of `getaddrinfo` that notices a peer that is gone."""
     connection = socket.socket(*address[:3])
     connection.setblocking(False)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -107,11 +115,15 @@ def _kept_alive(address: tuple) -> socket.socket:
 
 
 class Server:
-    """One address. `is_up` and `n_losses`, how often it was found lost, are kept by the engine, one task at a time (`lock`)."""
+    """One address.
+
+    `is_up`, `n_losses` (how often it was found lost) and `was_loaded` (whether it was given adapters) are kept by the engine, one task
+    at a time (`lock`).
+    """
 
     def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
         self.url, self.session = url, session
-        self.is_up, self.n_losses, self.lock = True, 0, asyncio.Lock()
+        self.is_up, self.n_losses, self.was_loaded, self.lock = True, 0, False, asyncio.Lock()
 
     async def call(self, path: str, body: dict[str, Any] | None = None, seconds: float = CALL_SECONDS) -> str:
         """GET, or POST with a body; the answer's text. `seconds` is the longest silence. Raises `Refused` or a transport error."""
@@ -126,7 +138,7 @@ class Server:
             return text
 
     async def wait_until_healthy(self, seconds: float) -> None:
-        """Return once the server is up; ConnectionError where it is not within so many seconds. 0 looks once."""
+        """Wait until the server is up; ServerLost after this many seconds. 0 tries once."""
         give_up = asyncio.get_running_loop().time() + seconds
         while True:
             try:
@@ -135,29 +147,29 @@ class Server:
             except (*TRANSPORT_ERRORS, Refused) as error:
                 if asyncio.get_running_loop().time() >= give_up:
                     waited = f" It was waited for {seconds:g} s (`vllm_server_timeout`)." if seconds else ""
-                    raise ConnectionError(
-                        f"The vLLM server at {self.url} does not answer ({type(error).__name__}: {error}).{waited} Start it, or correct "
+                    raise ServerLost(
+                        f"The vLLM server at {self.url} does not answer ({_cause(error)}).{waited} Start it, or correct "
                         "`vllm_server_base_url`."
                     ) from error
             await asyncio.sleep(WAIT)
 
     async def check_version(self) -> None:
-        """Refuse a server whose vLLM was not tested (ValueError)."""
+        """Refuse a server whose vLLM was not tested (ServerUnfit)."""
         number = _field(self.url, await self.call("/version"), "version")
         if str(number).partition("+")[0] not in VLLM_VERSIONS:  # a local label names the build
-            raise ValueError(
+            raise ServerUnfit(
                 f"The server at {self.url} runs vLLM {number}, and {' or '.join(VLLM_VERSIONS)} was tested. Start it from the lock "
                 "file's environment."
             )
 
     async def models(self) -> ServedModels:
-        """The models that the server lists. Raises ValueError where it refuses the key."""
+        """Return the models that the server lists. Raises ServerUnfit where it refuses the key."""
         try:
             cards = _field(self.url, await self.call("/v1/models"), "data")
         except Refused as error:
             if error.status not in (401, 403):
                 raise
-            raise ValueError(
+            raise ServerUnfit(
                 f"The server at {self.url} refuses the key (HTTP status {error.status}). Set the environment variable {API_KEY} to the "
                 "key that the server was started with."
             ) from error
@@ -167,27 +179,27 @@ class Server:
         )
 
     async def check_logprobs(self, base: str, seconds: float) -> None:
-        """Refuse a server whose log-probs are not those of the distribution that it samples from (ValueError).
+        """Refuse a server whose log-probs are not those of the distribution that it samples from (ServerUnfit).
 
         Where one token alone is allowed, its log-prob is 0 only with `--logprobs-mode processed_logprobs`.
         """
         body = completion_body(base, [0], seed=0, max_tokens=1, temperature=1.0, stop_token_ids=[])
         done = await self.complete(body | {"allowed_token_ids": [0]}, seconds)  # the first request may take long
         if done.logprobs != [0.0]:
-            raise ValueError(
+            raise ServerUnfit(
                 f"The server at {self.url} gives log-probs of the logits, and not of the distribution after the temperature. Start it "
                 "with --logprobs-mode processed_logprobs."
             )
 
     async def n_slots(self) -> int | None:
-        """How many adapters the server holds at once (`--max-loras`); None where its metrics do not say."""
+        """Return how many adapters the server holds at once (`--max-loras`); None if its metrics do not say."""
         for line in (await self.call("/metrics")).splitlines():
             if line.startswith("vllm:lora_requests_info{") and 'max_lora="' in line:
                 return int(line.partition('max_lora="')[2].partition('"')[0])
         return None
 
     async def complete(self, body: dict[str, Any], seconds: float) -> Completion:
-        """The reply to `completion_body`. Raises as `call`, and `ServerError` where the reply is not what was asked for."""
+        """Return the reply to `completion_body`. Raises what `call` raises, and `ServerError` for a reply that does not fit the request."""
         text = await self.call("/v1/completions", body, seconds)
         try:
             (choice,) = json.loads(text)["choices"]
@@ -206,7 +218,7 @@ class Server:
         return Completion(token_ids, logprobs, reason)
 
     async def load(self, name: str, path: str) -> None:
-        """Load an adapter under a new name. A lost answer to an earlier call is no error; ValueError where the server refuses."""
+        """Load an adapter under a new name. A lost answer to an earlier call is no error; ServerUnfit where the server refuses."""
         hint = ""
         try:
             await self.call("/v1/load_lora_adapter", {"lora_name": name, "lora_path": path}, LOAD_SECONDS)
@@ -220,7 +232,7 @@ class Server:
                 hint = " Start the server with a larger --max-lora-rank, or use a smaller rank."
             elif error.status == 404:
                 hint = f" The server must find the adapter's files at {path}: see `vllm_server_adapter_dir`."
-            raise ValueError(f"The server at {self.url} did not load the adapter {name!r}: {error}.{hint}") from error
+            raise ServerUnfit(f"The server at {self.url} did not load the adapter {name!r}: {error}.{hint}") from error
 
     async def unload(self, name: str) -> None:
         """Unload an adapter; one that is gone already is no error."""
@@ -234,7 +246,7 @@ class Server:
 def completion_body(
     model: str, prompt_ids: list[int], seed: int, max_tokens: int, temperature: float, stop_token_ids: list[int]
 ) -> dict[str, Any]:
-    """A call of `/v1/completions` that samples from the whole distribution, whatever the server's defaults are."""
+    """Return a call of `/v1/completions` that samples from the whole distribution, whatever the server's defaults are."""
     return {
         "model": model, "prompt": prompt_ids, "seed": seed % 2**63, "max_tokens": max_tokens, "temperature": temperature,
         "stop_token_ids": stop_token_ids, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
@@ -243,8 +255,15 @@ def completion_body(
     }  # fmt: skip
 
 
+def _cause(error: Exception) -> str:
+    """What went wrong with a call, in a few words."""
+    if isinstance(error, aiohttp.ClientConnectorError):  # its own text has words for programmers
+        return f"{error.os_error.strerror or error.os_error}"
+    return f"{type(error).__name__}: {error}"
+
+
 def _field(url: str, text: str, name: str) -> Any:
-    """A field of a JSON answer; ServerError where it is none of vLLM's."""
+    """Return a field of a JSON answer; ServerError if vLLM's server would not answer so."""
     try:
         return json.loads(text)[name]
     except (ValueError, KeyError, TypeError) as error:
@@ -252,11 +271,11 @@ def _field(url: str, text: str, name: str) -> Any:
 
 
 def _message(text: str) -> str:
-    """What the server says of an error: vLLM's message, FastAPI's detail, or the beginning of the text."""
+    """Return the server's message of an error: vLLM's message, FastAPI's detail, or the beginning of the text."""
     try:
         answer = json.loads(text)
     except ValueError:
         return text[:200]
     error = answer.get("error", answer) if isinstance(answer, dict) else answer
-    said = error.get("message") or error.get("detail") if isinstance(error, dict) else error
-    return str(said or text)[:500]
+    message = error.get("message") or error.get("detail") if isinstance(error, dict) else error
+    return str(message or text)[:500]

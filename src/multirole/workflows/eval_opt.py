@@ -6,27 +6,31 @@ contexts hold consecutive assistant messages. The loop stops on a "Correct" verd
 
 import re
 
-from multirole.core.replies import find_boxes, plain_words
+from multirole.core.replies import find_boxes, last_line, plain_words
 from multirole.core.types import Answer, Call, Duty, Edge, Problem, Structure, assistant, user
 from multirole.workflows.prompts import render
 
 VERDICT = re.compile(
-    r"(?:(?:the|my|final|this|verdict|judge?ment|answer|solution|is)(?![a-z])[\s:=]*)*"
-    r"(?P<verdict>correct|incorrect|in-correct|not correct)"
+    r"(?:(?:the|my|final|this|last|previous|proposed|given|it|verdict|judge?ment|evaluation|assessment|decision|conclusion|result"
+    r"|answer|solution|draft|response|is|as)(?![a-z])[\s:=-]*)*"
+    r"(?P<verdict>correct|incorrect|in-correct|not correct|isn ?t correct|wrong)"
 )
 """A verdict in plain words, after a label such as "Verdict:" or "The solution is"."""
 
 
-def parse_verdict(text: str, box_rule: str = "last_box") -> str:
+def parse_verdict(text: str, box_rule: str = "box_or_line") -> str:
     """Return "correct", "incorrect" or "unparsed": the verdict in the last box that holds one, in any style.
 
-    `box_rule="first_literal"` is the released code's: the first literal `\\boxed{Correct}` or `\\boxed{Incorrect}`, in any case.
+    Without such a box the last line counts if it is nothing but a verdict ("**Verdict:** Correct."); with
+    `box_rule="last_box"` only boxes count. `box_rule="first_literal"` is the released code's: the first literal `\\boxed{Correct}` or `\\boxed{Incorrect}`, in any case.
     """
     if box_rule == "first_literal":
         literal = re.search(r"\\boxed\{(correct|incorrect)\}", text, re.IGNORECASE)
         return literal[1].lower() if literal else "unparsed"
-    for box in reversed(find_boxes(text)):
-        if verdict := VERDICT.fullmatch(plain_words(box.content)):
+    words = [plain_words(box.content) for box in reversed(find_boxes(text))]
+    words += [last_line(text)] if box_rule == "box_or_line" else []
+    for content in words:
+        if verdict := VERDICT.fullmatch(content):
             return "correct" if verdict["verdict"] == "correct" else "incorrect"
     return "unparsed"
 
@@ -50,7 +54,7 @@ class EvalOpt:
         chats=(("user",), ("user", "assistant", "user"), ("user", "assistant", "assistant", "user")),
     )
 
-    def __init__(self, rounds: int = 3, prompts: str | None = None, box_rule: str = "last_box") -> None:
+    def __init__(self, rounds: int = 3, prompts: str | None = None, box_rule: str = "box_or_line") -> None:
         self.roles = {"generator": 1, "evaluator": 1}
         self.rounds, self.prompts, self.box_rule = rounds, prompts, box_rule
 

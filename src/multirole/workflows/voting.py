@@ -1,13 +1,13 @@
 """Voting: three independent candidates, one aggregator that selects (paper sec 3).
 
 The aggregator only selects: its prose is never graded. A reply without a valid `\\boxed{N}`, in any
-style, is recorded as "unparsed" and candidate 1 is used (the released code takes any digit: `fallback="first_digit"`).
+style, and without a last line that only names a candidate, is recorded as "unparsed" and candidate 1 is used (the released code takes any digit: `fallback="first_digit"`).
 """
 
 import asyncio
 import re
 
-from multirole.core.replies import find_boxes, plain_words
+from multirole.core.replies import find_boxes, last_line, plain_words
 from multirole.core.types import Answer, Call, Duty, Edge, Problem, Structure, user
 from multirole.workflows.prompts import render
 
@@ -15,7 +15,10 @@ NUMBERS = {
     word: number
     for number, word in enumerate(["one", "two", "three", "four", "five", "six", "seven", "eight", "nine"], start=1)
 }
-_LABEL = "solution|candidate|answer|option|choice|response|proposal|attempt|voter|generator|selection|number|no|n"
+_CANDIDATE = (
+    "solution|candidate|option|choice|response|proposal|attempt|voter|generator|best|selected|choose|select|pick"
+)
+_LABEL = f"{_CANDIDATE}|answer|selection|number|no|n|i|would|vote|for|go|with"
 SELECTION = re.compile(
     rf"(?:(?:the|my|best|final|selected|correct|is|{_LABEL})(?![a-z])[\s:=.]*)*(?P<number>\d+|{'|'.join(NUMBERS)})(?:\.0+)?"
     r"(?: is (?:the )?(?:best|correct|right)(?: (?:one|solution|answer))?)?"
@@ -23,24 +26,32 @@ SELECTION = re.compile(
 """A selection in plain words, after a label such as "Solution"."""
 
 
-def parse_selection(text: str, n: int, fallback: str = "candidate_1", box_rule: str = "last_box") -> tuple[int, str]:
+def parse_selection(text: str, n: int, fallback: str = "candidate_1", box_rule: str = "box_or_line") -> tuple[int, str]:
     """Return the selected candidate (0-based) and the outcome: "1".."n", "digit:k" or "unparsed".
 
-    The last box that holds the number of a candidate counts, in any style; with `box_rule="first_literal"` the first
-    literal `\\boxed{k}`. If there is none, candidate 1 is selected and the outcome is "unparsed". `fallback="first_digit"` is the
+    The last box that holds the number of a candidate counts, in any style. Without such a box the last line counts if it
+    only names a candidate ("I choose **Solution 2**."), or if the whole reply is its number; with `box_rule="last_box"` only boxes
+    count, with `box_rule="first_literal"` the first literal `\\boxed{k}`. If there is none, candidate 1 is selected and the outcome is "unparsed". `fallback="first_digit"` is the
     released code's rule: the first literal box, else the first digit that is not part of a word or number ("digit:k").
     """
     if fallback == "first_digit" or box_rule == "first_literal":
         number = _first_literal(text)
     else:
-        numbers = (_number(plain_words(box.content)) for box in reversed(find_boxes(text)))
-        number = next((number for number in numbers if 1 <= number <= n), 0)
+        words = [plain_words(box.content) for box in reversed(find_boxes(text))]
+        words += [_naming_line(text)] if box_rule == "box_or_line" else []
+        number = next((number for number in map(_number, words) if 1 <= number <= n), 0)
     if 1 <= number <= n:
         return number - 1, str(number)
     digit = re.search(r"(?<!\d)[1-9](?!\d)", text)
     if fallback == "first_digit" and digit and int(digit[0]) <= n:
         return int(digit[0]) - 1, f"digit:{digit[0]}"
     return 0, "unparsed"
+
+
+def _naming_line(text: str) -> str:
+    """Return the last line if it speaks of a candidate or is the whole reply; "The answer is 2" may be a result, and gives ""."""
+    line = last_line(text)
+    return line if len(text.split()) == 1 or re.search(rf"\b(?:{_CANDIDATE})\b", line) else ""
 
 
 def _number(words: str) -> int:
@@ -80,7 +91,11 @@ class Voting:
     )
 
     def __init__(
-        self, n_voters: int = 3, fallback: str = "candidate_1", prompts: str | None = None, box_rule: str = "last_box"
+        self,
+        n_voters: int = 3,
+        fallback: str = "candidate_1",
+        prompts: str | None = None,
+        box_rule: str = "box_or_line",
     ) -> None:
         self.roles = {"generator": n_voters, "aggregator": 1}
         self.fallback, self.prompts, self.box_rule = fallback, prompts, box_rule

@@ -75,16 +75,16 @@ def import_ahead(source: str, code: types.CodeType) -> dict[str, object]:
     for part in todo:
         names.update(part.co_names)
         todo += [constant for constant in part.co_consts if type(constant) is types.CodeType]
-    wanted: set[str] = set()
+    modules: set[str] = set()
     may_import = {name for name in names - sys.modules.keys() if name.partition(".")[0] in sys.stdlib_module_names}
     if may_import or "__import__" in names or "import_module" in names:
         with contextlib.suppress(
             SyntaxError, ValueError, RecursionError, MemoryError
         ):  # the source may be too large to parse
-            wanted = modules_of(source)
-    if "concurrent.futures" in wanted:
-        wanted.add("concurrent.futures.thread")  # imported on first use
-    for module in sorted(wanted):
+            modules = modules_of(source)
+    if "concurrent.futures" in modules:
+        modules.add("concurrent.futures.thread")  # imported on first use
+    for module in sorted(modules):
         package, _, name = module.rpartition(".")
         top = module.partition(".")[0]
         if top not in sys.stdlib_module_names - NOT_PRELOADED or name in vars(sys.modules.get(package, builtins)):

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from pydantic import PrivateAttr
 
 from multirole.core.policy import parse_policy
-from multirole.core.types import CreditName, Workflow
+from multirole.core.types import REPLAYING_CREDITS, CreditName, Workflow
 from multirole.workflows import WORKFLOWS
 from multirole_study.experiment.launch import Launch
 from multirole_study.experiment.presets import (
@@ -50,8 +50,6 @@ GYM_TRAIN, GYM_VALIDATION = 8192, 256
 """Number of reasoning-gym problems at the paper's scales."""
 COORDINATES = ("workflow", "policy", "task", "scale", "seed", "preset")
 """The settings that place a cell in the matrix."""
-REPLAYING = ("branches", "leave_one_out", "shapley")
-"""Values of `credit` that replay episodes under the weights that played them (`core.credit`)."""
 IPYTHON_NAMES = re.compile(r"In|Out|_+|_i+|_i?\d+|_[dio]h|_exit_code|__\w+__")
 """Names that IPython adds to a notebook's globals."""
 
@@ -126,7 +124,7 @@ class Cell(Settings):
         smollm2="first_digit",
         released="first_digit",
     )
-    box_rule: Literal["last_box", "first_literal"] = option(
+    box_rule: Literal["last_box", "box_or_line", "first_literal"] = option(
         "box that is read as a verdict or selection, in any style or literally",
         "last_box", tiny="first_literal", released="first_literal",
     )  # fmt: skip
@@ -191,6 +189,7 @@ class Cell(Settings):
 
     # rollouts during the update
     max_staleness: int = option("updates between the adapters that sample and those that train", 0, ge=0, le=100)
+    max_failed_episodes: int = option("episodes of one rollout whose workflow may raise", 0, ge=0, le=10**6)
 
     # engine and precision
     engine: Literal["auto", "transformers", "generate", "vllm", "vllm_server"] = option(
@@ -250,7 +249,7 @@ class Cell(Settings):
             yield f"`updates='tokens'` needs `step_tokens`, such as 4096, and nothing else does; got {self.step_tokens}."
         if self.updates == "tokens" and self.minibatch_split == "sequential":
             yield "`updates='tokens'` has no full step to divide a partial one by. Write minibatch_split='even'."
-        if self.max_staleness and self.credit in REPLAYING:
+        if self.max_staleness and self.credit in REPLAYING_CREDITS:
             yield (
                 f"`credit={self.credit!r}` replays episodes under the weights that played them, and `max_staleness={self.max_staleness}` trains "
                 "on older ones. Write max_staleness=0."

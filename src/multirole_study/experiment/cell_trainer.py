@@ -29,14 +29,14 @@ from multirole.core.engine import Engine
 from multirole.core.hooks import MultiRoleCallback, OptimizerStep, Trainer
 from multirole.core.policy import adapter_names
 from multirole.core.trainer import MultiRoleGRPOTrainer
-from multirole.core.types import Answer, Episode, Problem, Reward, structure_of
+from multirole.core.types import REPLAYING_CREDITS, Answer, Episode, Problem, Reward, structure_of
 from multirole.core.validation import add_adapters, check_reward
 from multirole.diagnostics.process_reward import ProcessReward
 from multirole.diagnostics.role_diagnostics import RoleDiagnostics
 from multirole.diagnostics.role_skill import SkillWatch
 from multirole.diagnostics.turn_grading import judge
 from multirole_study.experiment.base_models import layer_class, locate
-from multirole_study.experiment.cell import REPLAYING, Cell
+from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.grades_ahead import GradesAhead, grades_ahead
 from multirole_study.experiment.hardware import dtype_of, engine_of
 from multirole_study.experiment.launch import ONE_PROCESS, Launch
@@ -47,10 +47,12 @@ from multirole_study.experiment.run_folder import adapters_folder
 from multirole_study.experiment.schedule_clock import UpdateCallClock
 from multirole_study.experiment.storage import reporting, writing
 from multirole_study.experiment.trl_names import TRL_NAMES
+from multirole_study.tasks import Task
 
 SAME_NAME = (
     "seed", "policy", "temperature", "learning_rate", "weight_decay", "max_grad_norm", "updates", "step_tokens",
     "old_logprobs", "max_prompt_tokens", "micro_batch_tokens", "max_staleness",
+    "max_failed_episodes",
 )  # fmt: skip
 """Settings of a cell that have the same name in `MultiRoleGRPOConfig`."""
 
@@ -192,7 +194,7 @@ class CellTrainer(MultiRoleGRPOTrainer):
 
 
 def update_rules(cell: Cell) -> list[MultiRoleCallback]:
-    """The callbacks that replace the library's rules of the update where the cell's settings differ from them."""
+    """Return the callbacks that replace the library's rules of the update where the cell's settings differ from them."""
     rules: list[MultiRoleCallback] = []
     if cell.advantage_group != "episode":
         rules.append(RowAdvantages(by_slot=cell.advantage_group == "slot"))
@@ -227,7 +229,11 @@ def make_trainer(
     if cell.process_reward:
         study_callbacks.append(ProcessReward(cell.process_reward, verdicts))
     skills = SkillWatch(reward)
-    study_callbacks += [skills, Recording(recorder, diagnostics, skills, cell.credit in REPLAYING)]
+    replays, has_own_ids = cell.credit in REPLAYING_CREDITS, isinstance(task, Task)
+    study_callbacks += [
+        skills,
+        Recording(recorder, diagnostics, skills, counts_forks=replays, with_questions=has_own_ids),
+    ]
     trainer = CellTrainer(
         model=peft_model,
         workflow=workflow,

@@ -53,7 +53,8 @@ class Evaluation(Settings):
             )
         if adapters.startswith("transfer") and cell.workflow_name == "single":
             raise ValueError(
-                f"`adapters={adapters!r}` moves the single-agent adapter into another workflow than 'single'."
+                f"`adapters={adapters!r}` plays another workflow with the single agent's adapter, and `workflow` is 'single'. Name another "
+                "workflow, or write adapters='own'."
             )
 
     @classmethod
@@ -129,8 +130,8 @@ def steps_of(evaluation: Evaluation, results_dir: str | Path) -> list[int]:
     saved = saved_steps(run)
     if not is_done(run):
         raise ValueError(
-            f"`adapters={evaluation.adapters!r}` needs the adapters of the run {run}, which is not finished. Train it first: "
-            "notebooks/train_cell.ipynb with the same parameters."
+            f"`adapters={evaluation.adapters!r}` needs the adapters of the run {run}, which is not finished. Train it first, with "
+            "`multirole train` or notebooks/train_cell.ipynb and the same parameters."
         )
     if evaluation.checkpoints == "all":
         return saved

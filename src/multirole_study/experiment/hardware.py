@@ -15,7 +15,7 @@ from multirole_study.experiment.launch import ONE_PROCESS, Launch, is_launched
 from multirole_study.experiment.presets import is_small
 
 GIB = 2**30
-ENGINES = {
+ENGINE_DESCRIPTIONS = {
     "transformers": "transformers, in float32",
     "generate": "transformers' generate, several times slower than the others",
 }
@@ -53,7 +53,7 @@ def dtype_of(cell: Cell) -> str:
     """Return the name of the base model's dtype, "float32" or "bfloat16"; "auto" asks this machine."""
     if cell.dtype != "auto":
         return cell.dtype
-    from multirole.core.bfloat16 import has_fast_bfloat16  # imports torch
+    from multirole.core.bfloat16_layers import has_fast_bfloat16  # imports torch
 
     return "bfloat16" if has_fast_bfloat16() else "float32"
 
@@ -87,7 +87,7 @@ def preflight_checks(cell: Cell, launch: Launch = ONE_PROCESS) -> list[Check]:
     checks = {"vllm": lambda: _vllm(cell), "vllm_server": lambda: _servers(launch)}
     return [
         _gpu(cell, launch),
-        checks[engine]() if engine in checks else Check("rollout engine", ENGINES[engine]),
+        checks[engine]() if engine in checks else Check("rollout engine", ENGINE_DESCRIPTIONS[engine]),
         Check("dtype", f"{dtype_of(cell)} base, float32 adapters", advice if is_unsupported_dtype else ""),
         Check("disk", f"{shutil.disk_usage(existing).free / GIB:.1f} GiB free at {existing}"),
         *([_staleness(cell, launch)] if cell.max_staleness else []),
@@ -163,7 +163,7 @@ def _vllm(cell: Cell) -> Check:
     ):  # a local label names the build
         return Check("vLLM", shown)
     advice = (
-        f"engine={cell.engine!r} needs {needed} {' or '.join(VLLM_VERSIONS)} here, the version that was tested. Install it "
+        f"engine={cell.engine!r} needs {needed} {' or '.join(VLLM_VERSIONS)} here, the versions that were tested. Install one "
         f"(pip install 'multirole[{extra}]'), or write engine='transformers'."
     )
     return Check("vLLM", f"found {shown}", advice)

@@ -31,7 +31,7 @@ def interval(right: int, n: int) -> str:
 
 
 def introduce(cell: Cell, n_processes: int, folder: Path, counts: dict[str, int], checkpoint: Path | None) -> None:
-    """Print what is about to be trained and where the results go."""
+    """Print which cell is trained and where its results go."""
     slots = cell.make_workflow().roles
     roles = ", ".join(f"{role}{f' x{slots[role]}' * (slots[role] > 1)} -> {cell.policy[role]}" for role in slots)
     n_threads = torch.get_num_threads()

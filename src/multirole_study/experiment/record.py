@@ -227,12 +227,15 @@ class Recording(MultiRoleCallback):
     """Records iterations and evaluations. Pass it after the callbacks whose results it reads.
 
     `recorder` is None on every process but the first. With `counts_forks`, iterations have their sampled tokens, replays included.
+    `with_questions` records the question of every training episode, for tasks whose problem ids do not show it.
     """
 
     def __init__(
-        self, recorder: Recorder | None, diagnostics: RoleDiagnostics, skills: SkillWatch, counts_forks: bool = False
+        self, recorder: Recorder | None, diagnostics: RoleDiagnostics, skills: SkillWatch, counts_forks: bool = False,
+        with_questions: bool = False,
     ) -> None:  # fmt: skip
-        self.recorder, self.watched, self.skills, self.counts_forks = recorder, diagnostics, skills, counts_forks
+        self.recorder, self.watched, self.skills = recorder, diagnostics, skills
+        self.counts_forks, self.with_questions = counts_forks, with_questions
         self.grading_seconds, self.cpu = 0.0, time.process_time()
         self.sampled_tokens = 0
 
@@ -252,8 +255,8 @@ class Recording(MultiRoleCallback):
         episodes, number, watched = iteration.episodes, iteration.number, self.watched
         groups: dict[tuple[str, int], set[float]] = defaultdict(set)
         for episode in episodes:
-            assert episode.reward is not None
-            groups[episode.group(trainer.args.num_generations)].add(episode.reward.value)
+            if episode.reward is not None:  # its workflow raised, and it is left out of its group
+                groups[episode.group(trainer.args.num_generations)].add(episode.reward.value)
         tables, turns = self.recorder.tables, [turn for episode in episodes for turn in episode.turns]
         tables["metrics"].append(
             {
@@ -264,7 +267,7 @@ class Recording(MultiRoleCallback):
                 "turns": len(turns),
                 "prompt_tokens": sum(len(turn.prompt_ids) for turn in turns),
                 "completion_tokens": sum(len(turn.completion_ids) for turn in turns),
-                "zero_variance_groups": sum(len(values) == 1 for values in groups.values()) / len(groups),
+                "zero_variance_groups": sum(len(values) == 1 for values in groups.values()) / max(1, len(groups)),
                 "optimizer_steps": len(watched.ledger),
                 "rollout_seconds": iteration.seconds["rollout"],
                 "update_seconds": iteration.seconds["update"],
@@ -273,6 +276,11 @@ class Recording(MultiRoleCallback):
             }
             | (staleness_metrics(iteration.rows, number - 1) if trainer.args.max_staleness else {})
             | ({"sampled_tokens": sampled_tokens} if self.counts_forks else {})
+            | (
+                {"failed_episodes": sum(e.failure is not None for e in episodes)}
+                if trainer.args.max_failed_episodes
+                else {}
+            )
         )
         self.cpu = time.process_time()
         for name, rows in (("ledger", watched.ledger), ("cosines", watched.cosines())):
@@ -282,7 +290,7 @@ class Recording(MultiRoleCallback):
             {
                 "iteration": number, "problem": e.problem.id, "episode": e.index, "reward": e.reward and e.reward.value,
                 "advantage": e.advantage, "correct": e.reward and e.reward.is_correct,
-            }
+            } | ({"question": e.problem.question} if self.with_questions else {})
             for e in episodes
         ]  # fmt: skip
 
@@ -296,7 +304,8 @@ class Recording(MultiRoleCallback):
         if self.recorder is None:
             return
         tables, skills = self.recorder.tables, [{"step": step} | row for row in self.skills.rows]
-        for name, new in (("eval", [outcome_row(step, e) for e in episodes]), ("skills", skills)):
+        outcomes = [outcome_row(step, episode) for episode in episodes if episode.failure is None]
+        for name, new in (("eval", outcomes), ("skills", skills)):
             tables[name] = [row for row in tables[name] if row["step"] != step] + new
         decode = trainer.processing_class.decode
         turns = [

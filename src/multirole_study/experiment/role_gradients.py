@@ -22,7 +22,7 @@ from multirole_study.experiment.progress import say
 from multirole_study.experiment.run_folder import adapters_folder, read_config, saved_steps
 from multirole_study.experiment.storage import write_table
 
-FILE = "gradient_signal.parquet"
+SIGNAL_FILE = "gradient_signal.parquet"
 """In a run's folder; no part of the record that DONE has checksums of."""
 CONFIDENCE = 0.95
 
@@ -87,7 +87,7 @@ def measure_run(folder: Path, steps: Sequence[int] | None, n_batches: int) -> Pa
     Other steps that the file has already stay in it. Raises ValueError for steps whose adapters the run has not kept, and for a folder
     that holds no run.
     """
-    adapters, path = adapters_of(folder, steps), folder / FILE
+    adapters, path = adapters_of(folder, steps), folder / SIGNAL_FILE
     rows = measure_cell(cell_of(folder), adapters, n_batches)
     if path.exists():
         rows += [row for row in pq.read_table(path).to_pylist() if row["step"] not in adapters]
@@ -101,7 +101,7 @@ def adapters_of(folder: Path, steps: Sequence[int] | None) -> dict[int, Path | N
     Raises ValueError for steps whose adapters the run has not kept.
     """
     saved = saved_steps(folder)
-    wanted = saved if steps is None else list(steps)
-    if not wanted or set(wanted) - {0, *saved}:
-        raise ValueError(f"`--at` must name 0 or saved steps of {folder}, which are {saved}, got {wanted}.")
-    return {step: adapters_folder(folder, step) if step else None for step in sorted(wanted)}
+    chosen = saved if steps is None else list(steps)
+    if not chosen or set(chosen) - {0, *saved}:
+        raise ValueError(f"`--at` must name 0 or saved steps of {folder}, which are {saved}, got {chosen}.")
+    return {step: adapters_folder(folder, step) if step else None for step in sorted(chosen)}

@@ -23,6 +23,7 @@ import torch
 from transformers import AutoTokenizer, TrainerCallback
 
 from multirole.core.distributed import gather_objects, processes
+from multirole.core.engine import EngineError
 from multirole.core.threads import use_fitting_threads
 from multirole.diagnostics.turn_grading import grade
 from multirole_study.experiment.announce import announced, say
@@ -44,7 +45,7 @@ from multirole_study.experiment.run_folder import (
     staging,
     write_done,
 )
-from multirole_study.experiment.settings import user_errors
+from multirole_study.experiment.settings import UnfinishedRun, user_errors
 from multirole_study.experiment.stop_signals import Stop, handle_signals
 from multirole_study.experiment.storage import checksums_of, write_table, write_text
 
@@ -117,6 +118,8 @@ def _train(cell: Cell, launch: Launch, folder: Path, stop: Stop, callbacks: list
     except FloatingPointError as error:  # a result, not a failure: a resumed run would diverge again
         outcome = {"state": "diverged", "iteration": trainer.state.global_step + 1, "reason": str(error)}
         logger.warning("%s The run ends as diverged.", error)
+    except EngineError as error:
+        raise UnfinishedRun(error) from error
     finally:
         trainer.engine.close()
     if is_main:

@@ -21,13 +21,13 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from multirole_study.experiment.cell import Cell
-from multirole_study.experiment.settings import UserError
+from multirole_study.experiment.settings import UnfinishedRun, UserError
 from multirole_study.experiment.storage import checksums_of, damage, publish, remove, write_text
 
 logger = logging.getLogger(__name__)
 
 LOCK = "LOCK"
-PATIENCE = 5.0  # seconds: the previous process may still be saving its last checkpoint
+LOCK_SECONDS = 5.0  # seconds: the previous process may still be saving its last checkpoint
 MANIFEST = "checksums.json"
 N_KEPT = 2
 
@@ -62,10 +62,10 @@ def saved_steps(run: Path) -> list[int]:
 def claim(folder: Path) -> Iterator[None]:
     """Create a folder and hold its lock, a `flock` on the file `LOCK`.
 
-    The system releases the lock when its holder dies. A new folder is removed again on UserError. Raises ValueError if the
+    The system releases the lock when its holder dies. A new folder is removed again on UserError, unless a run was begun there. Raises ValueError if the
     folder is not writable or another process holds the lock.
     """
-    lock = FileLock(folder / LOCK, timeout=PATIENCE)
+    lock = FileLock(folder / LOCK, timeout=LOCK_SECONDS)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire(poll_interval=0.1)
@@ -79,8 +79,8 @@ def claim(folder: Path) -> Iterator[None]:
     is_new = [path.name for path in folder.iterdir()] == [LOCK]
     try:
         yield
-    except UserError:
-        if is_new:
+    except UserError as error:
+        if is_new and not isinstance(error, UnfinishedRun):
             shutil.rmtree(folder)
         raise
     finally:

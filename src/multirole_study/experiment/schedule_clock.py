@@ -1,4 +1,4 @@
-"""What the learning-rate schedule counts: iterations, or update calls as in the authors' released code.
+"""Count the ticks of the learning-rate schedule: iterations, or update calls as in the authors' released code.
 
 The released code steps its one scheduler after each `update_actor` call, that is once per adapter and iteration (verl v0.6.1,
 `workers/fsdp_workers.py`). Shared-Policy makes one call per iteration, Isolated-Policy one per role type: two on Voting and Eval-Opt, three on

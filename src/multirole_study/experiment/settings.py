@@ -22,6 +22,13 @@ class UserError(ValueError):
         return [str(self)]
 
 
+class UnfinishedRun(UserError):
+    """Something outside of this process ended a run. What it has saved stays, and the same command continues from there."""
+
+    def __init__(self, reason: object) -> None:
+        super().__init__(f"{reason} The run is not finished. The same command continues from its newest checkpoint.")
+
+
 @contextmanager
 def user_errors() -> Iterator[None]:
     """Convert ValueError and OSError to UserError, as a context manager or a decorator."""
@@ -117,7 +124,7 @@ def read_number(raw: object, annotation: Any) -> object:
     if str in kinds or not kinds.keys() & {int, float, bool, dict}:
         return raw
     parsed = (
-        value(raw.strip().capitalize() if raw.strip().lower() in WORDS else raw.strip())
+        value(raw.strip().capitalize() if raw.strip().lower() in BOOLEAN_WORDS else raw.strip())
         if isinstance(raw, str)
         else raw
     )
@@ -135,7 +142,7 @@ def read_number(raw: object, annotation: Any) -> object:
     return parsed if type(parsed) in (kinds.keys() | ({int} if float in kinds else set())) and is_finite else raw
 
 
-WORDS = ("true", "false")
+BOOLEAN_WORDS = ("true", "false")
 
 
 class Parameter(NamedTuple):

@@ -24,12 +24,12 @@ from multirole_study.experiment.cell import policy_name
 from multirole_study.experiment.run_folder import read_config
 from multirole_study.experiment.storage import write_text
 from multirole_study.inspector import run_reader
-from multirole_study.inspector.episodes import describe_episodes, training_groups
+from multirole_study.inspector.episodes import describe_episodes, questions_of, training_groups
 from multirole_study.labels import colours_of
 from multirole_study.signatures import HEDGES
-from multirole_study.workflow_record import recorded_structure
+from multirole_study.workflow_record import observed_edges, recorded_structure
 
-FILE = "inspector.html"
+PAGE_FILE = "inspector.html"
 SCRIPTS = ("base.js", "text.js", "curves.js", "graph.js", "episodes.js")
 INDEXED = ("start", "best", "end", "first fall")
 LOADER = PackageLoader("multirole_study.inspector", "page")
@@ -57,7 +57,9 @@ def collect(folder: Path, index: str | None = None, n_problems: int | None = Non
     """Collect everything that the page shows of a run, as JSON data; `index` is the address of a page to link back to."""
     config = read_config(folder)
     structure = recorded_structure(config, run_reader.read_provenance(folder))
-    metrics, roles, turns, outcomes = (run_reader.load(folder, name) for name in ("metrics", "roles", "turns", "eval"))
+    metrics, roles, turns, outcomes, episodes = (
+        run_reader.load(folder, name) for name in ("metrics", "roles", "turns", "eval", "episodes")
+    )
     if n_problems and len(turns):
         turns = turns[turns["problem"].isin(turns["problem"].unique()[:n_problems])]
     iterations = sorted({int(i) for table in (metrics, roles) if len(table) for i in table["iteration"]})
@@ -78,13 +80,15 @@ def collect(folder: Path, index: str | None = None, n_problems: int | None = Non
         "iterations": iterations,
         "facts": run_reader.facts(folder).reset_index().to_dict("records"),
         "roles": describe_roles(config, roles, turns, structure),
-        "edges": [asdict(edge) for edge in structure.edges],
+        "edges": [asdict(edge) for edge in structure.edges or observed_edges(turns)],
+        "edges_are_declared": bool(structure.edges),
         "rounds": int(turns["round"].max()) + 1 if len(turns) else 1,
         "panels": panels,
         "validation": {name: run_reader.numbers(points[name]) for name in points},
         "skills": run_reader.skills(folder),
         "hedges": HEDGES,
-        "training_groups": training_groups(run_reader.load(folder, "episodes"), config.get("n_episodes") or 1),
+        "training_groups": training_groups(episodes, config.get("n_episodes") or 1),
+        "questions": questions_of(episodes),
         "role_values": run_reader.role_values(folder),
         "episodes": describe_episodes(turns, outcomes, points, run_reader.load(folder, "turn_effects")),
     }
@@ -123,9 +127,11 @@ def inspect_run(
     the first of the recorded problems.
     """
     folder = Path(folder)
-    target = out if out is not None else folder / FILE
+    target = out if out is not None else folder / PAGE_FILE
     if index is None:
-        index = next((above / FILE for above in folder.resolve().parents[:2] if (above / FILE).exists()), None)
+        index = next(
+            (above / PAGE_FILE for above in folder.resolve().parents[:2] if (above / PAGE_FILE).exists()), None
+        )
     data = collect(folder, relative(index, target.parent) if index else None, n_problems)
     write_text(target, render("run.html", data, title=data["title"]))
     return target
@@ -153,7 +159,7 @@ def inspect_all(results_dir: Path) -> list[Path]:
             f"{results_dir} contains no finished run. Give a folder that does, or the folder of one run (the one with config.json). "
             "Packed runs become folders with multirole_study.paper.pack.unpack."
         )
-    index = results_dir / FILE
+    index = results_dir / PAGE_FILE
     pages = [inspect_run(folder, index=index) for folder in runs]
     rows = [index_row(folder, page, index) for folder, page in zip(runs, pages, strict=True)]
     title = f"{len(runs)} runs in {results_dir.resolve().name}"

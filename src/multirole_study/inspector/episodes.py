@@ -3,6 +3,7 @@
 import bisect
 import itertools
 import math
+from os.path import commonprefix
 
 import pandas as pd
 
@@ -10,8 +11,10 @@ from multirole_study.inspector.run_reader import number
 
 TURN_BYTES, EPISODE_BYTES = 12_000, 120_000
 """Largest size of one turn on the page, and of all turns of an episode; the middle of longer ones is left out."""
-MAX_STEPS = 12
+MAX_SHOWN_STEPS = 12
 """Largest number of checkpoints on a page, without the named ones; if there are more, every k-th is shown."""
+MAX_QUESTION = 80
+"""Characters of a question that name its training group."""
 MAX_TRAINING = 20_000
 """Largest number of training episodes on a page; if there are more, every k-th iteration is shown."""
 QUESTION, PIECE = 8_000, 80
@@ -113,7 +116,7 @@ def describe_episodes(
     best = max((step for step in steps if step in accuracy), key=lambda step: (accuracy[step], -step), default=None)
     named = name_steps(steps, best)
     forked = {int(step) for step in effects["step"]} & {*steps} if len(effects) else set()
-    shown = sorted({*steps[:: math.ceil(len(steps) / MAX_STEPS)], *named, *forked})
+    shown = sorted({*steps[:: math.ceil(len(steps) / MAX_SHOWN_STEPS)], *named, *forked})
     right = {} if best is None else outcomes[outcomes["correct"]].groupby("step")["problem"].agg(set)
     return {
         "steps": [{"step": step, "name": named.get(step, ""), "accuracy": accuracy.get(step)} for step in shown],
@@ -126,6 +129,16 @@ def describe_episodes(
         "forked": sorted(forked),
         "problems": describe_problems(turns, outcomes, shown, effects_by_turn(effects)),
     }
+
+
+def questions_of(episodes: pd.DataFrame) -> dict[str, str]:
+    """Return each training problem's question, cut, and without the words that all begin with; empty if not recorded."""
+    if "question" not in episodes:
+        return {}
+    asked = episodes.drop_duplicates("problem")
+    shared = commonprefix(asked["question"].tolist()) if len(asked) > 1 else ""
+    start = shared.rfind(" ") + 1
+    return dict(zip(asked["problem"], asked["question"].str.slice(start, start + MAX_QUESTION), strict=True))
 
 
 def training_groups(episodes: pd.DataFrame, group_size: int) -> dict[int, list] | None:

@@ -21,7 +21,7 @@ DECLARED = yaml.safe_load(Path(__file__).with_name("claims.yaml").read_text(enco
 REGIMES: dict[str, dict[str, object]] = DECLARED["regimes"]
 """Name -> the settings that it changes in the grid's cells (`Results.runs_of`)."""
 MIN_CELLS = 3
-GAP = "ip − sp"
+IP_MINUS_SP = "ip − sp"
 BOTH = "ip, sp"
 CHOSEN_AFTERWARDS = "looked at afterwards"
 """Word in the table `claims` for a rule that was not declared before the runs."""
@@ -233,7 +233,7 @@ def judged_comparison(rows: list[dict], about: dict) -> tuple[str, str]:
 def arms_of(about: dict) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield the label in the table and the policies whose runs are read, for each verdict on a claim."""
     if about.get("minus") == "sp" or about.get("comparison") == "effect_sizes":
-        yield GAP, ("ip",)
+        yield IP_MINUS_SP, ("ip",)
     elif about.get("comparison") == "variance" or "verdict" in about:
         yield BOTH, POLICIES
     else:

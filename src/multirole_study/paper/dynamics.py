@@ -14,7 +14,7 @@ from multirole_study.paper.statistics import t_interval
 
 FIRST_ITERATIONS = 5
 SMOOTHED = 5  # iterations
-ROUNDING = 1e-6
+CHI2_ROUNDING = 1e-6
 """A smaller chi2 is rounding of the engine: a role with one step per iteration is measured before that step changes it."""
 POOLED = "all roles (shared)"
 AMPLITUDES = {
@@ -58,9 +58,9 @@ def amplitudes(series: pd.DataFrame) -> dict[str, float]:
     chi2, rising = series["chi2"], series[["perplexity", "grad_norm"]]
     first, rises = chi2.abs().iloc[:FIRST_ITERATIONS].median(), rising.max() / rising.iloc[0].replace(0, np.nan)
     groups = (
-        chi2.max() / first if first >= ROUNDING else np.nan,
+        chi2.max() / first if first >= CHI2_ROUNDING else np.nan,
         *rises,
-        chi2.idxmax() if chi2.max() >= ROUNDING else np.nan,
+        chi2.idxmax() if chi2.max() >= CHI2_ROUNDING else np.nan,
         chi2.max(),
         series["chi2_after"].max(),
         series["optimizer_steps"].median(),

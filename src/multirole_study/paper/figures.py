@@ -45,7 +45,7 @@ CAPTIONS = yaml.safe_load(Path(__file__).with_name("figures.yaml").read_text(enc
 REFERENCE = {"color": "0.35", "lw": 1.2}
 """Style of the lines of the base and of the single agent."""
 X_OFFSET = {"ip": -0.19, "sp": 0.19}  # x, from the middle of a cell
-AMPLITUDES = {
+AMPLITUDE_LABELS = {
     "chi2": "largest χ² during the update",
     "chi2_after": "largest χ² after the update",
     "grad_norm": "largest gradient norm",
@@ -156,7 +156,7 @@ def figure_5(results: Results) -> Plate:
     """Draw the instability amplitudes of matched cells."""
     table, cells = dynamics.extremes(results), list(product(results.grid.tasks, WORKFLOWS))
     figure = Figure(figsize=(6.4, 4.4), layout="constrained")
-    for (name, label), axes in zip(AMPLITUDES.items(), figure.subplots(2, 2).flat, strict=True):
+    for (name, label), axes in zip(AMPLITUDE_LABELS.items(), figure.subplots(2, 2).flat, strict=True):
         for (workflow, task, _), pair in table.groupby(["workflow", "task", "seed"]) if len(table) else ():
             at = [cells.index((task, workflow)) + X_OFFSET[policy] for policy in POLICIES]
             by_policy = pair.set_index("policy").loc[list(POLICIES)]

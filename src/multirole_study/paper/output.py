@@ -14,7 +14,7 @@ from multirole_study.labels import POLICY_NAMES, TASK_NAMES, WORKFLOW_NAMES
 from multirole_study.paper.statistics import ALPHA, Interval, corrected
 
 MISSING = "–"
-NAMES = {"task": TASK_NAMES, "workflow": WORKFLOW_NAMES, "policy": POLICY_NAMES}
+DISPLAY_NAMES = {"task": TASK_NAMES, "workflow": WORKFLOW_NAMES, "policy": POLICY_NAMES}
 FORMS = {  # unit -> (factor, format)
     "accuracy": (100, ",.1f"),
     "difference": (100, "+,.1f"),
@@ -125,7 +125,7 @@ def pivoted(values: pd.DataFrame) -> pd.DataFrame:
     shown = lines.merge(wide.fillna(MISSING).reset_index(), on=keys, how="left").astype(object)
     if {"workflow", "policy"} <= set(keys):
         shown.loc[shown["workflow"] == "single", "policy"] = "SA-RL"
-    shown = shown.assign(**{key: shown[key].replace(NAMES[key]) for key in keys if key in NAMES})
+    shown = shown.assign(**{key: shown[key].replace(DISPLAY_NAMES[key]) for key in keys if key in DISPLAY_NAMES})
     return shown.rename(columns=lambda name: name.replace("chi2", "χ²"))
 
 

@@ -122,9 +122,9 @@ def read(
     if not path.exists():
         return pd.DataFrame(columns=["run"])
     sources = {DERIVED[column][0] for column in columns or () if column in DERIVED} & set(pq.read_schema(path).names)
-    wanted = columns and list(dict.fromkeys([*columns, *sources]))
+    needed = columns and list(dict.fromkeys([*columns, *sources]))
     packed = pq.read_table(
-        path, columns=wanted, filters=None if runs is None else _of_runs(runs), read_dictionary=["run"]
+        path, columns=needed, filters=None if runs is None else _of_runs(runs), read_dictionary=["run"]
     )
     return _as_recorded(packed).select(columns or packed.column_names).to_pandas()
 

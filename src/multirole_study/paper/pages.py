@@ -84,8 +84,8 @@ class Tables:
     def lines(self, table: str, **columns: object) -> list[Line]:
         """Return the lines whose columns have these values (or one of the values in a list), in the table's order."""
         rows = self._read(table)
-        for column, wanted in columns.items():
-            rows = rows[rows[column].isin(wanted if isinstance(wanted, (list, tuple)) else [wanted])]
+        for column, values in columns.items():
+            rows = rows[rows[column].isin(values if isinstance(values, (list, tuple)) else [values])]
         if rows.empty:
             raise ValueError(f"The table {table!r} has no line with {columns}.")
         rows = rows.reindex(columns=Line._fields).fillna({"seeds": 0}).astype({"seeds": int})

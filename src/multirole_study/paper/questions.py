@@ -15,7 +15,7 @@ from multirole_study.paper.skill_tables import start_and_change
 from multirole_study.paper.statistics import ALPHA, Interval, t_interval
 
 DECLARED = yaml.safe_load(Path(__file__).with_name("claims_smollm2.yaml").read_text(encoding="utf-8"))
-GAP = "sp − ip"
+SP_MINUS_IP = "sp − ip"
 
 
 def end(run: Run, line: dict) -> float:
@@ -57,7 +57,7 @@ def verdict(interval: Interval, is_accuracy: bool) -> str:
 
 def numbers(results: Results, study: Study | None, about: dict, line: dict, policy: str) -> pd.Series:
     """Return seed -> a line's number under a policy, or the difference between both policies; empty if there are no runs."""
-    if policy == GAP:
+    if policy == SP_MINUS_IP:
         return (numbers(results, study, about, line, "sp") - numbers(results, study, about, line, "ip")).dropna()
     changed = parameters_of(results, study, about["variant"]) if "variant" in about else {}
     values = _measured(results, about, line, line["workflow"], policy, changed)

@@ -37,11 +37,11 @@ PREFIX = "gym:"
 PROMPTS = "gym"
 """The name of the prompt template set."""
 SPLITS = ("train", "validation")
-BLOCK = 500
+PROBLEMS_PER_SEED = 500
 """The number of problems per generator seed."""
 SEEDS, SEED_RANGE = 100, 10**7
 """The number of task seeds, and the number of generator seeds per task seed and split."""
-PATIENCE = 2000
+MAX_REJECTED = 2000
 """A kind counts as exhausted after this many consecutive duplicates or problems of the other split."""
 SET_ORDERED = ("isomorphic_strings", "polynomial_multiplication", "ransom_note")
 """Kinds that iterate over Python sets, whose order differs between processes unless PYTHONHASHSEED is set."""
@@ -180,6 +180,10 @@ def parse(spec: str) -> Gym:
     if type(seed) is not int or not 0 <= seed < SEEDS:
         raise ValueError(f"`task` {spec!r} has the seed {seed!r}. Write a whole number from 0 to {SEEDS - 1}.")
     for name, value in options.items():
+        if type(value) in (dict, set):
+            raise ValueError(
+                f"`task` {spec!r} has {name}={value!r}. A value must be a number, a text, or a list of these."
+            )
         default = defaults[name]
         if isinstance(default, (bool, int, float)) and type(value) not in (
             type(default),
@@ -230,19 +234,23 @@ def _nearest(word: str, known: Any) -> str:
 
 
 def _value(text: str) -> object:
-    """Parse a Python constant, or return the text."""
+    """Parse a Python constant, or return the text. Lists become tuples, so that a task can be hashed."""
     try:
-        return ast.literal_eval(text)
+        return _hashable(ast.literal_eval(text))
     except (ValueError, SyntaxError):
         return text
+
+
+def _hashable(value: object) -> object:
+    return tuple(map(_hashable, value)) if isinstance(value, list | tuple) else value
 
 
 def _drawn(kind: str, options: Options, seed: int, split: str) -> Iterator[dict[str, Any]]:
     """Yield the generator's entries for a split; they still include questions of the other split."""
     start = SEED_RANGE * (len(SPLITS) * seed + SPLITS.index(split))
-    for block in range(start, start + SEED_RANGE, BLOCK):
-        dataset = load_gym().create_dataset(kind, seed=block, size=BLOCK, **dict(options))
-        yield from (dataset[i] for i in range(BLOCK))
+    for block in range(start, start + SEED_RANGE, PROBLEMS_PER_SEED):
+        dataset = load_gym().create_dataset(kind, seed=block, size=PROBLEMS_PER_SEED, **dict(options))
+        yield from (dataset[i] for i in range(PROBLEMS_PER_SEED))
 
 
 @cache
@@ -257,7 +265,7 @@ def _draw(kind: str, options: Options, seed: int, split: str, count: int) -> lis
         else:
             n_rejected = 0
             problems[question] = Problem(question_id(f"gym_{kind}", question), PROMPTS, question, entry)
-        if len(problems) == count or n_rejected == PATIENCE:
+        if len(problems) == count or n_rejected == MAX_REJECTED:
             break
     if len(problems) < count:
         option = "n_train" if split == "train" else "n_validation"

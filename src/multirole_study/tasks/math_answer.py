@@ -20,14 +20,17 @@ Conventions:
     positive under roots and logarithms, as in answer keys: `\ln x^2` is `2\ln x`. |x| is not x.
   * A unit that only one side has is ignored. Two units must be the same, or convert exactly: 100 cm are 1 m.
   * 50% is 50 and 1/2, but 0.5% is not 0.5. A degree sign is a unit, and 90 degrees are also pi/2.
+    "2 hours 30 minutes" is 2.5 hours, `45^\circ 30'` is 45.5 degrees.
   * A base that only one side has is ignored: `4210_5` is 4210. Two bases must agree, or the values.
-  * 1,000 and 1{,}000 and "1 000" are thousands, 1e3 is 1000; 2 1/2 is 5/2; any other number with a space in it is
-    unparsable.
+  * 1,000 and 1{,}000 and "1 000" and 1.000.000 are thousands, 1e3 is 1000; 2 1/2 is 5/2; any other number with a space in
+    it is unparsable. 3,14 is 3.14 if the other side is a decimal with a point (as in math-verify), else a list.
+  * (2)(3) is 6, a product; math-verify's parser adds the factors, as if they were a mixed number.
+  * 0.333... is 1/3, since the period is written three times; 3.14... is no number.
   * "1,2" is a set of two values, and also the pair (1,2) in this order. {1,2} is not (1,2). (1,2) is a pair and the
     open interval alike. [1,2] is closed.
   * `x=5` equals 5 in both directions, `y=5` does not equal `x=5`; x > 2 is (2, oo). X is not x, e and i are constants.
   * A letter of a multiple choice may have its text behind it: (B) 42 is B.
-`tests/data/math_pairs.tsv` and `tests/data/reported_pairs.tsv` have about 800 examples, including known errors.
+`tests/data/math_pairs.tsv` and `tests/data/reported_pairs.tsv` have about 1,600 examples, including known errors.
 """
 
 import json
@@ -70,14 +73,34 @@ _SPACED = re.compile(r"[+-]?[\d.,]*\d \d")
 _BASE = re.compile(
     r"([+-]?[0-9A-Za-z]+(?:\.[0-9A-Za-z]+)?)_(?:\{(?:\\text\{)?\s*(\d+|two|eight|ten|sixteen)\s*\}?\}|(\d))", re.ASCII
 )
+_BASE_SPELLINGS = (
+    (re.compile(r"\(?([0-9A-Za-z.]+)\)?\s*(?:\\text\{)?\s*\(?\s*base\s*(\w+)\s*\)?\s*\}?"), r"\1_{\2}"),
+    (re.compile(r"(?:\(|\\text\{)([0-9A-Za-z.]+)[)}](_.*)"), r"\1\2"),
+    (re.compile(r"0[xX]([0-9A-Fa-f]+)"), r"\1_{16}"),
+    (re.compile(r"0[bB]([01]+)"), r"\1_{2}"),
+    (re.compile(r"([+-]?\d{1,4}(?:[, ]\d{3,4})+)(_.*)"), lambda number: re.sub("[, ]", "", number[1]) + number[2]),
+)
+"""Other spellings of digits in a base: 52 (base 8), (52)_8, 0x2A, 10,101_2."""
 _BASE_WORDS = {"two": 2, "eight": 8, "ten": 10, "sixteen": 16}
 _CHOICE = re.compile(
     r"(?:\\text\{)?\s*(?:(?i:option|choice|answer)\s*:?\s*)?(?:\((?P<round>[A-Z])\)|(?P<bare>[A-Z])(?P<mark>[).:]?))(?P<rest>.*)",
     re.DOTALL,
 )
-_RATIO = re.compile(r"\d+(?::\d+)+", re.ASCII)
+_RATIO = re.compile(r"\d+(?:/\d+)?(?:(?::|\s*(?:\\text\{)?\s*to\s*\}?\s*)\d+(?:/\d+)?)+", re.ASCII)
+_DECIMAL_COMMA = re.compile(r"[+-]?(?:0,\d+|\d+,(?:\d{1,2}|\d{4,}))", re.ASCII)
+"""Matches 3,14, which is also a list; 3,141 is a number of thousands."""
+_ELLIPSIS = re.compile(r"[+-]?[\d.]+\\ldots")
+_NOTHING = frozenset(f"no{kind} solution{end}" for kind in ("", " real") for end in ("", "s")) | {
+    "none",
+    "empty set",
+    "empty",
+}
+_EVERYTHING = frozenset(f"all real{end}" for end in ("s", " numbers", " number", " x", " values"))
+_SYNONYMS = {"dne": "does not exist", "no solutions": "no solution", "no real solutions": "no real solution"}
 _TIME = re.compile(r"\d{1,2}:\d\d\s*(?:\\text\{)?\s*[AaPp]\.?\s?[Mm]\.?\s*\}?", re.ASCII)
-_RESIDUE = re.compile(r"(?:[a-z]\\equiv)?(-?\d+)(?:\\pmod|\\bmod|\\mod|\(\\bmod|\(\\mod)\s*\{?(\d+)\}?\)?")
+_RESIDUE = re.compile(
+    r"(?:[a-z]\\equiv)?(-?\d+)(?:\\pmod|\\bmod|\\mod|\(\\bmod|\(\\mod|\\text\{mod\}|\(?mod)\s*\{?(\d+)\}?\)?"
+)
 
 
 def extract_boxed(text: str) -> str | None:
@@ -163,8 +186,11 @@ def decide(answer: str, reference: str) -> str | tuple[str, str, str]:
     ours = re.sub(r"(?<=\d) (?=\d{3})", "", ours) if re.fullmatch(r"[+-]?\d{1,3}(?: \d{3})+", ours) else ours
     if _SPACED.match(ours):  # the parser would read it as a product
         return "correct" if ours == gold else "unparsable"
-    if _SPACED.match(gold):
+    if _SPACED.match(gold) or (_ELLIPSIS.fullmatch(ours) or _ELLIPSIS.fullmatch(gold)):
         return "wrong"
+    for text, other in (ours, gold), (gold, ours):
+        if _DECIMAL_COMMA.fullmatch(text) and re.fullmatch(r"[+-]?\d*\.\d+", other, re.ASCII):
+            return "correct" if Fraction(text.replace(",", ".")) == Fraction(other) else "wrong"
     if _RATIONAL.fullmatch(ours) and _RATIONAL.fullmatch(gold) and not re.search("pi", scales):
         equal = any(Fraction(ours) * Fraction(scale) == Fraction(gold) for scale in scales.split(";"))
         return "correct" if equal else "wrong"
@@ -185,9 +211,14 @@ def _decide_words(answer: str, ours: str, reference: str, gold: str) -> str | No
         if letters[0]:
             return "correct" if letters[0] == letters[1] else "wrong"
         return None
-    words = words_of(reference)
-    if re.fullmatch(r"[a-z][a-z' -]+", words) and words == words_of(answer):
+    ours_words, gold_words = (_SYNONYMS.get(words, words) for words in map(words_of, (answer, reference)))
+    if re.fullmatch(r"[a-z][a-z' -]+", gold_words) and ours_words == gold_words:
         return "correct"
+    for words, other in (ours_words, gold), (gold_words, ours):
+        if (words in _NOTHING and other in {r"\emptyset", r"\{\}"}) or (
+            words in _EVERYTHING and other in {r"\mathbb{R}", r"(-\infty,\infty)", r"(-\infty,+\infty)"}
+        ):
+            return "correct"
     return "wrong" if is_prose(gold) and is_prose(ours) else None
 
 
@@ -208,11 +239,13 @@ def _choice(text: str) -> str | None:
 
 def _decide_notation(ours: str, gold: str) -> str | None:
     """Return the verdict for numbers in a base, ratios, times and residues, or None."""
-    bases = [_BASE.fullmatch(text) for text in (ours, gold)]
+    bases = [_BASE.fullmatch(_base_form(text)) for text in (ours, gold)]
     if any(bases):
         return _decide_bases(ours, bases[0], gold, bases[1])
     if _RATIO.fullmatch(ours) and _RATIO.fullmatch(gold):
-        first, second = ([int(part) for part in text.split(":")] for text in (ours, gold))
+        if any(re.search(r"/0+(?!\d)", text) for text in (ours, gold)):
+            return None
+        first, second = ([Fraction(part) for part in re.findall(r"[\d/]+", text)] for text in (ours, gold))
         if any(re.search(r":0\d", text) for text in (ours, gold)) or 0 in first + second:
             return "correct" if first == second else "wrong"
         is_equal = len(first) == len(second) and all(
@@ -230,6 +263,14 @@ def _decide_notation(ours: str, gold: str) -> str | None:
         if residue and _RATIONAL.fullmatch(other):
             return "correct" if Fraction(residue[1]) == Fraction(other) else "wrong"
     return None
+
+
+def _base_form(text: str) -> str:
+    """Rewrite digits in a base as `digits_{base}`."""
+    for pattern, replacement in _BASE_SPELLINGS:
+        if match := pattern.fullmatch(text):
+            return match.expand(replacement) if isinstance(replacement, str) else replacement(match)
+    return text
 
 
 def _decide_bases(ours: str, our_base: re.Match[str] | None, gold: str, gold_base: re.Match[str] | None) -> str | None:
@@ -264,9 +305,8 @@ def _based(match: re.Match[str] | None) -> Fraction | None:
 
 def _without_units(ours: str, gold: str) -> tuple[str, str, str | None]:
     """Return both answers without units, and the allowed factors of the answer; None if the units are incompatible."""
-    has_letters = [
-        bool(re.search(r"(?<![\\A-Za-z])[A-Za-z]", re.sub(r"\\text\{[^{}]*\}", "", text))) for text in (gold, ours)
-    ]
+    cores = [split_unit(text, has_letters=False)[0] for text in (gold, ours)]
+    has_letters = [bool(re.search(r"(?<![\\A-Za-z])[A-Za-z]", re.sub(r"\\text\{[^{}]*\}", "", core))) for core in cores]
     (ours, unit), (gold, due) = split_unit(ours, has_letters[0]), split_unit(gold, has_letters[1])
     ours, gold = (re.sub(r"^\((?=[^()]*\)$)(.*)\)$", r"\1", text) if "," not in text else text for text in (ours, gold))
     ours, gold = inner_units_removed(ours), inner_units_removed(gold)
@@ -285,5 +325,5 @@ def _without_units(ours: str, gold: str) -> tuple[str, str, str | None]:
         return ours, gold, percent if is_small else f"1;{percent}"
     if kind == "degree":
         radians, marked = (r"\frac{\pi}{180}", gold) if unit else (r"\frac{180}{\pi}", ours)
-        return ours, gold, f"1;{radians}" if r"\pi" in marked else "1"
+        return ours, gold, f"1;{radians}" if re.search(r"\\pi|\\arc", marked) else "1"
     return ours, gold, "1"

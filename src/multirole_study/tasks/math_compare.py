@@ -47,7 +47,10 @@ MAX_PARTS = 200
 DEEPEST = 12
 """The deepest nesting of brackets that is parsed."""
 CLOSING = {"(": ")", "[": "]", "{": "}"}
-KINDS = {"()": "round", "[]": "square", "(]": "left-open", "[)": "right-open"}
+_POINT = re.compile(r"([A-Z])(\([^()]*,[^()]*\))")
+"""Matches a point with its name, P(1,2)."""
+_IN_THE_REALS = re.compile(r"(^|\\mid|\||:|,)\s*[a-z]\s*\\in\s*\\mathbb\{R\}\s*,")
+INTERVAL_KINDS = {"()": "round", "[]": "square", "(]": "left-open", "[)": "right-open"}
 
 Value = Any
 """A sympy.Basic or sympy.MatrixBase (sympy has no types), or one of the classes below."""
@@ -114,13 +117,15 @@ def split_outside(text: str, separator: str) -> list[str]:
 
 def read(text: str, depth: int = 0) -> Value:
     """Parse a normalized text."""
-    text = text.strip()
+    text = _IN_THE_REALS.sub(lambda match: match[1], text.strip())
     if depth > DEEPEST:
         return Words(text)
+    if point := _POINT.fullmatch(text):
+        return Equation(point[1], sympy.Symbol(point[1], real=True), read(point[2], depth + 1), [])
     if groups := _parts(text, ";"):
         return Items("list", [_tuple_of(group, depth) for group in groups])
     if parts := _parts(text, ","):
-        return Items("list", [read(part, depth + 1) for part in parts])
+        return Items("list", _flattened([read(part, depth + 1) for part in parts], parts))
     if signs := _signs(text):
         return Items("list", [read(part, depth + 1) for part in signs])
     sides = split_outside(text, r"(?<![<>!:\\])=(?!=)|\\in(?![A-Za-z])|\\colon=|:=|\\equiv(?![A-Za-z])")
@@ -129,6 +134,15 @@ def read(text: str, depth: int = 0) -> Value:
         return Equation(re.sub(r"\s|\\(?:mathrm|text)|[{}]", "", sides[0]), left, right, middle)
     bracketed = _read_bracketed(text, depth)
     return _read_expression(text) if bracketed is None else bracketed
+
+
+def _flattened(values: list[Value], parts: list[str]) -> list[Value]:
+    r"""Replace the two values of each `\pm` by their members."""
+    lists = [
+        value.values if isinstance(value, Items) and _signs(part) else [value]
+        for value, part in zip(values, parts, strict=True)
+    ]
+    return [value for members in lists for value in members]
 
 
 def _parts(text: str, separator: str) -> list[str]:
@@ -143,7 +157,11 @@ def _tuple_of(group: str, depth: int) -> Value:
 
 def _signs(text: str) -> list[str]:
     r"""Return the two texts that `\pm` stands for."""
-    if not re.search(r"\\[pm]{2}(?![A-Za-z])", text) or r"\pm" not in text:
+    if (
+        not re.search(r"\\[pm]{2}(?![A-Za-z])", text)
+        or r"\pm" not in text
+        or (text.startswith(r"\{") and _closes_at_end(text))
+    ):
         return []
     plus = re.sub(r"\\pm(?![A-Za-z])", "+", re.sub(r"\\mp(?![A-Za-z])", "-", text))
     minus = re.sub(r"\\pm(?![A-Za-z])", "-", re.sub(r"\\mp(?![A-Za-z])", "+", text))
@@ -157,7 +175,7 @@ def _read_bracketed(text: str, depth: int) -> Value | None:
         text = f"({text[1:-1]})"
     if text and text[0] in "([{" and text[-1] in ")]}" and _closes_at_end(text):
         inside = text[1:-1]
-        kind = KINDS.get(text[0] + text[-1])
+        kind = INTERVAL_KINDS.get(text[0] + text[-1])
         if parts := _parts(inside, "[,;]"):
             values = [read(part, depth + 1) for part in parts]
             if kind is None:
@@ -513,10 +531,21 @@ def _equal_matrices(gold: Value, value: Value) -> bool:
     if isinstance(gold, sympy.MatrixBase) and isinstance(value, sympy.MatrixBase):
         return gold.shape == value.shape and all(map(equal_expressions, gold.flat(), value.flat()))
     matrix, other = (gold, value) if isinstance(gold, sympy.MatrixBase) else (value, gold)
+    if isinstance(matrix, sympy.MatrixBase) and (rows := _rows(other)):
+        return _equal_matrices(matrix, sympy.Matrix(rows))
     is_vector = isinstance(matrix, sympy.MatrixBase) and 1 in matrix.shape
-    if not is_vector or not isinstance(other, Items) or other.kind not in {"round", "list"}:
+    if not is_vector or not isinstance(other, Items) or other.kind not in {"round", "square", "list"}:
         return False
     return len(other.values) == len(matrix) and all(map(equal, matrix.flat(), other.values))
+
+
+def _rows(value: Value) -> list[list[Value]]:
+    """Return the rows of a matrix that is written as a list of lists, [[1,2],[3,4]]; else nothing."""
+    if not isinstance(value, Items) or value.kind != "square":
+        return []
+    rows = [row.values for row in value.values if isinstance(row, Items) and row.kind == "square"]
+    is_matrix = len(rows) == len(value.values) and len({len(row) for row in rows}) == 1
+    return rows if is_matrix and all(isinstance(item, sympy.Expr) for row in rows for item in row) else []
 
 
 # ---- verdicts

@@ -9,26 +9,28 @@ from fractions import Fraction
 from typing import NamedTuple
 
 _BASES = {
-    "m": ("1", "m meter metre"), "mm": ("1/1000", "mm millimeter millimetre"), "cm": ("1/100", "cm centimeter centimetre"),
-    "dm": ("1/10", "dm decimeter decimetre"), "km": ("1000", "km kilometer kilometre"),
+    "m": ("1", "m meter metre 米"), "nm": ("1/1000000000", "nm nanometer"), "μm": ("1/1000000", "μm um micrometer micron"), "mm": ("1/1000", "mm millimeter millimetre"), "cm": ("1/100", "cm centimeter centimetre 厘米"),
+    "dm": ("1/10", "dm decimeter decimetre"), "km": ("1000", "km kilometer kilometre 千米 公里"),
     "inch": ("127/5000", "in inch inches"), "foot": ("381/1250", "ft foot feet"), "yard": ("1143/1250", "yd yard"),
     "mile": ("201168/125", "mi mile"),
 }  # fmt: skip
 _PLAIN = {
-    "s": ("1", "s sec second"), "minute": ("60", "min minute"), "hour": ("3600", "h hr hour"), "day": ("86400", "day"),
+    "s": ("1", "s sec second 秒"), "ms": ("1/1000", "ms millisecond"), "μs": ("1/1000000", "μs us microsecond"),
+    "minute": ("60", "min minute 分钟"), "hour": ("3600", "h hr hour 小时"), "day": ("86400", "day 天"),
     "week": ("604800", "week wk"),
 }  # fmt: skip
 _MASS = {
-    "g": ("1", "g gram gm"),
-    "kg": ("1000", "kg kilogram"),
+    "g": ("1", "g gram gm 克"),
+    "kg": ("1000", "kg kilogram 千克 公斤"),
     "mg": ("1/1000", "mg milligram"),
     "t": ("1000000", "tonne"),
 }
 _POUND = {"pound": ("1", "lb pound"), "ounce": ("1/16", "oz ounce")}
 _DOLLAR = {"dollar": ("1", "dollar usd"), "cent": ("1/100", "cent ¢")}
 _OTHERS = (
-    "year=yr,year month unit=unit,u degree=deg,degree euro=€,euro,eur gbp=£,gbp yen=¥,yen,jpy rupee=₹,rupee,rs,inr radian=rad,radian "
-    "N=N,newton J=J,joule W=W,watt kW=kw,kilowatt V=V,volt A=ampere,amp,amps Hz=hz,hertz Pa=pa,pascal mol=mol,mole K=kelvin "
+    "year=yr,year month unit=unit,u degree=deg,degree,度 yuan=yuan,元,rmb euro=€,euro,eur gbp=£,gbp yen=¥,yen,jpy rupee=₹,rupee,rs,inr radian=rad,radian "
+    "N=N,newton J=J,joule W=W,watt kW=kw,kilowatt V=V,volt A=A,ampere,amp,amps Hz=hz,hertz kHz=khz MHz=mhz GHz=ghz Pa=pa,pascal "
+    "kPa=kpa kN=kn kJ=kj kWh=kwh MW=mw rpm dB=db eV=ev atm psi bpm knot mol=mol,mole K=kelvin "
     "student people=people,person child=child,children man=man,men woman=woman,women ohm=ohm,Ω cup pint quart byte bit acre hectare gallon=gal,gallon "
     "degC=celsius degF=fahrenheit"
 )
@@ -136,6 +138,10 @@ _BEFORE = re.compile(rf"(?P<unit>{_TEXTS}|(?:USD|EUR|GBP|Rs\.?) ?)\s*(?P<core>[+
 _TOKEN = re.compile(r"\\frac\{(?P<top>[^{}]*\{[^{}]*\}[^{}]*)\}\{(?P<bottom>[^{}]*\{[^{}]*\}[^{}]*)\}|(?P<over>/|\bper\b|\ba(?=\s))|(?P<power>\^\{?(?P<exponent>[+-]?\d)\}?)|(?P<square>\b(?:square|sq\.?)(?![a-z]))|(?P<cubic>\b(?:cubic|cu\.?)(?![a-z]))|(?P<word>[^\W\d_]+|[€£¥₹¢%])|(?P<digit>[23])")  # fmt: skip
 
 
+_PART = r"(\d+(?:\.\d+)?)\s*(?:\\text\{\s*([A-Za-z]+)\.?\s*(?:,|and)?\s*\}|([A-Za-z]+)\.?)"
+_PARTS = re.compile(rf"{_PART}(?:\s*(?:,|and|\\text\{{\s*and\s*\}})?\s*{_PART})+", re.ASCII)
+
+
 class Unit(NamedTuple):
     """`factor` times a product of base units, written ((base, exponent), ...) in order; `kind` is "%" or "degree" if special."""
 
@@ -190,9 +196,11 @@ _ORDINAL = re.compile(r"(?<=[\dn])(?:\^\{?)?(?:\\text\{\s*(?:th|st|nd|rd)\s*\}|(
 
 def split_unit(text: str, has_letters: bool = True) -> tuple[str, Unit | None]:
     """Split a normalized answer into value and unit. With `has_letters`, letters may be variables."""
-    text = _ORDINAL.sub("", text)
+    text = re.sub(r" old$| old(?=\}$)", "", _ORDINAL.sub("", text))
     if inside := _INSIDE.fullmatch(text):
         text = inside["core"].replace(",", "") + rf"\text{{ {inside['unit']}}}" + (inside["power"] or "")
+    if _PARTS.fullmatch(text) and (total := _sum_of_parts(text)):
+        return total
     if text.endswith("%"):
         return re.sub(r"\s*\\?%$", "", text), PERCENT
     if money := re.fullmatch(r"(-?)\\text\{([€£¥₹])\}(.+)", text):
@@ -206,12 +214,17 @@ def split_unit(text: str, has_letters: bool = True) -> tuple[str, Unit | None]:
         return degrees[1], DEGREES
     before = _BEFORE.fullmatch(text)
     if before and (unit := _parse(before["unit"])) and unit.kind in {"dollar", "euro", "gbp", "rupee", "yen"}:
-        return before["core"], unit
+        core, inner = split_unit(before["core"], has_letters)
+        return (core, unit) if inner is None or inner.bases == unit.bases else (before["core"], unit)
     letters = None if has_letters else _LETTERS.fullmatch(text)
     if letters and re.fullmatch(r"[-+]?[\d.,/ ]+|.*[\d)}]", letters["core"], re.DOTALL):
         words = re.findall(r"[A-Za-z]+", letters["unit"])
-        is_written = letters["gap"] or (letters["power"] and letters["unit"] == "m")
-        if len(letters["unit"]) == 1 and not (is_written and letters["unit"] in "mgshL"):
+        is_written = (
+            letters["gap"]
+            or re.search(r"\\(?:cdot|times)10\^\{?[+-]?\d+\}?$", letters["core"])
+            or (letters["power"] and letters["unit"] == "m")
+        )
+        if len(letters["unit"]) == 1 and not (is_written and letters["unit"] in "mgshLNJWVKA"):
             return text, None
         known = [word for word in words if _known(word) or word in _PLAIN_WORDS or _is_noun(word, letters["gap"])]
         if len(known) == len(words) and (
@@ -221,13 +234,27 @@ def split_unit(text: str, has_letters: bool = True) -> tuple[str, Unit | None]:
     return text, None
 
 
+def _sum_of_parts(text: str) -> tuple[str, Unit] | None:
+    """Return "2 hours 30 minutes" as 2.5 hours: each part has a smaller unit of the same kind."""
+    total, units = Fraction(0), []
+    for number, upright, plain in re.findall(_PART, text, re.ASCII):
+        known = _known(upright or plain)
+        if known is None or (units and (known[1:] != units[-1][1:] or known[0] >= units[-1][0])):
+            return None
+        units.append(known)
+        total += Fraction(number) * known[0] / units[0][0]
+    factor, base, power = units[0]
+    value = str(total) if total.denominator == 1 else rf"\frac{{{total.numerator}}}{{{total.denominator}}}"
+    return value, Unit(factor, ((base, power),))
+
+
 def inner_units_removed(text: str) -> str:
     r"""Return a list or tuple without the units of its members: `(3\text{ cm},4\text{ cm})` is `(3,4)`."""
 
     def strip(match: re.Match[str]) -> str:
         return "" if _parse(match[0]) else match[0]
 
-    text = re.sub(rf"(?<=[\d)}}]){DEGREE}(?=[,;)\]}}\\]|$)", "", text)
+    text = re.sub(rf"(?<=[\d)}}])(?:{DEGREE}|\\?%)(?=[,;)\]}}\\]|$)", "", text)
     return re.sub(rf"(?<=[\d)}}])\s*{_FACTOR}(?=[,;)\]]|\\\}}|$)", strip, text)
 
 
@@ -250,14 +277,14 @@ def _is_noun(word: str, gap: str) -> bool:
 def _known(word: str) -> tuple[Fraction, str, int] | None:
     lowered = word.lower() if len(word) > 1 or word in "L" else word
     for candidate in (lowered, lowered.removesuffix("s"), lowered.removesuffix("es")):
-        if candidate in _NAMES and (len(word) > 1 or word in "mgshLlNJWVKC€£¥₹"):
+        if candidate in _NAMES and (len(word) > 1 or word in "mgshLlNJWVKAC€£¥₹" or not word.isascii()):
             return _NAMES[candidate]
     return None
 
 
 def _parse(text: str) -> Unit | None:
     """Return the unit that a text such as `\\text{km}/\\text{h}` or " square units" denotes; None if it is not a unit."""
-    text = re.sub(DEGREE, " degree ", text)
+    text = re.sub(DEGREE, " degree ", text.replace(r"\cdot", " "))
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", re.sub(r"\^\\text\{(\d)\}", r"^\1", text))
     text = text.replace("²", "^2").replace("³", "^3").replace("°", " degree ").replace("**", "^")
     for compound, meaning in _COMPOUNDS.items():

@@ -184,7 +184,7 @@ def _source(data: Data) -> str:
 
 
 def _prompt_of(problem: Problem) -> str | list[Message]:
-    """What a reward function gets of a row's prompt: its text, or its messages where there are several."""
+    """Return the prompt as a reward function gets it: its text, or its messages if there are several."""
     return problem.messages if problem.history else problem.question
 
 

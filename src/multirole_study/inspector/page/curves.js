@@ -259,7 +259,7 @@ function buildGroups() {
     const at = recorded.filter((i) => i <= iteration).at(-1) ?? recorded[0], groups = data.training_groups[at];
     const equal = groups.filter(([, episodes]) => new Set(episodes.map(([reward]) => reward)).size === 1).length;
     where.textContent = `iteration ${at}; groups of equal rewards: ${equal} of ${groups.length}. Each box is an episode: its reward, and its advantage below.`;
-    holder.replaceChildren(...groups.map(([problem, episodes]) => el("div", { class: "group" }, el("span", { class: "problem-id", title: problem }, problem.split("/").at(-1)),
+    holder.replaceChildren(...groups.map(([problem, episodes]) => el("div", { class: "group" }, el("span", { class: "problem-id", title: data.questions[problem] ?? problem }, data.questions[problem] ?? problem.split("/").at(-1)),
       el("div", { class: "cells" }, episodes.map(([reward, advantage, correct], i) => {
         const is = correct === null ? "" : correct ? "right" : "wrong";
         const cell = el("span", { class: "cell " + is, title: `episode ${i + 1} ${is}` },

@@ -5,7 +5,7 @@ const DASHES = ["", "7 3", "12 3 3 3", "4 2"];
 
 function buildGraph() {
   const roles = Object.fromEntries(data.roles.map((role) => [role.name, role]));
-  // Who reads what is declared by the workflow; of one that declares nothing only the order of the roles is known.
+  // Who reads what is declared by the workflow; of one that declares nothing the order of the recorded turns is drawn.
   const isKnown = data.edges.length > 0, order = Object.keys(roles);
   const known = data.edges.filter((edge) => [edge.source, edge.target].every((name) => roles[name] || ["question", "answer"].includes(name)));
   const columns = isKnown ? [...new Set(known.flatMap((edge) => [edge.source, edge.target]))].filter((name) => roles[name]) : order;
@@ -48,7 +48,7 @@ function buildGraph() {
     const a = place[from], b = place[to], y = above + inner, own = from === to;
     const x1 = own ? a.left + (a.right - a.left) * 0.7 : (a.left + a.right) / 2, x2 = own ? a.left + (a.right - a.left) * 0.3 : (b.left + b.right) / 2;
     drawing.append(svg("path", { class: "edge", d: `M${x1} ${y + 1}C${x1} ${y + 30} ${x2} ${y + 30} ${x2} ${y + 3}`, "marker-end": "url(#arrow)" }));
-    const rounds = data.rounds > 1 ? `; ${data.rounds} rounds at most` : "";
+    const rounds = data.rounds > 1 ? `${words ? "; " : ""}${data.rounds} rounds at most` : "";
     label((x1 + x2) / 2, y + 42, words + rounds, 60);
   }
   for (const name of ["question", "answer"]) drawing.append(
@@ -76,7 +76,7 @@ function buildGraph() {
   const height = bottom + 30 * (1 + Math.max(-1, ...Object.values(rows))) + 2;
   const arrow = svg("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" }, svg("path", { class: "head", d: "M0 0.8L7.5 4L0 7.2z" }));
   byId("graph").append(svg("svg", { viewBox: `0 0 ${width} ${height}`, width, role: "img", "aria-label": "the workflow and its adapters" }, svg("defs", {}, arrow), drawing),
-    el("p", { class: "muted small" }, (isKnown ? "" : "Roles in the order of their first turns. ") +
+    el("p", { class: "muted small" }, (data.edges_are_declared ? "" : isKnown ? "Arrows: who speaks after whom in the recorded episodes. " : "Roles in the order of their first turns. ") +
       (adapters.length === 1 && columns.length > 1 ? "All roles train one adapter." : "The band below a role is the adapter that it trains.")));
 }
 

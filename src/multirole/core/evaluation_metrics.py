@@ -1,9 +1,10 @@
-"""What an evaluation computes from its episodes: their rewards by the reward functions, and the metrics that it logs.
+"""Score the episodes of an evaluation with the reward functions, and compute the metrics that it logs.
 
 `MultiRoleGRPOTrainer.evaluation_loop` plays the episodes.
 """
 
 import itertools
+import logging
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -11,9 +12,12 @@ from typing import Any
 from accelerate import Accelerator
 from torch import Tensor
 
+from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.distributed import gather_objects
 from multirole.core.episode_metrics import accuracy, mean_reward, n_failed, overflow_rate
 from multirole.core.types import Episode
+
+logger = logging.getLogger(__name__)
 
 
 def score_shares(
@@ -40,6 +44,23 @@ def score_shares(
     return rewards[list(first_rows.values())]
 
 
+def warn_of_loss_as_metric(args: MultiRoleGRPOConfig) -> None:
+    """Warn of checkpoints that are compared by their loss, which is transformers' default with `load_best_model_at_end`."""
+    if args.metric_for_best_model in ("loss", "eval_loss"):
+        logger.warning(
+            "`metric_for_best_model=%r`: the loss of an evaluation is about 0 for every policy, as in TRL, so it says nothing of which is "
+            "best. Write metric_for_best_model='reward'.", args.metric_for_best_model,
+        )  # fmt: skip
+
+
+def mean_by_name(names: list[str], scores: Tensor) -> dict[str, float]:
+    """The mean score by reward function, of scores (N, F); over all functions of a name, as in TRL's training log."""
+    means: dict[str, list[float]] = defaultdict(list)
+    for name, mean in zip(names, scores.nanmean(0).tolist(), strict=True):
+        means[name].append(mean)
+    return {name: sum(values) / len(values) for name, values in means.items()}
+
+
 def evaluation_metrics(
     prefix: str, episodes: list[Episode], means: Mapping[str, float], counts_failures: bool
 ) -> dict[str, float]:
@@ -55,7 +76,7 @@ def evaluation_metrics(
 
 
 def mean_of_logged(prefix: str, pending: Mapping[str, list[float]]) -> dict[str, float]:
-    """The means, over all processes, of what reward functions have logged during an evaluation (TRL's `log_metric`)."""
+    """Return the means, over all processes, of what reward functions have logged during an evaluation (TRL's `log_metric`)."""
     logged: dict[str, list[float]] = defaultdict(list)
     for metrics in gather_objects(dict(pending)):
         for name, values in metrics.items():

@@ -12,9 +12,9 @@ import pandas as pd
 import yaml
 
 from multirole.diagnostics.credit_accuracy import PARTS, Moments, parts_of
-from multirole_study.experiment.credit_accuracy import FILE
+from multirole_study.experiment.credit_measurement import CREDIT_FILE
 from multirole_study.labels import POLICY_NAMES, WORKFLOW_NAMES
-from multirole_study.paper.gradient_signal import verdict
+from multirole_study.paper.gradient_signal_table import verdict
 from multirole_study.paper.output import STYLE, Plate, Table, formatted
 
 DECLARED = yaml.safe_load(Path(__file__).with_name("credit_accuracy.yaml").read_text(encoding="utf-8"))
@@ -33,7 +33,7 @@ CAPTION = (
 
 def read(folder: Path) -> pd.DataFrame | None:
     """Return the measured rows of a results folder, or None if it has none."""
-    path = folder / FILE
+    path = folder / CREDIT_FILE
     return pd.read_parquet(path) if path.exists() else None
 
 
@@ -94,8 +94,8 @@ def answers(values: pd.DataFrame) -> pd.DataFrame:
 def missing(rows: pd.DataFrame) -> str:
     """List the declared cells and checkpoints that have not been measured."""
     there = {(f"{row.workflow} {row.policy}", row.step) for row in rows[CELL].drop_duplicates().itertuples()}
-    wanted = [(cell, step) for cell in DECLARED["cells"] for step in DECLARED["checkpoints"]]
-    return "; ".join(f"{cell}, iteration {step}" for cell, step in wanted if (cell, step) not in there) or "nothing"
+    declared = [(cell, step) for cell in DECLARED["cells"] for step in DECLARED["checkpoints"]]
+    return "; ".join(f"{cell}, iteration {step}" for cell, step in declared if (cell, step) not in there) or "nothing"
 
 
 def _text(row: pd.Series) -> str:

@@ -11,13 +11,6 @@ import torch
 from torch import Tensor
 
 
-def has_bfloat16() -> bool:
-    """Return whether this processor multiplies bfloat16 in hardware, through the oneDNN that torch is built with."""
-    processor = torch.cpu.get_capabilities()
-    has_products = processor.get("avx512_bf16", False) or processor.get("amx_bf16", False)
-    return bool(has_products) and torch.backends.mkldnn.is_available()
-
-
 def pack(weight: Tensor) -> Tensor:
     """Return oneDNN's opaque copy of a weight (out, in), rounded to bfloat16. It works for any number of rows."""
     return torch.ops.mkldnn._reorder_linear_weight(weight.bfloat16().contiguous(), None)

@@ -1,4 +1,4 @@
-"""The example's own workflow and own task train as a cell, named by their file; `bad_inputs.OWN` has what is refused before."""
+"""The example's workflow and task train as a cell, named by their file; `bad_inputs.OWN` has what is refused before."""
 
 from pathlib import Path
 

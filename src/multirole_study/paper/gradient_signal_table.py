@@ -11,13 +11,13 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import yaml
 
-from multirole_study.experiment.role_gradients import FILE
+from multirole_study.experiment.role_gradients import SIGNAL_FILE
 from multirole_study.labels import POLICY_NAMES, WORKFLOW_NAMES
 from multirole_study.paper.output import MISSING, STYLE, Plate, Table, formatted
 
 DECLARED = yaml.safe_load(Path(__file__).with_name("gradient_signal.yaml").read_text(encoding="utf-8"))
-LINE = ["workflow", "policy", "seed", "step", "role"]
-COLUMNS = {  # column of the table -> (statistic, unit)
+LINE_KEYS = ["workflow", "policy", "seed", "step", "role"]
+TABLE_COLUMNS = {  # column of the table -> (statistic, unit)
     "share of rows": ("row_share", "rate"),
     "share of tokens": ("token_share", "rate"),
     "share of a batch's gradient": ("batch_share", "rate"),
@@ -39,7 +39,7 @@ CAPTION = (
 
 def read(folder: Path) -> pd.DataFrame | None:
     """Return the measured rows of a results folder, or None if it has none."""
-    path = folder / FILE
+    path = folder / SIGNAL_FILE
     return pd.read_parquet(path) if path.exists() else None
 
 
@@ -86,8 +86,8 @@ def cell_text(row: pd.Series, unit: str) -> str:
 def missing(rows: pd.DataFrame) -> str:
     """List the declared cells and checkpoints that have not been measured."""
     there = {(f"{row.workflow} {row.policy}", row.step) for row in rows.itertuples()}
-    wanted = [(cell, step) for step in DECLARED["checkpoints"] for cell in DECLARED["cells"]]
-    gone = [(cell, step) for cell, step in wanted if (cell, step) not in there]
+    declared = [(cell, step) for step in DECLARED["checkpoints"] for cell in DECLARED["cells"]]
+    gone = [(cell, step) for cell, step in declared if (cell, step) not in there]
     by_step = {step: [cell for cell, other in gone if other == step] for _, step in gone}
     parts = [
         f"iteration {step}, {'all cells' if len(cells) == len(DECLARED['cells']) else ', '.join(cells)}"
@@ -100,13 +100,13 @@ def signal_table(rows: pd.DataFrame) -> Table:
     """Build the table of every role's signal and noise, with the verdicts of `answers`."""
     decided = pd.DataFrame(answers(rows))
     shown = []
-    for key, group in rows[rows["other"] == ""].groupby(LINE, sort=False):
+    for key, group in rows[rows["other"] == ""].groupby(LINE_KEYS, sort=False):
         workflow, policy, _, step, role = key
         line = {"workflow": WORKFLOW_NAMES[workflow], "policy": POLICY_NAMES[policy], "iteration": step, "role": role}
         by_statistic = group.set_index("statistic")
-        for column, (statistic, unit) in COLUMNS.items():
+        for column, (statistic, unit) in TABLE_COLUMNS.items():
             line[column] = cell_text(by_statistic.loc[statistic], unit)
-        mine = decided[(decided[LINE] == list(key)).all(axis=1) & (decided["other"] == "")]
+        mine = decided[(decided[LINE_KEYS] == list(key)).all(axis=1) & (decided["other"] == "")]
         line["verdicts"] = ", ".join(f"{row.question} {row.verdict}" for row in mine.itertuples())
         shown.append(line)
     for row in decided[decided["other"] != ""].itertuples():
@@ -133,7 +133,7 @@ def signal_table(rows: pd.DataFrame) -> Table:
     )
 
 
-PANELS = {  # statistic -> label of the axis
+AXIS_LABELS = {  # statistic -> label of the axis
     "signal_share": "signal in a batch's gradient (%)",
     "batch_share": "share of a batch's gradient (%)",
     "mean_share": "share of the mean gradient (%)",
@@ -143,22 +143,24 @@ PANELS = {  # statistic -> label of the axis
 
 def signal_figure(rows: pd.DataFrame) -> Plate:
     """Draw signal, both shares and coherence of every role, with the roles on the vertical axis."""
-    lines = rows[rows["other"] == ""][LINE].drop_duplicates().reset_index(drop=True)
+    lines = rows[rows["other"] == ""][LINE_KEYS].drop_duplicates().reset_index(drop=True)
     names = [
         f"{WORKFLOW_NAMES[row.workflow]}-{row.policy.upper()}, {row.step}: {row.role}" for row in lines.itertuples()
     ]
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(
-            1, len(PANELS), figsize=(10, 0.9 + 0.28 * len(lines)), sharey=True, layout="constrained"
+            1, len(AXIS_LABELS), figsize=(10, 0.9 + 0.28 * len(lines)), sharey=True, layout="constrained"
         )
-        for ax, (statistic, title) in zip(axes, PANELS.items(), strict=True):
-            drawn = lines.merge(rows[(rows["statistic"] == statistic) & (rows["other"] == "")], on=LINE, how="left")
+        for ax, (statistic, title) in zip(axes, AXIS_LABELS.items(), strict=True):
+            drawn = lines.merge(
+                rows[(rows["statistic"] == statistic) & (rows["other"] == "")], on=LINE_KEYS, how="left"
+            )
             values = 100 * drawn[["value", "low", "high"]]
             ax.axvline(0, color="0.8", linewidth=0.8)
             ax.hlines(range(len(lines)), values["low"], values["high"], color="tab:blue", linewidth=1.5)
             ax.plot(values["value"], range(len(lines)), "o", color="tab:blue", markersize=4)
             if statistic in ("batch_share", "mean_share"):
-                row_shares = lines.merge(rows[rows["statistic"] == "row_share"], on=LINE, how="left")["value"]
+                row_shares = lines.merge(rows[rows["statistic"] == "row_share"], on=LINE_KEYS, how="left")["value"]
                 ax.plot(100 * row_shares, range(len(lines)), "|", color="black", markersize=9)
             ax.set_xlabel(title)
         axes[0].set_yticks(range(len(lines)), names)

@@ -15,26 +15,29 @@ import torch.nn.functional as F
 from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel, Qwen3ForCausalLM
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
-from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 
 from multirole.core.gradients import PartSums
+from multirole.core.half_decoder import HALF, HalfDecoder
 
-HALF = torch.bfloat16
 COVERED = (LlamaForCausalLM, Qwen3ForCausalLM)
 """Models in which `half_layers` knows every layer."""
 
 
 def needs_no_autocast(base: PreTrainedModel) -> bool:
     """Return whether `half_layers` covers the whole model: a Llama or a Qwen3 on a CPU."""
-    return isinstance(base, COVERED) and base.device.type == "cpu"
+    return isinstance(base, COVERED) and base.config.hidden_act == "silu" and base.device.type == "cpu"
+
+
+def cpu_has_bfloat16() -> bool:
+    """Return whether this processor multiplies bfloat16 in hardware, through the oneDNN that torch is built with."""
+    processor = torch.cpu.get_capabilities()
+    has_products = processor.get("avx512_bf16", False) or processor.get("amx_bf16", False)
+    return bool(has_products) and torch.backends.mkldnn.is_available()
 
 
 def has_fast_bfloat16() -> bool:
     """Return whether matrix products are faster in bfloat16 here: on a CUDA device, or a CPU with AVX512-BF16 or AMX."""
-    if torch.cuda.is_available():
-        return torch.cuda.is_bf16_supported()
-    return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    return torch.cuda.is_bf16_supported() if torch.cuda.is_available() else cpu_has_bfloat16()
 
 
 class LoraProduct(torch.autograd.Function):
@@ -71,28 +74,6 @@ class LoraProduct(torch.autograd.Function):
         return *[None] * 7, torch.addmm(grad_extended[:, :n_in], rank, a).view(*extended.shape[:-1], n_in)
 
 
-class NormProduct(torch.autograd.Function):
-    """Compute RMSNorm of x (..., H) with float32 statistics and a bfloat16 output."""
-
-    @staticmethod
-    def forward(ctx, x: Tensor, weight: Tensor, eps: float) -> Tensor:  # type: ignore
-        x = x.float()
-        scale = (torch.linalg.vector_norm(x, dim=-1, keepdim=True).square_().div_(x.size(-1)).add_(eps)).rsqrt_()
-        ctx.save_for_backward(x, scale, weight)
-        return (x * scale).mul_(weight).to(HALF)
-
-    @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore
-        x, scale, weight = ctx.saved_tensors
-        grad = grad * weight.float()  # (..., H), of the normed x
-        along = torch.linalg.vecdot(grad, x)[..., None] * scale.pow(3).div_(x.size(-1))
-        return grad.mul_(scale).addcmul_(x, along, value=-1.0), None, None
-
-
-def _cast_norm(norm: nn.Module) -> Callable[[Tensor], Tensor]:
-    return lambda x: NormProduct.apply(x, norm.weight, norm.variance_epsilon).to(HALF)
-
-
 @contextmanager
 def replaced(module: nn.Module, forward: Callable) -> Iterator[None]:
     """Context manager: replace the `forward` of `module`."""
@@ -113,14 +94,9 @@ def half_layers(
     and so are the logits: products of float32 tensors whose factors are rounded.
     """
     with ExitStack() as stack:
-        for layer in layers:
-            stack.enter_context(replaced(layer, _lora_product(layer, adapter, sums)))
         if needs_no_autocast(base):
-            norms = [
-                m for m in base.modules() if isinstance(m, (LlamaRMSNorm, Qwen3RMSNorm)) and m is not base.model.norm
-            ]
-            for norm in norms:
-                stack.enter_context(replaced(norm, _cast_norm(norm)))
+            for decoder in base.model.layers:
+                stack.enter_context(replaced(decoder, HalfDecoder(decoder, adapter, sums)))
             norm, embed = base.model.norm, base.model.embed_tokens
             stack.enter_context(
                 replaced(norm, lambda x: F.rms_norm(x, x.shape[-1:], norm.weight.float(), norm.variance_epsilon))
@@ -128,6 +104,9 @@ def half_layers(
             stack.enter_context(replaced(embed, lambda ids: F.embedding(ids, embed.weight).float()))
             stack.enter_context(replaced(base.model.rotary_emb, _half_angles(base.model.rotary_emb.forward)))
             stack.enter_context(products_in("bf16"))
+        else:
+            for layer in layers:
+                stack.enter_context(replaced(layer, _lora_product(layer, adapter, sums)))
         yield
 
 

@@ -1,4 +1,4 @@
-"""A task of one's own: rows from anywhere, a reward in TRL's signature, hidden tests, and what is reported when it fails."""
+"""User-supplied tasks: rows from any source, a reward in TRL's signature, hidden tests, and the errors of failing ones."""
 
 import json
 import sys
@@ -32,8 +32,8 @@ def task(reward=correct, train=ROWS, **more) -> Task:
 
 
 def test_the_built_in_tasks_and_ones_own_are_tasks():
-    assert all(isinstance(one, TaskLike) for one in (Math(), Code(), TinyChain(), TinyPipe(), task()))
-    assert [one.name for one in (Math(), Code(), TinyChain(), TinyPipe(), task())] == [
+    assert all(isinstance(candidate, TaskLike) for candidate in (Math(), Code(), TinyChain(), TinyPipe(), task()))
+    assert [candidate.name for candidate in (Math(), Code(), TinyChain(), TinyPipe(), task())] == [
         "math", "code", "tiny_chain", "tiny_pipe", "sums",
     ]  # fmt: skip
 
@@ -41,17 +41,17 @@ def test_the_built_in_tasks_and_ones_own_are_tasks():
 @pytest.mark.parametrize("suffix", [*SUFFIXES, "dataset"])
 def test_rows_are_the_same_from_every_source(tmp_path, suffix):
     data = datasets.Dataset.from_list(ROWS) if suffix == "dataset" else write(tmp_path / f"rows{suffix}", ROWS)
-    found = task(train=data).problems("train")
-    assert found == task().problems("train") and [p.question for p in found] == [row["prompt"] for row in ROWS]
-    assert found[0].reference == {"answer": "1", "level": "0"}
-    assert task(train=data).problems("train", 2) == found[:2]
+    problems = task(train=data).problems("train")
+    assert problems == task().problems("train") and [p.question for p in problems] == [row["prompt"] for row in ROWS]
+    assert problems[0].reference == {"answer": "1", "level": "0"}
+    assert task(train=data).problems("train", 2) == problems[:2]
     assert task(train=data).describe()["train"]["sha256"] == task().describe()["train"]["sha256"]
     assert task(train=ROWS[1:]).describe()["train"]["sha256"] != task().describe()["train"]["sha256"]
 
 
 def test_equal_prompts_are_different_problems_and_the_ids_of_a_split_are_unique():
-    found = task(train=[*ROWS, {"prompt": "0+1?", "answer": "one"}]).problems("train")
-    assert len({p.id for p in found}) == 6 and found[5].question == found[0].question
+    problems = task(train=[*ROWS, {"prompt": "0+1?", "answer": "one"}]).problems("train")
+    assert len({p.id for p in problems}) == 6 and problems[5].question == problems[0].question
 
 
 def test_prompts_name_the_templates_of_the_workflows(tmp_path):
@@ -88,13 +88,13 @@ def test_the_reward_gets_prompts_completions_and_columns_as_in_trl():
         seen.update(prompts=prompts, completions=completions, **columns)
         return [1.5, 1, 0.99, -2]
 
-    one = task(reward)
-    problems = one.problems("train")
-    rewards = one.score([problems[0], problems[2], problems[2], problems[1]], ["a", "b", "c", "d"])
+    sums = task(reward)
+    problems = sums.problems("train")
+    rewards = sums.score([problems[0], problems[2], problems[2], problems[1]], ["a", "b", "c", "d"])
     assert [(r.value, r.reason, r.is_correct) for r in rewards] == [
         (1.5, "correct", True), (1.0, "correct", True), (0.99, "wrong", False), (-2.0, "wrong", False),
     ]  # fmt: skip
-    assert one.score([], []) == []
+    assert sums.score([], []) == []
     assert seen == {
         "prompts": ["0+1?", "2+1?", "2+1?", "1+1?"], "completions": ["a", "b", "c", "d"],
         "answer": ["1", "3", "3", "2"], "level": ["0", "2", "2", "1"],
@@ -158,28 +158,28 @@ def fails_on_two(prompts, completions, **_):
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore:Conversion of an array with ndim > 0:DeprecationWarning")
 def test_a_failing_reward_is_reported_with_the_task_the_row_and_the_cause(reward, message):
-    one = task(reward)
+    sums = task(reward)
     with pytest.raises(
         RewardError, match=f"reward of task 'sums' .*{message}" if "The reward" not in message else message
     ):
-        one.score(one.problems("train", 4), ["1", "2", "3", "4"])
+        sums.score(sums.problems("train", 4), ["1", "2", "3", "4"])
 
 
 @pytest.mark.parametrize("rewards", [[True, False], np.array([1, 0]), (1, 0.0), np.float32([1, 0]), iter([1.0, 0.0])])
 def test_numbers_of_every_type_are_rewards(rewards):
-    one = task(lambda **_: rewards)
-    assert [reward.value for reward in one.score(one.problems("train", 2), ["a", "b"])] == [1.0, 0.0]
+    sums = task(lambda **_: rewards)
+    assert [reward.value for reward in sums.score(sums.problems("train", 2), ["a", "b"])] == [1.0, 0.0]
 
 
 def test_rows_are_named_by_their_file_number_and_id(tmp_path):
     rows = [{"prompt": f"{i}+1?", "answer": "1", "id": f"q{i}"} for i in range(3)]
     file = write(tmp_path / "rows.jsonl", rows)
-    one = Task("sums", file, rows[:1], lambda prompts, **_: [None] * len(prompts))
+    sums = Task("sums", file, rows[:1], lambda prompts, **_: [None] * len(prompts))
     with pytest.raises(RewardError, match=rf"returned None for row 2 \(id 'q2'\) of {file}\."):
-        one.score(one.problems("train")[2:], ["1"])
-    one.problems("validation")  # has the first question too
+        sums.score(sums.problems("train")[2:], ["1"])
+    sums.problems("validation")  # has the first question too
     with pytest.raises(RewardError, match=rf"row 0 \(id 'q0'\) of {file} or row 0 \(id 'q0'\) of a list in memory\."):
-        one.score(one.problems("train")[:1], ["1"])
+        sums.score(sums.problems("train")[:1], ["1"])
 
 
 def test_every_column_of_any_row_reaches_the_reward_in_every_batch(tmp_path):
@@ -198,10 +198,10 @@ def test_every_column_of_any_row_reaches_the_reward_in_every_batch(tmp_path):
         write(tmp_path / "rows.jsonl", rows),
         write(tmp_path / "rows.parquet", full),
     ):
-        one = task(reward, train=data)
-        problems = one.problems("train")
-        one.score([problems[0]], ["a"])
-        one.score([problems[2], problems[0]], ["a", "b"])
+        sums = task(reward, train=data)
+        problems = sums.problems("train")
+        sums.score([problems[0]], ["a"])
+        sums.score([problems[2], problems[0]], ["a", "b"])
     assert seen == [{"answer": [None], "unit": [None]}, {"answer": ["4", None], "unit": ["m", None]}] * 4
 
 
@@ -234,8 +234,8 @@ def test_values_that_are_no_data_are_refused_with_row_and_column(value, words):
 
 
 def test_a_number_that_is_missing_may_be_left_out():
-    one = task(train=[{"prompt": "a", "answer": None}, {"prompt": "b", "answer": "2"}])
-    assert [problem.reference for problem in one.problems("train")] == [{"answer": None}, {"answer": "2"}]
+    sums = task(train=[{"prompt": "a", "answer": None}, {"prompt": "b", "answer": "2"}])
+    assert [problem.reference for problem in sums.problems("train")] == [{"answer": None}, {"answer": "2"}]
 
 
 @pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity", "1e999"])
@@ -258,8 +258,10 @@ def test_marks_inside_a_row_are_kept(tmp_path):
     marks = ["a\u2028b", "a\x85b", "tab\t", "null \x00", "\u202eabc", "e\u0301", "\ufeff", "👩‍👩‍👧"]
     rows = [{"prompt": f"{i} {mark}", "answer": mark} for i, mark in enumerate(marks)]
     for suffix in SUFFIXES:
-        found = task(train=write(tmp_path / f"rows{suffix}", rows)).problems("train")
-        assert [(p.question, p.reference["answer"]) for p in found] == [(row["prompt"], row["answer"]) for row in rows]
+        problems = task(train=write(tmp_path / f"rows{suffix}", rows)).problems("train")
+        assert [(p.question, p.reference["answer"]) for p in problems] == [
+            (row["prompt"], row["answer"]) for row in rows
+        ]
 
 
 def test_a_file_in_another_encoding_is_refused_by_name(tmp_path):
@@ -277,8 +279,8 @@ def test_broken_values_in_published_rows_are_counted(tmp_path):
         {"prompt": "a?", "solution": float("nan")},
         {"prompt": "b?", "solution": "nan"},
     ]
-    found = Math(write(tmp_path / "rows.jsonl", rows + broken)).describe()
-    assert found["skipped"] == {"half_a_character": 1, "not_finite": 2}
+    description = Math(write(tmp_path / "rows.jsonl", rows + broken)).describe()
+    assert description["skipped"] == {"half_a_character": 1, "not_finite": 2}
 
 
 def test_an_episode_prints_as_one_line():
@@ -292,13 +294,13 @@ def test_hidden_tests_run_the_last_program_in_the_sandbox():
     tests = [{"input": "1", "output": "2"}, {"input": "3", "output": "6"}]
     calls = [{"type": "function_call", "fn_name": "f", "input": [1], "output": [2]}]
     rows = [{"prompt": "Twice.", "tests": tests}, {"prompt": "Twice, f.", "tests": json.dumps(calls)}]
-    one = Task("twice", rows, rows, hidden_tests())
-    first, second = one.problems("train")
+    twice = Task("twice", rows, rows, hidden_tests())
+    first, second = twice.problems("train")
     texts = [
         "```python\nprint(2 * int(input()))\n```", "```python\nprint(2)\n```", "no program",
         "```python\ndef f(x):\n    return 2 * x\n```",
     ]  # fmt: skip
-    assert [r.value for r in one.score([first, first, first, second], texts)] == [1.0, 0.5, 0.0, 1.0]
+    assert [r.value for r in twice.score([first, first, first, second], texts)] == [1.0, 0.5, 0.0, 1.0]
     strict = Task("twice", rows, rows, hidden_tests(rule="all_pass"))
     assert [r.value for r in strict.score([first, first], texts[:2])] == [1.0, 0.0]
     with pytest.raises(RewardError, match="Write a non-empty list"):

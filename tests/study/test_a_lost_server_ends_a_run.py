@@ -1,0 +1,35 @@
+"""A server that is lost in a rollout and does not come back ends the run with two sentences, and the same command finishes it."""
+
+import pytest
+from fake_vllm_server import BASE, running_servers
+
+from multirole_study import __main__ as command_line
+
+CELL = {
+    "workflow": "voting", "policy": "ip", "iterations": 2, "n_problems": 2, "n_episodes": 2, "n_validation": 2, "n_train": 8,
+    "eval_every": 2, "save_every": 1, "warmup_iterations": 0, "max_response_tokens": 8, "engine": "vllm_server",
+    "vllm_server_model": BASE, "vllm_server_timeout": 0.3,
+}  # fmt: skip
+IN_THE_SECOND_ROLLOUT = 2 * 4 + 4 * 4 + 5
+"""Calls of the validation, of the first rollout, and some."""
+
+
+@pytest.mark.parametrize("max_staleness", [0, 1])
+def test_a_lost_server_ends_a_run_that_the_same_command_finishes(tmp_path, capsys, monkeypatch, max_staleness):
+    with running_servers(1) as (server,):
+        server.kill_after = IN_THE_SECOND_ROLLOUT
+        parameters = CELL | {
+            "vllm_server_base_url": server.url, "results_dir": str(tmp_path), "max_staleness": max_staleness,
+        }  # fmt: skip
+        words = [word for name, value in parameters.items() for word in ("-p", name, str(value))]
+        monkeypatch.setattr("sys.argv", ["multirole", "train", *words])
+        assert command_line.main() == 2
+        (said,) = [
+            line for line in capsys.readouterr().err.splitlines() if "vllm_server_timeout" in line and "waited" in line
+        ]
+        assert said.startswith(f"The vLLM server at {server.url} does not answer (")
+        assert said.endswith("The run is not finished. The same command continues from its newest checkpoint.")
+
+        server.start()
+        assert command_line.main() == 0
+        assert "continues from checkpoint-1" in capsys.readouterr().out

@@ -1,0 +1,262 @@
+"""`benchmarks/bench_gpu.py` on a CPU: a hanging step ends, calls add up, and the order and the table are what docs/gpu.md says."""
+
+import json
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+SETTINGS = {"scales": ["1.7b", "4b"], "problems": 8, "rehearse": True}
+
+
+@pytest.fixture
+def bench(monkeypatch):
+    """The module of the runner."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import bench_gpu
+
+    return bench_gpu
+
+
+@pytest.fixture
+def steps(monkeypatch):
+    """The module of the measurements."""
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    import gpu_steps
+
+    return gpu_steps
+
+
+@pytest.fixture
+def make_step(bench):
+    """Build a step whose process runs some Python; `sys.argv[1]` is the file of its result."""
+    return lambda name, code, limit=60.0, needs=(): bench.Step(name, needs, limit, (sys.executable, "-c", code))
+
+
+WRITES = 'import sys, pathlib; pathlib.Path(sys.argv[1]).write_text(\'{"rows": [{"measured": "part one", "seconds": 2.0}]}\')\n'
+
+
+def run(bench, steps, out, record=None, budget=None):
+    record = record or {"settings": SETTINGS, "steps": {}}
+    return bench.run_steps(steps, out, record, {}, budget), json.loads(out.read_text())["steps"]
+
+
+def test_a_hanging_step_is_killed_with_its_children_and_what_it_measured_is_kept(bench, make_step, tmp_path):
+    pid = tmp_path / "pid"
+    hangs = (
+        "import subprocess\n"
+        f"child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(600)']); pathlib.Path({str(pid)!r}).write_text(str(child.pid))\n"
+        "print('compiling graphs', flush=True); child.wait()"
+    )
+    _, done = run(bench, [make_step("machine", WRITES + hangs, limit=3.0)], tmp_path / "gpu.json")
+    assert (
+        done["machine"]["status"] == "time limit"
+        and "killed after 3 s; its last line was: compiling graphs" in done["machine"]["error"]
+    )
+    assert done["machine"]["result"]["rows"] == [{"measured": "part one", "seconds": 2.0}]
+    stat = Path("/proc", pid.read_text(), "stat")
+    for _ in range(100):  # the kernel needs a moment to remove it
+        if not stat.exists() or stat.read_text().split()[2] == "Z":
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail("the child of the step runs on, and would keep the memory of the GPU")
+
+
+@pytest.mark.parametrize(
+    ("code", "status", "error"),
+    [
+        (
+            "import sys; print('CUDA out of memory', file=sys.stderr); sys.exit(3)",
+            "out of memory",
+            "CUDA out of memory",
+        ),
+        ("import os; os.kill(os.getpid(), 9)", "out of memory", "The system killed the process"),
+        ("raise ValueError('no such kernel')", "failed", "ValueError: no such kernel"),
+        (WRITES, "done", None),
+    ],
+)
+def test_how_a_step_ended_is_recorded_and_the_next_one_runs(bench, make_step, tmp_path, code, status, error):
+    first, second = make_step("machine", code), make_step("publish", WRITES)
+    _, done = run(bench, [first, second], tmp_path / "gpu.json")
+    assert done["machine"]["status"] == status and (error or "") in done["machine"].get("error", "")
+    assert done["publish"]["status"] == "done"
+
+
+def test_a_step_that_runs_out_of_device_memory_says_so(bench, steps, monkeypatch, tmp_path):
+    def exhaust(measurement) -> None:
+        measurement.add("the part before", 1.0)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setitem(steps.STEPS, "machine", exhaust)
+    result = tmp_path / "result.json"
+    monkeypatch.setattr(sys, "argv", ["gpu_steps.py", "machine", "--scratch", str(tmp_path), "--result", str(result)])
+    assert steps.main() == bench.OUT_OF_MEMORY
+    assert json.loads(result.read_text())["rows"][0]["measured"] == "the part before"
+
+
+def test_calls_add_up(bench, make_step, tmp_path):
+    """A second call runs what is left: not what was done or had failed, but what was skipped for want of a package."""
+    log, out = tmp_path / "log", tmp_path / "gpu.json"
+    count = f"pathlib.Path({str(log)!r}).open('a').write(NAME)\n"
+    codes = {"machine": "", "publish": "raise SystemExit(1)", "plan": "", "tiny": ""}
+    limits = {"machine": 20.0, "publish": 20.0, "plan": 90.0, "tiny": 20.0}
+    all_steps = [
+        make_step(
+            name,
+            WRITES + count.replace("NAME", repr(name + " ")) + code,
+            limits[name],
+            ("no_such_module",) if name == "tiny" else (),
+        )
+        for name, code in codes.items()
+    ]
+    left, done = run(bench, all_steps, out, budget=60.0)
+    assert {name: step["status"] for name, step in done.items()} == {
+        "machine": "done",
+        "publish": "failed",
+        "tiny": "skipped",
+    }
+    assert left == ["plan"], "its limit is cut to the 60 s of a call, of which the first two used a part"
+    assert done["tiny"]["error"] == "no_such_module is not installed"
+    assert log.read_text() == "machine publish "
+
+    all_steps[3] = make_step(
+        "tiny", WRITES + count.replace("NAME", "'tiny '"), 20.0
+    )  # the package has been carried there
+    left, done = run(bench, all_steps, out, bench.load(out, SETTINGS, resumes=True), budget=60.0)
+    assert left == [] and log.read_text() == "machine publish plan tiny "
+    with pytest.raises(SystemExit, match="exists. Write --resume"):
+        bench.load(out, SETTINGS, resumes=False)
+    with pytest.raises(SystemExit, match="Name another file"):
+        bench.load(out, SETTINGS | {"problems": 64}, resumes=True)
+
+
+def test_the_order_begins_with_what_needs_no_vllm(bench, steps):
+    names = bench.order(["1.7b", "4b"])
+    assert names[:4] == ["machine", "passes-1.7b", "update-1.7b", "update-recomputed-1.7b"]
+    needs_vllm = ["vllm" in bench.make_step(name).needs for name in names]
+    assert needs_vllm == sorted(needs_vllm), "a step with vLLM comes before one without"
+    assert names.index("row-1.7b") < names.index("passes-4b") < names.index("tiny") < names.index("cycles-1.7b")
+    with_vllm = [name for name, needs in zip(names, needs_vllm, strict=True) if needs]
+    assert with_vllm[0] == "cycles-1.7b", "rollouts mean nothing before sleep and wake-up are known to be right"
+    assert {bench.kind_of(name) for name in names} == set(steps.STEPS) == set(bench.LIMITS)
+    assert max(limit for limit, _ in bench.LIMITS.values()) <= 540, "each must fit in a call of ten minutes"
+
+
+def test_the_table(bench):
+    peaks = {"rollout": 48.125, "sleep": 6.5}
+    part = {
+        "measured": "iteration 2",
+        "seconds": 61.26,
+        "tokens_per_second": 12345.6,
+        "mfu": 0.2514,
+        "tflops": 248.7,
+        "peaks_gib": peaks,
+    }
+    record = {"settings": SETTINGS, "steps": {
+        "iteration-1.7b": {"status": "done", "seconds": 99.0, "result": {"device": "NVIDIA H100 80GB HBM3", "rows": [part]}},
+        "machine": {"status": "done", "seconds": 9.0, "result": {"device": "NVIDIA H100 80GB HBM3", "rows": [{"measured": "copy", "seconds": 0.00125, "notes": "3.35 TB/s"}]}},
+        "row-4b": {"status": "out of memory", "seconds": 30.0, "result": {"rows": []}, "error": "CUDA | out of memory"},
+    }}  # fmt: skip
+    lines = bench.table(record).splitlines()
+    assert lines[0] == "Measured on: NVIDIA H100 80GB HBM3 (a rehearsal with toy shapes)."
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[3:]]
+    assert len({len(row) for row in cells}) == 1, "a Markdown table has as many cells in every line"
+    assert cells[2] == ["machine", "copy", "0.00125", *[""] * 7, "3.35 TB/s"]
+    assert cells[3] == ["row-4b", "**out of memory**", *[""] * 8, "CUDA / out of memory"]
+    assert cells[4] == ["iteration-1.7b", "iteration 2", "61.3", "12,346", "249", "25.1%", "48.12", "6.50", "", "", ""]
+
+
+def test_a_text_of_random_ids_has_as_many_tokens_again(steps):
+    n_ids = steps.MODELS["1.7b"].shape.vocab
+    tokenizer = steps.tokenizer_of(n_ids)
+    assert len(tokenizer) == n_ids and max(tokenizer.get_vocab().values()) == n_ids - 1
+    words = [random.Random(0).randrange(256, n_ids - 3) for _ in range(5000)]
+    assert tokenizer.encode(tokenizer.decode(words), add_special_tokens=False) == words
+    replies = [random.Random(1).randrange(n_ids) for _ in range(5000)]
+    quoted = tokenizer.apply_chat_template([{"role": "user", "content": tokenizer.decode(replies)}], return_dict=False)
+    assert len(quoted) == pytest.approx(5000, rel=0.02)
+
+
+def test_flops_by_hand(steps):
+    """A layer of 2 x 2 weights in each of seven modules, an adapter of rank 1, and a head of 3 words."""
+    shape = steps.Shape(layers=1, hidden=2, intermediate=2, heads=1, kv_heads=1, head_dim=2, vocab=3)
+    assert steps.layer_flops(shape, 5, [], rank=0) == 2 * 28 * 5
+    assert steps.layer_flops(shape, 5, [], rank=1) == 2 * (28 + 28) * 5
+    assert steps.layer_flops(shape, 0, [10], rank=0) == 4 * 2 * (10 * 10 / 2), (
+        "each token attends to half of the row: q k and p v"
+    )
+    assert steps.head_flops(shape, 4) == 2 * 6 * 4
+
+
+def test_replies_have_the_mean_that_the_estimate_of_hours_assumes(steps):
+    from multirole_study import hours
+
+    lengths, rng = steps.Lengths(is_toy=False), random.Random(0)
+    drawn = [steps.reply_length(rng, lengths) for _ in range(20000)]
+    assert sum(drawn) / len(drawn) == pytest.approx(steps.MEAN_REPLY, rel=0.03) and max(drawn) <= lengths.reply
+    assert (steps.MEAN_REPLY, steps.QUESTION) == (hours.REPLY_SHARE * lengths.reply, hours.INSTRUCTION_TOKENS)
+
+
+def test_a_phase_has_the_peak_of_its_own_time(steps):
+    phases = steps.Phases()
+    with phases.phase("rollout"):
+        held = torch.ones(2**26)  # 256 MiB
+        del held
+    with phases.phase("sleep"):
+        time.sleep(0.1)
+    report = phases.report()
+    assert report["peaks_gib"]["rollout"] > report["peaks_gib"]["sleep"] + 0.1
+    assert report["after_gib"]["rollout"] < report["peaks_gib"]["rollout"] - 0.1
+    assert set(report["phase_seconds"]) == {"rollout", "sleep"}
+
+
+def test_the_first_steps_need_torch_and_transformers_only(bench, tmp_path):
+    """On a machine without TRL, PEFT, pydantic, pandas and vLLM."""
+    result = tmp_path / "result.json"
+    arguments = ["gpu_steps.py", "passes-1.7b", "--rehearse", "--scratch", str(tmp_path), "--result", str(result)]
+    blocked = sorted(set(bench.STUDY) - set(bench.BASE) | {"vllm", "datasets"})
+    code = (
+        f"import sys; sys.modules.update(dict.fromkeys({blocked}))\n"
+        f"sys.path.insert(0, {str(ROOT / 'benchmarks')!r}); sys.argv = {arguments}\n"
+        "import gpu_steps; sys.exit(gpu_steps.main())"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    rows = json.loads(result.read_text())["rows"]
+    assert [row["measured"] for row in rows] == [
+        "forward, without head",
+        "forward and backward",
+        "the same, layers recomputed",
+    ]
+    assert all(row["tokens_per_second"] > 0 and "update" in row["peaks_gib"] for row in rows)
+
+
+@pytest.mark.slow
+def test_the_rehearsal_runs_every_step(tmp_path):
+    out = tmp_path / "gpu.json"
+    command = [
+        sys.executable,
+        str(ROOT / "benchmarks" / "bench_gpu.py"),
+        "--rehearse",
+        "--scales",
+        "1.7b",
+        "--out",
+        str(out),
+    ]
+    subprocess.run(command, check=True)
+    done = json.loads(out.read_text())["steps"]
+    assert {name: step["status"] for name, step in done.items() if step["status"] != "done"} == {}
+    assert set(done["iteration-1.7b"]["result"]["rows"][1]["peaks_gib"]) == {"rollout", "sleep", "update", "publish"}
+    cycles = done["cycles-1.7b"]["result"]["rows"][1:]
+    assert [row["largest_gap"] < 1e-6 and row["equal_replies"] == 16 for row in cycles] == [
+        True,
+        True,
+        False,
+        True,
+        True,
+    ]

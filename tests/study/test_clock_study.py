@@ -1,0 +1,313 @@
+"""The study of the learning-rate clock: its declaration, its verdicts from hand-made runs, and the schedules that its figure draws."""
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+from scipy.stats import ttest_rel
+
+from multirole_study.experiment.cell import Cell
+from multirole_study.paper.clock_figure import clock_figure, learning_rates
+from multirole_study.paper.clock_study import ClockStudy
+from multirole_study.paper.clock_verdicts import (
+    DECLARED,
+    LEVEL,
+    MEASURES,
+    answers,
+    calibrated_rate,
+    chance_to_decide,
+    fall_table,
+    picture,
+    places,
+    power_table,
+    verdict_table,
+)
+from multirole_study.paper.grid import Grid
+from multirole_study.paper.results import Results, Run
+from multirole_study.paper.statistics import ALPHA
+
+ROOT = Path(__file__).parents[2]
+ABOUT = yaml.safe_load((ROOT / "study_clock.yaml").read_text())
+FALLS = [0.3, 0.6, 0.7, 0.7, 0.65, 0.6, 0.5]
+"""Rises to 70 %, is 5 points below it at iteration 40, and ends 20 points below."""
+STAYS = [0.3, 0.5, 0.6, 0.65, 0.7, 0.7, 0.7]
+FALLS_EARLY = [0.3, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6]
+
+
+def declared(**changed: object) -> ClockStudy:
+    scales = yaml.safe_load((ROOT / "grid.yaml").read_text())["scales"]
+    fields = {name: value for name, value in (scales["default"] | scales["tiny-r"]).items() if name != "gpus"}
+    return ClockStudy(Grid("tiny-r", **fields), **ABOUT | changed)
+
+
+class MadeUp(Run):
+    """A run with these validation accuracies of 100 problems; the generator's chi2 peaks at an iteration, the aggregator's is flat."""
+
+    def __init__(self, cell: Cell, accuracies: list[float], chi2_peak: int) -> None:
+        super().__init__(cell, ROOT)
+        right = np.arange(100)[:, None] < np.round(100 * np.array(accuracies))
+        self.correct = pd.DataFrame(right.astype(float), columns=range(0, 70, 10))
+        self.chi2_peak = chi2_peak
+
+    def series(self, metric: str, role: str | None = None) -> pd.Series:
+        values = pd.Series(0.01, range(1, 61))
+        if role == "generator":
+            values[self.chi2_peak - 1 : self.chi2_peak + 1] = [0.5, 0.6]
+        return values
+
+
+def results_of(monkeypatch, made_up) -> Results:
+    """Results whose run of a cell is `made_up(cell)`: accuracies, or None for a run that is missing."""
+
+    def find(self: Results, cell: Cell) -> Run | None:
+        accuracies = made_up(cell)
+        return None if accuracies is None else MadeUp(cell, accuracies, chi2_peak=36)
+
+    monkeypatch.setattr(Results, "find", find)
+    return Results(ROOT / "results/tiny-r")
+
+
+def arm_of(cell: Cell) -> str:
+    names = {(arm["policy"], arm["lr_clock"]): name for name, arm in ABOUT["arms"].items()}
+    return names[cell.policy_name, cell.lr_clock]
+
+
+def of_line_one(cell: Cell, seeds: range) -> bool:
+    return (cell.workflow, cell.task, cell.learning_rate) == ("voting", "math", 0.006) and cell.seed in seeds
+
+
+@pytest.fixture
+def five_seeds(monkeypatch) -> Results:
+    """Line 1 as the pilot went: 4 of 5 wrapping runs fall late, none with one clock, and SP falls in seeds 10 to 12."""
+
+    def made_up(cell: Cell) -> list[float] | None:
+        if not of_line_one(cell, range(10, 15)) or arm_of(cell) == "ip, ended":
+            return None
+        falls = {"ip, wrapping": cell.seed != 14, "sp": cell.seed < 13, "ip, one clock": False}[arm_of(cell)]
+        return FALLS if falls else STAYS
+
+    return results_of(monkeypatch, made_up)
+
+
+# ---- the declaration
+
+
+def test_the_first_line_is_the_pilot_on_other_seeds():
+    first = declared().cells_by_line()[0].values()
+    assert {(cell.policy_name, cell.lr_clock) for cell in first} == {
+        ("ip", "iteration"), ("ip", "update_call_wrapped"), ("sp", "iteration"),
+    }  # fmt: skip
+    assert {cell.seed for cell in first} == {10, 11, 12, 13, 14}
+    usual = Cell("voting", "ip")
+    for cell in first:
+        assert (cell.iterations, cell.warmup_iterations, cell.lr_schedule) == (60, 5, usual.lr_schedule)
+        assert (cell.learning_rate, cell.n_validation, cell.eval_every) == (3 * usual.learning_rate, 512, 10)
+
+
+def test_no_seed_of_the_pilot_or_the_grid_is_used_and_the_calibration_scores_nothing():
+    study = declared(middle=0.004)
+    scored, calibrating = set(study.seeds("verdicts")), set(study.seeds("calibration"))
+    assert scored.isdisjoint(calibrating) and min(scored | calibrating) > max(study.grid.seeds)
+    assert {cell.seed for cell in study.cells()} == scored | calibrating
+    with pytest.raises(ValueError, match=r"Seeds \[10\] calibrate the rate and score as well"):
+        declared(lines=[*ABOUT["lines"], ABOUT["lines"][1] | {"seeds": [10]}])
+
+
+def test_lines_at_the_middle_rate_train_nothing_before_it_is_known():
+    waiting, known = declared(middle=None).cells_by_line(), declared(middle=0.004).cells_by_line()
+    for line, before, after in zip(ABOUT["lines"], waiting, known, strict=True):
+        assert after and bool(before) == (line["rate"] != "middle")
+    assert {cell.learning_rate for cell in declared(middle=0.004).cells()} >= {0.002, 0.004, 0.006}
+
+
+def test_the_written_middle_rate_is_the_one_that_the_committed_calibration_chooses():
+    folder = ROOT / "results/clock/tiny-r"
+    if ABOUT["middle"] is not None:
+        assert calibrated_rate(Results(folder), ClockStudy.read(folder))[0] == ABOUT["middle"]
+
+
+def test_a_run_has_the_parameters_of_its_arm():
+    study = declared(middle=0.004)
+    for cell in study.cells()[::25]:
+        assert Cell(**study.parameters_of(cell)) == cell
+
+
+def test_an_arm_that_is_not_declared_is_refused():
+    with pytest.raises(ValueError, match=r"Lines name the arms \['ip, two clocks'\], which `arms` does not have"):
+        declared(lines=[ABOUT["lines"][0] | {"arms": ["ip, two clocks"]}])
+
+
+def test_every_question_names_arms_and_measures_that_exist():
+    study = declared()
+    for about in DECLARED["questions"]:
+        assert about["measure"] in MEASURES and {about["arm"], about.get("minus", about["arm"])} <= set(study.arms)
+        assert about["sign"] in (1, -1)
+    names = {about["name"] for about in DECLARED["questions"]}
+    assert {*DECLARED["picture"]["needs"], *DECLARED["picture"]["lacks"], DECLARED["primary"]["question"]} <= names
+    primary = DECLARED["primary"]
+    assert any(
+        (p.workflow, p.task, p.rate) == (primary["workflow"], primary["task"], primary["rate"]) for p in places(study)
+    )
+    assert 2 * LEVEL == ALPHA  # a one-sided test at this level and the interval of `t_interval` agree
+
+
+# ---- power
+
+
+def test_the_declared_power_is_that_of_the_test():
+    declared_chances = [about["chances"] for about in DECLARED["power"]]
+    table = power_table()
+    for n in DECLARED["looks"]:
+        assert list(table[f"{n} seeds"]) == [chances[n] for chances in declared_chances]
+
+
+def test_the_chance_of_five_seeds_by_hand():
+    """4 against 0 of 5 and 5 against 1 have p = 5 / 210 = .0238, 5 against 0 has 1 / 252, and 4 against 1 has 26 / 252."""
+    none, one = 0.9**5, 5 * 0.1 * 0.9**4  # of 5 at 10 %
+    four, five = 5 * 0.9**4 * 0.1, 0.9**5  # of 5 at 90 %
+    assert chance_to_decide(0.1, 0.9, 5) == pytest.approx(none * (four + five) + one * five)
+
+
+# ---- verdicts from hand-made runs
+
+
+def test_line_one_by_hand(five_seeds):
+    """Fisher's p of 4 against 0 of 5 is 5 / 210 = .0238; 4 against 3 of 5 is nothing."""
+    study = declared()
+    place = places(study)[0]
+    by_name = answers(five_seeds, study, place)
+    assert by_name["clock_makes_falls"].verdict == "yes"
+    assert by_name["clock_makes_falls"].text.startswith("4 of 5 against 0 of 5, +80.0 [")
+    assert by_name["ip_falls_more_than_sp_where_it_wraps"].verdict == "undecided"
+    assert by_name["ended_clock_makes_falls"].verdict == "not run"
+    assert by_name["falls_are_late"].text.startswith("4 of 4 [") and by_name["falls_are_late"].verdict == "undecided"
+    # the generator's chi2 peaks at 36, and accuracy falls at 40
+    assert by_name["clock_makes_chi2_before_cliff"].verdict == "yes"
+    assert by_name["sp_plateaus"].text.startswith("3 of 5") and by_name["sp_plateaus"].verdict == "undecided"
+    assert picture(five_seeds, study, place, by_name) == "within IP only"
+    deepens = by_name["clock_deepens_falls"]  # 20 points in four of five pairs
+    assert deepens.value == pytest.approx(0.16)
+    assert (deepens.verdict == "yes") == (ttest_rel([0.2] * 4 + [0.0], [0.0] * 5, alternative="greater").pvalue < LEVEL)
+
+
+def test_a_difference_the_other_way_is_no(monkeypatch):
+    def made_up(cell: Cell) -> list[float] | None:
+        return (FALLS if arm_of(cell) == "ip, one clock" else STAYS) if of_line_one(cell, range(10, 15)) else None
+
+    study = declared()
+    by_name = answers(results_of(monkeypatch, made_up), study, places(study)[0])
+    assert by_name["clock_makes_falls"].verdict == by_name["clock_lowers_floor"].verdict == "no"
+    assert (
+        by_name["floor_with_one_clock"].verdict == "yes"
+        and by_name["ip_falls_more_than_sp_with_one_clock"].verdict == "yes"
+    )
+    assert by_name["floor_where_it_wraps"].verdict == "equivalent"  # the same accuracies
+
+
+@pytest.mark.parametrize(
+    ("seeds", "expected"),
+    [
+        (range(10, 12), "2 of 5 seeds"),
+        (range(10, 17), "5 of 5 against 0 of 5"),
+        (range(10, 20), "10 of 10 against 0 of 10"),
+    ],
+)
+def test_a_verdict_is_of_the_last_look_that_is_reached(monkeypatch, seeds, expected):
+    def made_up(cell: Cell) -> list[float] | None:
+        return (FALLS if arm_of(cell) == "ip, wrapping" else STAYS) if of_line_one(cell, seeds) else None
+
+    study = declared()
+    by_name = answers(results_of(monkeypatch, made_up), study, places(study)[0])["clock_makes_falls"]
+    assert by_name.text.startswith(expected)
+    assert by_name.verdict == ("undecided" if len(seeds) < 5 else "yes")
+
+
+def test_the_paper_s_picture_is_made_by_the_clock_if_sp_stays(monkeypatch):
+    def made_up(cell: Cell) -> list[float] | None:
+        return (FALLS if arm_of(cell) == "ip, wrapping" else STAYS) if of_line_one(cell, range(10, 20)) else None
+
+    study = declared()
+    results = results_of(monkeypatch, made_up)
+    by_name = answers(results, study, places(study)[0])
+    assert picture(results, study, places(study)[0], by_name) == "made by the clock"
+    assert by_name["sp_plateaus"].verdict == "yes"
+
+
+def test_without_any_fall_there_is_no_cliff_to_explain(monkeypatch):
+    study = declared()
+    results = results_of(monkeypatch, lambda cell: STAYS if of_line_one(cell, range(10, 20)) else None)
+    assert picture(results, study, places(study)[0], answers(results, study, places(study)[0])) == "no cliff to explain"
+
+
+@pytest.mark.parametrize(("workflow", "expected"), [("voting", 1.0), ("orch_workers", 1.0)])
+def test_a_fall_is_late_after_the_iteration_at_which_the_rate_is_zero(workflow, expected):
+    cell = Cell(workflow, "ip", learning_rate=0.006, lr_clock="update_call_wrapped")
+    assert MEASURES["late"](MadeUp(cell, FALLS, 36)) == expected
+    assert MEASURES["late"](MadeUp(cell, FALLS_EARLY, 36)) == 0.0  # at iteration 20, when three adapters are at zero
+    assert math.isnan(MEASURES["late"](MadeUp(cell, STAYS, 36)))
+
+
+def test_the_middle_rate_is_the_largest_without_a_fall(monkeypatch):
+    study = declared()
+
+    def made_up(cell: Cell) -> list[float] | None:
+        return FALLS if cell.learning_rate == 0.005 and cell.seed == 21 else STAYS
+
+    assert calibrated_rate(results_of(monkeypatch, made_up), study)[0] == 0.004
+    unfinished = results_of(
+        monkeypatch, lambda cell: None if cell.seed == 24 and cell.learning_rate == 0.004 else made_up(cell)
+    )
+    rate, text = calibrated_rate(unfinished, study)
+    assert rate is None and "not yet known: 4 calibration runs at 0.004" in text
+    assert calibrated_rate(results_of(monkeypatch, lambda cell: FALLS), study)[0] is None
+
+
+def test_tables_say_what_was_not_run(five_seeds):
+    study = declared()
+    falls = fall_table(five_seeds, study)
+    rows = falls.values.set_index(["workflow", "task", "rate", "arm", "number"])["value"]
+    first = rows.sort_index()["voting", "math", "0.006"]
+    assert first["IP, wrapping", "end fallen"] == 4 and first["SP", "end fallen"] == 3
+    assert first["IP, wrapping", "best − end"] == pytest.approx(0.16) and first["IP, ended", "runs"] == 0
+    table = verdict_table(five_seeds, study)
+    verdicts = table.values.set_index(["workflow", "task", "rate", "question"])["verdict"]
+    assert verdicts["voting", "math", "0.006", "picture"] == "within IP only"
+    others = verdicts.drop(index=[key for key in verdicts.index if key[:3] == ("voting", "math", "0.006")])
+    assert set(others) == {"not run", "–"} and len(others) > 150
+    assert (
+        "voting",
+        "code",
+        "0.006",
+        "ended_clock_makes_falls",
+    ) not in verdicts.index  # an arm that the study does not have there
+    assert "Fisher" in table.caption and "NaN" not in table.shown.to_string() + falls.shown.to_string()
+
+
+# ---- schedules
+
+
+@pytest.mark.parametrize("workflow", ["voting", "orch_workers"])
+@pytest.mark.parametrize("arm", ABOUT["arms"])
+def test_the_drawn_rates_are_those_of_the_trainer(make_trainer, workflow, arm):
+    cell = Cell(workflow, iterations=12, warmup_iterations=4, learning_rate=0.006, **ABOUT["arms"][arm])
+    trainer, drawn = make_trainer(cell), learning_rates(cell)
+    assert list(drawn.columns) == list(trainer.adapters)
+    for iteration in range(12):
+        trainer.state.global_step = iteration
+        while trainer.lr_scheduler.last_epoch < iteration:
+            trainer.optimizer._opt_called = True  # or the scheduler warns that it was stepped first
+            trainer.lr_scheduler.step()
+        rates = [trainer.adapter_learning_rate(adapter, call) for call, adapter in enumerate(trainer.adapters)]
+        assert list(drawn.loc[iteration + 1]) == pytest.approx(rates, abs=1e-15)
+
+
+def test_the_figure_has_a_column_for_each_schedule(five_seeds):
+    study = declared()
+    plate = clock_figure(five_seeds, study, places(study)[0])
+    accuracy = plate.figure.axes[:3]
+    assert [len(axes.lines) for axes in accuracy] == [12, 6, 12]  # five seeds and the mean, of IP and of SP
+    assert "(not run)" in accuracy[1].get_title() and "IP, ended: 0" in plate.caption
+    assert plate.name == "clock_voting_math_0.006"
