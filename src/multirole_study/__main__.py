@@ -244,7 +244,7 @@ def credit(argv: list[str]) -> int:
     problems = "training problems, of each of which the turns of one episode are measured (default: 128)"
     parser.add_argument("--problems", type=int, default=128, help=problems)
     options = parser.parse_args(argv)
-    from multirole_study.experiment.credit_accuracy import measure_run
+    from multirole_study.experiment.credit_measurement import measure_run
 
     with user_errors():
         sys.stdout.write(f"{measure_run(options.folder, options.at, options.problems)} is written\n")

@@ -7,8 +7,8 @@ from trainers import table
 
 from multirole.core.credit import CREDITS
 from multirole.diagnostics.credit_accuracy import PARTS, Sizes
-from multirole_study.experiment import credit_accuracy as measurement
-from multirole_study.paper.credit_accuracy import DECLARED, EVERY, accuracy_figure, accuracy_table, statistics
+from multirole_study.experiment import credit_measurement as measurement
+from multirole_study.paper.credit_accuracy_table import DECLARED, EVERY, accuracy_figure, accuracy_table, statistics
 from multirole_study.paper.output import write_figure
 
 SMALL = Sizes(replies=2, tails=4, branches=2, episodes=2)

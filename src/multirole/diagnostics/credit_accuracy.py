@@ -75,7 +75,7 @@ class Seeds:
     tail: int = 0
 
     def draw(self, place: Place) -> int:
-        """Return the draw (`forks.fork_seed`) of a turn; 0 keeps its seed."""
+        """Return the draw (`replay.fork_seed`) of a turn; 0 keeps its seed."""
         if place == self.at:
             return self.reply
         return 0 if place in self.context or not self.tail else TAIL + self.tail

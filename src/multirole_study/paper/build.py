@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 
 from multirole_study.experiment.settings import UserError
 from multirole_study.inspector.landing_page import landing_page
-from multirole_study.paper import credit_accuracy, pack
+from multirole_study.paper import credit_accuracy_table, pack
 from multirole_study.paper.claims import claims
 from multirole_study.paper.figures import figures, figures_of_study
 from multirole_study.paper.gradient_signal_table import read, signal_figure, signal_table
@@ -33,9 +33,9 @@ def build(folder: str | Path) -> Results:
     if (measured := read(results.folder)) is not None:
         all_tables.append(signal_table(measured))
         plates.append(signal_figure(measured))
-    if (credited := credit_accuracy.read(results.folder)) is not None:
-        all_tables.append(credit_accuracy.accuracy_table(credited))
-        plates.append(credit_accuracy.accuracy_figure(credited))
+    if (credited := credit_accuracy_table.read(results.folder)) is not None:
+        all_tables.append(credit_accuracy_table.accuracy_table(credited))
+        plates.append(credit_accuracy_table.accuracy_figure(credited))
     write_tables(all_tables, results.folder / "tables")
     for plate in plates:
         write_figure(plate, results.folder / "figures")

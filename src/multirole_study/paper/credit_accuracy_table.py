@@ -12,7 +12,7 @@ import pandas as pd
 import yaml
 
 from multirole.diagnostics.credit_accuracy import PARTS, Moments, parts_of
-from multirole_study.experiment.credit_accuracy import FILE
+from multirole_study.experiment.credit_measurement import CREDIT_FILE
 from multirole_study.labels import POLICY_NAMES, WORKFLOW_NAMES
 from multirole_study.paper.gradient_signal_table import verdict
 from multirole_study.paper.output import STYLE, Plate, Table, formatted
@@ -33,7 +33,7 @@ CAPTION = (
 
 def read(folder: Path) -> pd.DataFrame | None:
     """Return the measured rows of a results folder, or None if it has none."""
-    path = folder / FILE
+    path = folder / CREDIT_FILE
     return pd.read_parquet(path) if path.exists() else None
 
 

@@ -20,7 +20,7 @@ from multirole_study.experiment.progress import say
 from multirole_study.experiment.role_gradients import adapters_of, cell_of
 from multirole_study.experiment.storage import write_table
 
-FILE = "credit_accuracy.parquet"
+CREDIT_FILE = "credit_accuracy.parquet"
 """In a run's folder; no part of the record that DONE has checksums of."""
 CHUNK = 8
 """Problems that are measured at a time. The table is written after each chunk, so that a killed measurement goes on where it was."""
@@ -41,7 +41,7 @@ def measure_run(folder: Path, steps: Sequence[int] | None, n_problems: int, size
         use_fitting_threads(shape_of(cell).parameters)
     problems = load_problems(cell, AutoTokenizer.from_pretrained(locate(cell)))[:2]
     measured = problems[0][:n_problems]
-    rows = pq.read_table(folder / FILE).to_pylist() if (folder / FILE).exists() else []
+    rows = pq.read_table(folder / CREDIT_FILE).to_pylist() if (folder / CREDIT_FILE).exists() else []
     there = {(row["step"], row["problem"]) for row in rows}
     reward = TaskReward(cell.make_task(), measured)
     with TemporaryDirectory() as aside:
@@ -61,11 +61,11 @@ def measure_run(folder: Path, steps: Sequence[int] | None, n_problems: int, size
                              "seed": cell.seed, "step": step}  # fmt: skip
                     measurement = measure_credit(trainer, chunk, reward.score_answers, verdicts, sizes)
                     rows += [where | row for row in rows_of(measurement)]
-                    write_table(folder / FILE, rows)
+                    write_table(folder / CREDIT_FILE, rows)
                     say(f"{cell.id} at iteration {step}: {i + len(chunk)} of {len(measured)} problems measured")
         finally:
             trainer.engine.close()
-    return folder / FILE
+    return folder / CREDIT_FILE
 
 
 def rows_of(measurement: Measurement) -> Iterator[dict[str, object]]:
