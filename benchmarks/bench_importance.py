@@ -155,7 +155,7 @@ def role_gap(trainer: CellTrainer, rows: list[Row]) -> dict[str, float]:
     for trainer.correction in (correction, None):
         trainer.optimizer.zero_grad()
         trainer.model.train()
-        params, _ = trainer.accumulate(trainer.model, rows[0].adapter, rows, len(rows))
+        params, _ = trainer.compute_gradient(trainer.model, rows[0].adapter, rows, len(rows))
         gradients.append(torch.cat([p.grad.flatten() for p in params]).double())
     trainer.correction = correction
     weighted, plain = gradients

@@ -541,7 +541,7 @@ def row(bench: Bench) -> None:
     for always_recomputes, name in ((True, "layers recomputed"), (False, "as a run does it")):
         counter, phases = PassCounter(trainer, bench.shape, always_recomputes), Phases()
         with counter.counting(), phases.phase("update"):
-            trainer.accumulate(trainer.model, "generator", rows, 1)
+            trainer.compute_gradient(trainer.model, "generator", rows, 1)
         notes = f"{counter.recomputed} of {counter.micro_batches} micro-batches recomputed"
         add_speed(
             bench, f"one row of {rows[0].length} tokens, {name}", phases.seconds["update"], rows[0].length, counter.flops,

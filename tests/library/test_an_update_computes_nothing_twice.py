@@ -80,7 +80,7 @@ def test_smaller_micro_batches_with_a_gradient_give_the_same_gradient(make_libra
         trainer.passes.pass_over = counted
         rows = rows_of(trainer, episodes_of(trainer.workflow.roles))
         trainer.logprobs_of(rows)
-        params, _ = trainer.accumulate(trainer.model, "shared", rows, len(rows))
+        params, _ = trainer.compute_gradient(trainer.model, "shared", rows, len(rows))
         gradients.append(torch.cat([p.grad.flatten() for p in params]))
     torch.testing.assert_close(*gradients, atol=1e-6, rtol=0)
     with_gradient, scored = ([size for size in sizes[64] if size[0] is kept] for kept in (True, False))

@@ -37,7 +37,7 @@ def gradients(tokenizer, tmp_path, bf16: bool, merges: bool = True, packs: bool 
     )
     trainer.passes.can_merge_adapters, trainer.passes.can_share_prompts = merges, packs
     episodes = episodes_of(trainer.workflow.roles)
-    trainer.accumulate(trainer.model, "shared", rows_of(trainer, episodes), 64)
+    trainer.compute_gradient(trainer.model, "shared", rows_of(trainer, episodes), 64)
     return seen, [seen.logps[id(turn)] for episode in episodes for turn in episode.turns], trainer
 
 

@@ -24,13 +24,13 @@ def updated(make_trainer, monkeypatch, **fields):
     cell = Cell(**{"workflow": "voting", "n_problems": 2, "warmup_iterations": 0, "learning_rate": 3e-2} | fields)
     trainer, seen, calls = make_trainer(cell), [], []
     rows = trainer.prepare_rows(make_episodes(cell, n_problems=8))
-    accumulate, logprobs_of = trainer.accumulate, trainer.logprobs_of
+    compute_gradient, logprobs_of = trainer.compute_gradient, trainer.logprobs_of
 
     def spy(model, adapter, mini_batch, *rest):
         seen.extend((row, from_whole_logits(model, row, cell.temperature)) for row in mini_batch)
-        return accumulate(model, adapter, mini_batch, *rest)
+        return compute_gradient(model, adapter, mini_batch, *rest)
 
-    monkeypatch.setattr(trainer, "accumulate", spy)
+    monkeypatch.setattr(trainer, "compute_gradient", spy)
     monkeypatch.setattr(
         trainer, "logprobs_of", lambda *args, **named: calls.append(named) or logprobs_of(*args, **named)
     )

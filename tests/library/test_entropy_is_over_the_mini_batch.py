@@ -35,7 +35,7 @@ def test_micro_batches_do_not_change_the_gradient(make_library_trainer, case):
     for size in (10**6, 150, 1):
         trainer = make_library_trainer(Voting(2, prompts="tiny_chain"), micro_batch_tokens=size, **CASES[case])
         rows = step_rows(trainer)
-        params, loss = trainer.accumulate(trainer.model.train(), "shared", rows, len(rows))
+        params, loss = trainer.compute_gradient(trainer.model.train(), "shared", rows, len(rows))
         gradients.append(gradient_of(params))
         losses.append(loss.item())
     assert gradients[0].norm() > 1e-3
@@ -51,7 +51,7 @@ def test_padding_changes_shapes_alone(make_library_trainer):
         decoder = trainer.peft_model.get_base_model().model
         decoder.register_forward_hook(lambda _, __, out: widths.append(out.last_hidden_state.shape[1]))
         rows = step_rows(trainer)
-        params, _ = trainer.accumulate(trainer.model.train(), "shared", rows, len(rows))
+        params, _ = trainer.compute_gradient(trainer.model.train(), "shared", rows, len(rows))
         gradients.append(gradient_of(params))
         if multiple:
             assert all(width % multiple == 0 for width in widths)
@@ -67,7 +67,7 @@ def test_the_bonus_is_the_mean_entropy_of_the_trained_tokens(make_library_traine
             Voting(2, prompts="tiny_chain"), entropy_coef=coef, mask_truncated_completions=True, micro_batch_tokens=150
         )
         rows = step_rows(trainer)
-        loss.append(trainer.accumulate(trainer.model.train(), "shared", rows, len(rows))[1].item())
+        loss.append(trainer.compute_gradient(trainer.model.train(), "shared", rows, len(rows))[1].item())
     trained = [row for row in rows if not row.is_masked]
     mean = torch.cat(trainer.entropies_of(trained)).mean().item()
     assert loss[0] - loss[1] == pytest.approx(0.5 * mean, abs=1e-5)
@@ -85,7 +85,7 @@ def test_masked_rows_do_not_train(make_library_trainer):
                 row.advantage, row.turn.completion_ids = 99.0, row.turn.completion_ids[::-1] * 2
             if change == "absent":
                 rows.remove(row)
-        params, _ = trainer.accumulate(trainer.model.train(), "shared", rows, len(rows))
+        params, _ = trainer.compute_gradient(trainer.model.train(), "shared", rows, len(rows))
         gradients.append(gradient_of(params))
     same, changed, absent = gradients
     assert torch.equal(same, changed)

@@ -60,7 +60,7 @@ def test_the_loss_is_stock_trls(tokenizer, tmp_path, monkeypatch, mode, loss_typ
     for row, logps in zip(rows, trainer.logprobs_of(rows), strict=True):
         noise = torch.randn(len(logps), generator=torch.Generator().manual_seed(len(logps)))
         row.turn.logprobs = (logps - 0.2 * noise).tolist()
-    params, loss = trainer.accumulate(trainer.model, "shared", rows, len(rows))
+    params, loss = trainer.compute_gradient(trainer.model, "shared", rows, len(rows))
     gradient = torch.cat([p.grad.flatten() for p in params])
 
     batch = collate(rows, tokenizer.pad_token_id, torch.device("cpu"), "recomputed")

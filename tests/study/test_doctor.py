@@ -179,26 +179,26 @@ def a_micro_batch_is_doubled(patch):
 
 @sees("adapters")
 def a_step_moves_another_adapter(patch):
-    def moved(accumulate, self, model, adapter, *rest):
-        params, loss = accumulate(self, model, adapter, *rest)
+    def moved(compute_gradient, self, model, adapter, *rest):
+        params, loss = compute_gradient(self, model, adapter, *rest)
         theirs = weights_of(self.peft_model, other(adapter))
         for mine, its in zip(params, theirs, strict=True):
             its.grad, mine.grad = mine.grad, None
         return theirs, loss
 
-    around(patch, MultiRoleGRPOTrainer, "accumulate", moved)
+    around(patch, MultiRoleGRPOTrainer, "compute_gradient", moved)
 
 
 @sees("adapters")
 def a_step_moves_all_adapters(patch):
-    def filled(accumulate, self, *args):
-        result = accumulate(self, *args)
+    def filled(compute_gradient, self, *args):
+        result = compute_gradient(self, *args)
         for name, parameter in self.model.named_parameters():
             if "lora_" in name and parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         return result
 
-    around(patch, MultiRoleGRPOTrainer, "accumulate", filled)
+    around(patch, MultiRoleGRPOTrainer, "compute_gradient", filled)
 
 
 @sees("adapters")

@@ -1,6 +1,6 @@
 """Accumulate the gradient of one optimizer step of one adapter, by (role, slot).
 
-`MultiRoleGRPOTrainer.accumulate` is the loop over groups and micro-batches that uses it.
+`MultiRoleGRPOTrainer.compute_gradient` is the loop over groups and micro-batches that uses it.
 """
 
 import functools

@@ -6,7 +6,7 @@ training row that carries the episode's advantage, and `training_step` takes all
 adapter by adapter and mini-batch by mini-batch. HF's loop calls `optimizer.step()` afterwards, which finds no gradient and does
 nothing. So schedule, logging, evaluation, checkpoints and resume are HF's, and count iterations.
 
-Read `training_step`, `update`, `optimizer_step` and `accumulate`, in this order: they are the loop. `adapter_update` computes the
+Read `training_step`, `update`, `optimizer_step` and `compute_gradient`, in this order: they are the loop. `adapter_update` computes the
 gradient of one optimizer step, `model_passes` runs the forward passes, and `scoring` computes log-probs without gradient.
 docs/architecture.md lists the other files.
 """
@@ -576,7 +576,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self, model: nn.Module, adapter: str, rows: list[Row], divisor: int, lr: float
     ) -> tuple[OptimizerStep, Tensor]:
         """Take one AdamW step of one adapter on one mini-batch; no other tensor changes. Also returns the loss, detached."""
-        params, loss = self.accumulate(model, adapter, rows, divisor)
+        params, loss = self.compute_gradient(model, adapter, rows, divisor)
         self._last_grad_norm, norm_after = clip(params, self.args.max_grad_norm)
         first = self.optimizer.param_groups[0].get("initial_lr")
         for group in self.optimizer.param_groups:  # a user's optimizer may have groups with different rates
@@ -589,7 +589,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             callback.on_adapter_step(self, step)
         return step, loss
 
-    def accumulate(
+    def compute_gradient(
         self, model: nn.Module, adapter: str, rows: list[Row], divisor: int
     ) -> tuple[list[nn.Parameter], Tensor]:
         """Compute the gradient of one mini-batch and leave it in `grad` of the adapter's tensors; return these and the loss, detached.

@@ -300,7 +300,7 @@ def _gradients_of_batch(trainer: MultiRoleGRPOTrainer, indices: list[int]) -> di
         callback = KeptParts()
         if adapter_rows:
             with _only_callback(trainer, callback):
-                params, _ = trainer.accumulate(trainer.model, adapter, adapter_rows, len(adapter_rows))
+                params, _ = trainer.compute_gradient(trainer.model, adapter, adapter_rows, len(adapter_rows))
             for parameter in params:
                 parameter.grad = None
         tokens: Counter[Part] = Counter()
