@@ -6,6 +6,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks: the numbers here 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"  # also of the processes that tests start: their sums must round as ours do
 
+import shutil
 import signal
 import threading
 from collections.abc import Callable
@@ -77,6 +78,13 @@ def finished(shared) -> Path:
     from multirole_study.experiment.run import run_cell
 
     return shared("finished", lambda folder: run_cell(SMALL_RUN, folder))
+
+
+@pytest.fixture(scope="module")
+def run_folder(finished, tmp_path_factory) -> Path:
+    """A copy of `finished`, to which a module's tests may add files."""
+    results_dir = tmp_path_factory.mktemp("results")
+    return Path(shutil.copytree(finished, results_dir / finished.parent.name / finished.name))
 
 
 @pytest.fixture

@@ -14,26 +14,26 @@ from multirole_study.paper.output import write_figure
 SMALL = Sizes(replies=2, tails=4, branches=2, episodes=2)
 
 
-def test_a_run_is_measured_and_what_is_there_is_kept(finished, monkeypatch):
+def test_a_run_is_measured_and_what_is_there_is_kept(run_folder, monkeypatch):
     monkeypatch.setattr(measurement, "CHUNK", 1)
-    measurement.measure_run(finished, [4], 2, SMALL)
-    first = table(finished, "credit_accuracy")
+    measurement.measure_run(run_folder, [4], 2, SMALL)
+    first = table(run_folder, "credit_accuracy")
     assert first["problem"].nunique() == 2 and set(first["step"]) == {4} and set(first["estimator"]) == set(CREDITS)
     assert len(first) == 2 * 4 * len(CREDITS)  # a turn of each of three generators and an aggregator
     monkeypatch.setattr(measurement, "CHUNK", 8)
-    measurement.measure_run(finished, [4], 3, SMALL)
-    both = table(finished, "credit_accuracy")
+    measurement.measure_run(run_folder, [4], 3, SMALL)
+    both = table(run_folder, "credit_accuracy")
     monkeypatch.setattr(measurement, "CHUNK", 1)
-    measurement.measure_run(finished, [4, 0], 3, SMALL)  # the untrained adapters again after each chunk at 4
-    later = table(finished, "credit_accuracy")
+    measurement.measure_run(run_folder, [4, 0], 3, SMALL)  # the untrained adapters again after each chunk at 4
+    later = table(run_folder, "credit_accuracy")
     pd.testing.assert_frame_equal(later[later["step"] == 4], both)
     assert later[later["step"] == 0]["problem"].nunique() == 3
     pd.testing.assert_frame_equal(both.iloc[: len(first)], first)
     assert both["problem"].nunique() == 3
     with pytest.raises(ValueError, match=r"`--at` must name 0 or saved steps of .*, got \[999\]"):
-        measurement.measure_run(finished, [999], 2)
+        measurement.measure_run(run_folder, [999], 2)
     with pytest.raises(ValueError, match="`--problems` must be at least 2"):
-        measurement.measure_run(finished, [4], 1)
+        measurement.measure_run(run_folder, [4], 1)
 
 
 @pytest.fixture(scope="module")

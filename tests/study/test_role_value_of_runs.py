@@ -17,15 +17,15 @@ INTERVENTIONS = [
 
 
 @pytest.fixture(scope="module")
-def measured(finished):
-    return measure(Evaluation(SMALL_RUN, checkpoints="0,4"), Launch(results_dir=str(finished.parents[1])), 4, 2, 2)
+def measured(run_folder):
+    return measure(Evaluation(SMALL_RUN, checkpoints="0,4"), Launch(results_dir=str(run_folder.parents[1])), 4, 2, 2)
 
 
-def test_every_role_and_intervention_of_each_checkpoint(finished, measured):
+def test_every_role_and_intervention_of_each_checkpoint(run_folder, measured):
     assert list(zip(measured["role"], measured["how"], strict=True)) == INTERVENTIONS * 2
     assert measured["step"].tolist() == [0] * 5 + [4] * 5 and set(measured["problems"]) == {4}
     assert measured["replays"].tolist() == [8, 8, 8, 8, 4] * 2
-    recorded = table(finished, "eval").groupby("step")["correct"].mean()
+    recorded = table(run_folder, "eval").groupby("step")["correct"].mean()
     assert [row.before == recorded[row.step] for row in measured.itertuples()] == [True] * 10  # the same seeds
 
 
@@ -35,31 +35,31 @@ def test_untrained_roles_are_worth_what_the_base_is(measured):
     assert (start["moved"] <= 0.5).all()
 
 
-def test_shares_are_the_runs(finished, measured):
-    roles = table(finished, "roles")
+def test_shares_are_the_runs(run_folder, measured):
+    roles = table(run_folder, "roles")
     tokens = roles.groupby("role")["tokens"].sum() / roles["tokens"].sum()
     for row in measured.itertuples():
         assert row.token_share == pytest.approx(tokens[row.role])
-    assert shares_of(finished)["generator"]["grad_share"] == pytest.approx(1.0)  # an adapter of its own
+    assert shares_of(run_folder)["generator"]["grad_share"] == pytest.approx(1.0)  # an adapter of its own
 
 
-def test_the_page_has_the_effect_of_every_turn(finished, measured):
+def test_the_page_has_the_effect_of_every_turn(run_folder, measured):
     """Of the first two problems at both checkpoints: 4 turns, redrawn and played by the base, and one with a twin."""
-    effects = table(finished, TURNS.removesuffix(".parquet"))
+    effects = table(run_folder, TURNS.removesuffix(".parquet"))
     assert len(effects) == 2 * 2 * (4 * 2 + 1) and set(effects["replays"]) == {1, N_TURN_DRAWS}
-    outcomes = table(finished, "eval").set_index(["step", "problem"])["correct"]
+    outcomes = table(run_folder, "eval").set_index(["step", "problem"])["correct"]
     assert all(row.before == outcomes[row.step, row.problem] for row in effects.itertuples())
     changes = effects[effects["how"] == "twin"]
     assert ((changes["after"] != changes["before"]) == (changes["changed"] == 1)).all()
-    page = collect(finished)
+    page = collect(run_folder)
     assert page["episodes"]["forked"] == [0, 4] and len(page["role_values"]) == len(measured)
 
 
-def test_episodes_that_play_otherwise_than_recorded_are_left_out(finished):
+def test_episodes_that_play_otherwise_than_recorded_are_left_out(run_folder):
     turn = Turn("generator", 0, 0, [1], [2], [0.0], "no such text", "stop")
-    problem = table(finished, "eval")["problem"][0]
+    problem = table(run_folder, "eval")["problem"][0]
     strange = Episode(Problem(problem, "", "", None), 0, [turn])
-    assert as_recorded(finished, 4, [strange]) == [] == as_recorded(finished, 3, [strange])
+    assert as_recorded(run_folder, 4, [strange]) == [] == as_recorded(run_folder, 3, [strange])
 
 
 def test_the_figure_has_a_row_of_panels_per_checkpoint(measured):
@@ -79,11 +79,11 @@ def test_the_table_is_in_percent_with_intervals():
     assert cells == ["4", "judge", "base", "3", "6", "50.0", "25.0", "-25.0 [-50.0, +0.0]", "33.3 [10.0, 60.0]", "25.0", ""]  # fmt: skip
 
 
-def test_what_cannot_work_is_refused(finished):
-    launch = Launch(results_dir=str(finished.parents[1]))
+def test_what_cannot_work_is_refused(run_folder):
+    launch = Launch(results_dir=str(run_folder.parents[1]))
     with pytest.raises(ValueError, match="`adapters` must be 'own'"):
         measure(Evaluation(SMALL_RUN, adapters="base"), launch, 4, 1)
     with pytest.raises(ValueError, match="`--problems` must be at least 2"):
         measure(Evaluation(SMALL_RUN), launch, 1, 1)
-    with pytest.raises(ValueError, match="is not finished. Train it first"):
+    with pytest.raises(ValueError, match="is not run_folder. Train it first"):
         role_value(["-p", "results_dir", "nowhere"])

@@ -40,7 +40,7 @@ USES = {
     "json": "import json\nprint(json.dumps({'a': [1.5, None]}, indent=1, sort_keys=True), json.loads('[1e3]'))",
     "logging": "import logging, sys\nlogging.basicConfig(stream=sys.stdout, level='INFO', format='%(levelname)s %(message)s')\nlogging.info('hello %d', 3)",
     "lzma": "import lzma\nprint(lzma.decompress(lzma.compress(b'abc' * 99))[:5])",
-    "operator and itertools": "from operator import *\nfrom itertools import *\nprint(list(compute_gradient([1, 2, 3], mul)), itemgetter(1)([5, 6]), [*batched] if 'batched' in () else 0)",
+    "operator and itertools": "from operator import *\nfrom itertools import *\nprint(list(accumulate([1, 2, 3], mul)), itemgetter(1)([5, 6]), [*batched] if 'batched' in () else 0)",
     "optparse and getopt": "import optparse, getopt\np = optparse.OptionParser()\np.add_option('-n')\nprint(p.parse_args(['-n', '3'])[0].n, getopt.getopt(['-a'], 'a'))",
     "pathlib": "from pathlib import Path\nprint(Path('a/b.txt').stem, Path('a').exists(), Path('/a/../b').parts)",
     "pickle and copy": "import pickle, copy\nclass A:\n    x = [1]\na = copy.deepcopy(A())\nprint(pickle.loads(pickle.dumps({'a': {1, 2}})), a.x)",
