@@ -85,5 +85,5 @@ def test_what_cannot_work_is_refused(run_folder):
         measure(Evaluation(SMALL_RUN, adapters="base"), launch, 4, 1)
     with pytest.raises(ValueError, match="`--problems` must be at least 2"):
         measure(Evaluation(SMALL_RUN), launch, 1, 1)
-    with pytest.raises(ValueError, match="is not run_folder. Train it first"):
+    with pytest.raises(ValueError, match="is not finished. Train it first"):
         role_value(["-p", "results_dir", "nowhere"])
