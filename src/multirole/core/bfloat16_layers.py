@@ -135,9 +135,9 @@ def _lora_product(layer: LoraLinear, adapter: str | None, sums: PartSums | None)
 @contextmanager
 def products_in(precision: str) -> Iterator[None]:
     """Context manager: set how a CPU multiplies float32 matrices: exactly ("ieee"), or with factors rounded to bfloat16 ("bf16")."""
-    former = torch.backends.mkldnn.matmul.fp32_precision
-    torch.backends.mkldnn.matmul.fp32_precision = precision
+    former = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
+    torch.backends.mkldnn.matmul.fp32_precision = precision  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        torch.backends.mkldnn.matmul.fp32_precision = former
+        torch.backends.mkldnn.matmul.fp32_precision = former  # type: ignore[attr-defined]

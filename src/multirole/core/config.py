@@ -156,7 +156,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
             self.role_beta = json.loads(self.role_beta)
         self._check_options()
         self._check_refused()
-        if self.bf16 is None and not self.fp16:
+        if self.bf16 is None and not self.fp16:  # type: ignore[has-type]
             self.bf16 = not self.use_cpu and is_torch_bf16_gpu_available()
         if self.use_vllm:
             self.__dict__.update(engine="vllm_server" if self.vllm_mode == "server" else "vllm", use_vllm=False)
@@ -323,12 +323,12 @@ class MultiRoleGRPOConfig(GRPOConfig):
 
     def set_epochs(self, n_rows: int) -> None:
         """Turn epochs of a dataset of `n_rows` rows into iterations: `max_steps`, and the strategies that are "epoch"."""
-        if self.max_steps <= 0 and self.num_train_epochs <= 0:
+        if self.max_steps <= 0 and self.num_train_epochs <= 0:  # type: ignore[has-type]
             raise ValueError(
-                f"`num_train_epochs={self.num_train_epochs}` and `max_steps={self.max_steps}` train nothing. Set one above 0."
+                f"`num_train_epochs={self.num_train_epochs}` and `max_steps={self.max_steps}` train nothing. Set one above 0."  # type: ignore[has-type]
             )
         whole = n_rows // self.n_problems  # TRL leaves out what is left over in an epoch
-        if self.max_steps <= 0:
+        if self.max_steps <= 0:  # type: ignore[has-type]
             self.max_steps = math.ceil(self.num_train_epochs * (whole or n_rows / self.n_problems))
         for kind, strategies in (("eval", IntervalStrategy), ("logging", IntervalStrategy), ("save", SaveStrategy)):
             if vars(self)[f"{kind}_strategy"] == "epoch":

@@ -100,7 +100,7 @@ def permuted(rows: Sequence[Row], num_generations: int, seed: int) -> list[float
     groups: dict[Hashable, list[Episode]] = {}
     for episode in {id(row.episode): row.episode for row in rows}.values():
         groups.setdefault(episode.group(num_generations), []).append(episode)
-    advantage_of = {}
+    advantage_of: dict[int, Any] = {}
     for group, episodes in groups.items():
         drawn = random.Random(repr((seed, group))).sample(episodes, len(episodes))
         advantage_of |= {id(episode): other.advantage for episode, other in zip(episodes, drawn, strict=True)}
@@ -333,7 +333,8 @@ class ShapleyCredit(MultiRoleCallback):
             self.values[id(episode)] = shapley_values(worth, roles)
 
     def on_rows(self, trainer: Trainer, rows: list[Row]) -> list[Row]:
-        n, advantage_of = trainer.args.num_generations, {}
+        n = trainer.args.num_generations
+        advantage_of: dict[tuple[int, str], float] = {}
         episodes = {id(row.episode): row.episode for row in rows if id(row.episode) in self.values}
         groups = [episode.group(n) for episode in episodes.values()]
         for role in trainer.policy:

@@ -38,7 +38,7 @@ class AttentionHead(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden: Tensor, head: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:  # type: ignore
         ctx.set_materialize_grads(False)
-        is_half = torch.is_autocast_enabled("cpu") or torch.backends.mkldnn.matmul.fp32_precision == "bf16"
+        is_half = torch.is_autocast_enabled("cpu") or torch.backends.mkldnn.matmul.fp32_precision == "bf16"  # type: ignore[attr-defined]
         dtype = torch.bfloat16 if is_half else hidden.dtype
         rounded, rows = hidden.to(dtype), head.to(dtype)
         mean, log_z = FLASH(rounded[None, None], rows[None, None], rows[None, None], scale=1 / temperature)
@@ -104,7 +104,7 @@ def compact_head(is_large: bool = False) -> Iterator[None]:
 
 def has_large_head(model: nn.Module) -> bool:
     """Return whether the head is computed by `LargeHead`: on a CPU, with a vocabulary above `LARGE`."""
-    weight = model.get_output_embeddings().weight
+    weight = model.get_output_embeddings().weight  # type: ignore[operator]
     return weight.device.type == "cpu" and weight.size(0) > LARGE
 
 

@@ -161,7 +161,7 @@ def pack(rows: list[Row], key: Callable[[Row], int], device: torch.device) -> Pa
         packed += [paths[i][len(paths[i]) - blocks[i] :] for i in members]
     order = torch.cat(packed).argsort()  # (N,)
     tensors = torch.cat(ids)[None], torch.cat(positions)[None], labels[None], scores, is_token
-    return Packing(*(tensor.to(device) for tensor in tensors), groups, order.to(device), blocks)
+    return Packing(*(tensor.to(device) for tensor in tensors), groups, order.to(device), blocks)  # type: ignore[arg-type, call-arg]
 
 
 def similar_blocks(sizes: list[tuple[int, int]]) -> Iterator[list[int]]:

@@ -262,9 +262,10 @@ class Rollout:
             self.engine.add(key, request)
             return waiting[key]
 
+        chosen: Sequence[Replay | None] = replays or [None] * len(episodes)
         self._playing = [
             (episode, self._try_episode(episode, request_of, send, replay))
-            for episode, replay in zip(episodes, replays or [None] * len(episodes), strict=True)
+            for episode, replay in zip(episodes, chosen, strict=True)
         ]
 
         async def all_episodes() -> None:
@@ -352,9 +353,10 @@ class Rollout:
             nth = occurrences[role, tuple(prompt_ids)]
             occurrences[role, tuple(prompt_ids)] += 1
             place = None if slot is None or self.turn_seeds == "prompt" else (slot, round)
-            step: Request | Turn | str = request_of(prompt_ids, episode, role, place, nth, max_tokens)
+            request = request_of(prompt_ids, episode, role, place, nth, max_tokens)
+            step: Request | Turn | str = request
             if replay is not None:
-                step = replay.step(step, role, slot, round, nth, episode.turns)
+                step = replay.step(request, role, slot, round, nth, episode.turns)
             if isinstance(step, Request):
                 asked.append(send(step))
                 done = await asked[-1]

@@ -22,6 +22,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -92,9 +93,8 @@ class BatchProducts:
     def without(self, batch: int) -> "BatchProducts":
         """Return the products of all other batches."""
         batches = np.delete(np.arange(self.n_batches), batch)
-        return BatchProducts(
-            self.parts, self.products[np.ix_(batches, range(len(self.parts)), batches, range(len(self.parts)))]
-        )
+        parts = np.arange(len(self.parts))
+        return BatchProducts(self.parts, self.products[np.ix_(batches, parts, batches, parts)])
 
     def by_batch(self, some: list[int], others: list[int]) -> np.ndarray:
         """Return (B, B) inner products of the sums of two sets of parts."""
@@ -188,6 +188,11 @@ def coherence(products: BatchProducts, role: str, is_of_mean: bool) -> float:
     return sum(pairs) / len(pairs) / square if square > 0 else math.nan
 
 
+def shared_coherence(products: BatchProducts, role: str) -> float:
+    """Return how much more coherent two slots of a role are in one batch than in different ones."""
+    return coherence(products, role, is_of_mean=False) - coherence(products, role, is_of_mean=True)
+
+
 def role_statistics(products: BatchProducts) -> dict[str, dict[str, Estimate]]:
     """Return role -> statistic -> estimate: signal, noise, signal_share, mean_share, batch_share, coherence, mean_coherence
     and shared_coherence (the difference of the last two).
@@ -196,14 +201,14 @@ def role_statistics(products: BatchProducts) -> dict[str, dict[str, Estimate]]:
     for role in products.roles:
         parts = products.of_role(role)
         statistics: dict[str, Statistic] = {
-            "signal": lambda p, parts=parts: signal(p, parts),
-            "noise": lambda p, parts=parts: noise(p, parts),
-            "signal_share": lambda p, parts=parts: signal_share(p, parts),
-            "mean_share": lambda p, role=role: role_share(p, role, is_of_mean=True),
-            "batch_share": lambda p, role=role: role_share(p, role, is_of_mean=False),
-            "coherence": lambda p, role=role: coherence(p, role, is_of_mean=False),
-            "mean_coherence": lambda p, role=role: coherence(p, role, is_of_mean=True),
-            "shared_coherence": lambda p, role=role: coherence(p, role, False) - coherence(p, role, True),
+            "signal": partial(signal, some=parts),
+            "noise": partial(noise, some=parts),
+            "signal_share": partial(signal_share, some=parts),
+            "mean_share": partial(role_share, role=role, is_of_mean=True),
+            "batch_share": partial(role_share, role=role, is_of_mean=False),
+            "coherence": partial(coherence, role=role, is_of_mean=False),
+            "mean_coherence": partial(coherence, role=role, is_of_mean=True),
+            "shared_coherence": partial(shared_coherence, role=role),
         }
         estimates[role] = {name: jackknife(products, statistic) for name, statistic in statistics.items()}
     return estimates
@@ -212,7 +217,7 @@ def role_statistics(products: BatchProducts) -> dict[str, dict[str, Estimate]]:
 def cosines(products: BatchProducts) -> dict[tuple[str, str], Estimate]:
     """Return the cosine between the mean gradients of every two roles of an adapter."""
     return {
-        (role, other): jackknife(products, lambda p, role=role, other=other: cosine(p, role, other))
+        (role, other): jackknife(products, partial(cosine, role=role, other=other))
         for role, other in itertools.combinations(products.roles, 2)
     }
 

@@ -29,9 +29,9 @@ def rounded_factors() -> Iterator[None]:
 
     Used for logits, because oneDNN rounds the result of bfloat16 products to bfloat16: an error of up to 0.06 at a logit of 20.
     """
-    before = torch.backends.mkldnn.matmul.fp32_precision
-    torch.backends.mkldnn.matmul.fp32_precision = "bf16"
+    before = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
+    torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # type: ignore[attr-defined]
     try:
         yield
     finally:
-        torch.backends.mkldnn.matmul.fp32_precision = before
+        torch.backends.mkldnn.matmul.fp32_precision = before  # type: ignore[attr-defined]

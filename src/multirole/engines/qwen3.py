@@ -133,7 +133,7 @@ def _project(x: Tensor, spans: list[Span], layer: int, matrix: int) -> Tensor:
 
 def _low_rank(x: Tensor, spans: list[Span], layer: int, matrix: int) -> Tensor | None:
     """Return what the spans' adapters add to the base's product (N, out), or None if no span has an adapter here."""
-    parts = [span.weights.adapter and span.weights.adapter[layer][matrix] for span in spans]
+    parts: list[Any] = [span.weights.adapter and span.weights.adapter[layer][matrix] for span in spans]
     n_out = next((part.b.shape[1] for part in parts if part), None)
     if n_out is None:
         return None
@@ -181,7 +181,7 @@ def _merged_weights(inner: Any, adapters: list[str]) -> dict[str | None, Weights
     embed = full(inner.model.embed_tokens.weight.detach()).float().clone()  # (V, H)
     head = full(inner.lm_head.weight.detach()).float() * full(inner.model.norm.weight.detach()).float()  # (V, H)
     layers: Any = inner.model.layers
-    folded: list[tuple[None, None]] = [(None, None)] * len(layers)
+    folded: list[Any] = [(None, None)] * len(layers)
     names: list[str | None] = [None, *adapters]
     return {name: Weights(embed, head, [_merged_layer(layer, name) for layer in layers], folded) for name in names}
 

@@ -266,7 +266,7 @@ class TransformersEngine:
         A prefix that all prompts share and the cache lacks is computed first, if that saves enough tokens.
         """
         assert self.prefixes is not None
-        common = commonprefix([ids for ids, _ in prompts])
+        common = list(commonprefix([ids for ids, _ in prompts]))
         known = len(self.prefixes.find(adapter, common)) * BLOCK
         if (len(prompts) - 1) * (len(common) - known) >= COMMON_TOKENS:
             slot = prompts[0][1][:1]
@@ -281,6 +281,7 @@ class TransformersEngine:
 
     def _span(self, kv: Tensor, adapter: int, ids: list[int], slots: list[int]) -> "PromptSpan":
         """Copy a prompt's cached prefix to its slots."""
+        assert self.prefixes is not None
         blocks = self.prefixes.find(adapter, ids)
         start = len(blocks) * BLOCK
         if blocks:

@@ -220,7 +220,7 @@ def make_trainer(
     train, validation = problems or load_problems(cell, AutoTokenizer.from_pretrained(locate(cell)))[:2]
     peft_model, tokenizer = model or load_model(cell)
     ahead = [GradesAhead(task, [*train, *validation])] if grades_ahead(cell) else []
-    reward = TaskReward(*(ahead or [task]), [*train, *validation])
+    reward = TaskReward(ahead[0] if ahead else task, [*train, *validation])
     diagnostics = RoleDiagnostics()
     study_callbacks: list[TrainerCallback] = [*update_rules(cell), *ahead, Divergence(), TextSignatures(), diagnostics]
     verdicts = functools.partial(judge, task=reward, structure=structure_of(workflow))

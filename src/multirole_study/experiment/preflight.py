@@ -184,7 +184,7 @@ def first_prompts(workflow: Workflow, problems: Sequence[Problem], length: Calla
             raise PromptOverflow
 
         with suppress(PromptOverflow):
-            await workflow.run(problem, call)
+            await workflow.run(problem, call)  # type: ignore[arg-type]
         return max(stage)
 
     async def measure_all() -> list[int]:

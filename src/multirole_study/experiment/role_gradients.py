@@ -47,19 +47,19 @@ def rows_of(gradients: AdapterGradients) -> Iterator[dict[str, object]]:
     products, batches = gradients.products(), len(gradients.values)
     for role, statistics in role_statistics(products).items():
         for name, estimate in statistics.items():
-            yield {"role": role, "statistic": name} | with_interval(estimate, batches)
+            yield {"role": role, "statistic": name, **with_interval(estimate, batches)}
         share = with_interval(statistics["signal_share"], batches)
         scale = {
             "value": noise_scale(share["value"]),
             "low": noise_scale(share["high"]),
             "high": noise_scale(share["low"]),
         }
-        yield {"role": role, "statistic": "noise_scale"} | scale
+        yield {"role": role, "statistic": "noise_scale", **scale}
         for name, counts in (("row_share", gradients.rows), ("token_share", gradients.tokens)):
             part = sum(count for part, count in counts.items() if part[0] == role)
             yield {"role": role, "statistic": name, "value": part / counts.total(), "low": math.nan, "high": math.nan}
     for (role, other), estimate in cosines(products).items():
-        yield {"role": role, "other": other, "statistic": "cosine"} | with_interval(estimate, batches)
+        yield {"role": role, "other": other, "statistic": "cosine", **with_interval(estimate, batches)}
 
 
 def measure_cell(cell: Cell, adapters: Mapping[int, Path | None], n_batches: int) -> list[dict[str, object]]:

@@ -155,10 +155,10 @@ def _filters() -> Iterator[tuple[str, Callable[[int], bool]]]:
     yield "positive numbers", lambda x: x > 0
     yield "negative numbers", lambda x: x < 0
     for k in range(2, 10):
-        yield f"numbers greater than {k}", lambda x, k=k: x > k
-        yield f"numbers less than {k}", lambda x, k=k: x < k
+        yield f"numbers greater than {k}", lambda x, k=k: x > k  # type: ignore[misc]
+        yield f"numbers less than {k}", lambda x, k=k: x < k  # type: ignore[misc]
     for k in (3, 4, 5):
-        yield f"numbers divisible by {k}", lambda x, k=k: x % k == 0
+        yield f"numbers divisible by {k}", lambda x, k=k: x % k == 0  # type: ignore[misc]
 
 
 def _of_a_list() -> Iterator[Spec]:

@@ -132,7 +132,7 @@ class Gym:
             zip(references, self._scores([(answer, entry) for (_, answer), entry in references.items()]), strict=True)
         )
         return [
-            self._reward(answer, is_boxed, scores.get((problem.id, answer), 0.0))
+            self._reward(answer, is_boxed, scores.get((problem.id, answer or ""), 0.0))
             for problem, (answer, is_boxed) in zip(problems, answers, strict=True)
         ]
 

@@ -257,7 +257,7 @@ def _decide_notation(ours: str, gold: str) -> str | None:
         return "correct" if len(times) == 1 else "wrong"
     residues = [_RESIDUE.fullmatch(text.replace(" ", "")) for text in (ours, gold)]
     if residues[0] and residues[1]:
-        (a, m), (b, n) = ((int(residue[1]), int(residue[2])) for residue in residues)
+        (a, m), (b, n) = ((int(residue[1]), int(residue[2])) for residue in filter(None, residues))
         return "correct" if m == n and m and (a - b) % m == 0 else "wrong"
     for residue, other in (residues[0], gold), (residues[1], ours):
         if residue and _RATIONAL.fullmatch(other):

@@ -497,11 +497,11 @@ def _equal_sets(gold: Value | None, value: Value | None) -> bool:
         return False
     if gold == value:
         return True
-    pieces = _pieces(gold), _pieces(value)
-    if pieces[0] is not None and pieces[1] is not None:
-        return len(pieces[0]) == len(pieces[1]) and all(
+    pieces, others = _pieces(gold), _pieces(value)
+    if pieces is not None and others is not None:
+        return len(pieces) == len(others) and all(
             a[2:] == b[2:] and equal_expressions(a[0], b[0]) and equal_expressions(a[1], b[1])
-            for a, b in zip(*pieces, strict=True)
+            for a, b in zip(pieces, others, strict=True)
         )
     return (gold - value) == sympy.S.EmptySet and (value - gold) == sympy.S.EmptySet
 

@@ -61,7 +61,8 @@ def evaluate(value: Value, point: dict[Value, Value], is_real: bool) -> Value:
     arguments = [evaluate(argument, point, is_real) for argument in value.args]
     _check_sizes(value, arguments)
     if isinstance(value, sympy.Pow):
-        result = _power(*arguments, is_real, is_root=not value.exp.free_symbols)
+        base, exponent = arguments
+        result = _power(base, exponent, is_real, is_root=not value.exp.free_symbols)
     elif isinstance(value, sympy.log):
         if is_real and not all(argument.is_positive for argument in arguments):
             raise NotReal

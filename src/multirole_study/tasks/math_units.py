@@ -6,7 +6,7 @@ words are separate units ("12 apples"), except those that change the meaning of 
 
 import re
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _BASES = {
     "m": ("1", "m meter metre 米"), "nm": ("1/1000000000", "nm nanometer"), "μm": ("1/1000000", "μm um micrometer micron"), "mm": ("1/1000", "mm millimeter millimetre"), "cm": ("1/100", "cm centimeter centimetre 厘米"),
@@ -236,7 +236,8 @@ def split_unit(text: str, has_letters: bool = True) -> tuple[str, Unit | None]:
 
 def _sum_of_parts(text: str) -> tuple[str, Unit] | None:
     """Return "2 hours 30 minutes" as 2.5 hours: each part has a smaller unit of the same kind."""
-    total, units = Fraction(0), []
+    total = Fraction(0)
+    units: list[Any] = []
     for number, upright, plain in re.findall(_PART, text, re.ASCII):
         known = _known(upright or plain)
         if known is None or (units and (known[1:] != units[-1][1:] or known[0] >= units[-1][0])):
@@ -292,7 +293,8 @@ def _parse(text: str) -> Unit | None:
     fraction = re.fullmatch(r"\s*\\frac\{(.*)\}\{(.*)\}\s*", text)
     if fraction:
         text = f"{fraction[1]}/{fraction[2]}"
-    factor, powers, sign, pending, last = Fraction(1), {}, 1, 1, ""
+    factor, sign, pending, last = Fraction(1), 1, 1, ""
+    powers: dict[Any, Any] = {}
     left = text
     for token in _TOKEN.finditer(text):
         left = left.replace(token[0], "", 1)
