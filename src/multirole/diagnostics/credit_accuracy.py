@@ -329,8 +329,8 @@ class _Measurer:
             seeds = variant.seeds
             if seeds.at is not None:
                 seeds = Seeds(seeds.at, reply=seeds.reply, tail=COALITION + draw)
-            kept = frozenset(map(place_of, variant.episode.turns))
-            replays.append(Redraw(variant.episode, seeds, kept, frozenset(self.roles) - coalition))
+            places = frozenset(map(place_of, variant.episode.turns))
+            replays.append(Redraw(variant.episode, seeds, places, frozenset(self.roles) - coalition))
         played = iter(self._play(replays))
         values, tokens = {}, {}
         for variant, draw in drawn:

@@ -42,13 +42,13 @@ def statistics(rows: pd.DataFrame) -> pd.DataFrame:
 
     The statistics are the parts, `scale`, `tokens` (relative), `effect_gain` and `effect_gain_per_token` against the reference.
     """
-    found = []
+    estimates = []
     for key, cell in rows.groupby(CELL, sort=False):
         for role in [EVERY, *cell["role"].unique()]:
             turns = cell if role == EVERY else cell[cell["role"] == role]
             where = dict(zip(CELL, key, strict=True)) | {"role": role}
-            found += [where | row for row in _bootstrapped(turns)]
-    return pd.DataFrame(found)
+            estimates += [where | row for row in _bootstrapped(turns)]
+    return pd.DataFrame(estimates)
 
 
 def _bootstrapped(turns: pd.DataFrame) -> Iterator[dict[str, object]]:
