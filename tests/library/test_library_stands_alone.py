@@ -1,10 +1,12 @@
 """The wheel's library trains the README's own workflow with its own requirements alone: no study, no sandbox, none of their packages."""
 
+import ast
 import json
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from importlib.metadata import PackageNotFoundError, packages_distributions, requires
 from pathlib import Path
@@ -46,9 +48,21 @@ def required(name: str, names: set[str] | None = None) -> set[str]:
     return names
 
 
-def test_the_library_has_about_eight_requirements():
-    direct = [text for text in requires("multirole") if "extra ==" not in text]
-    assert 6 <= len(direct) <= 10
+def imported(folder: Path) -> set[str]:
+    """The packages that the modules of a folder import, without those of the standard library."""
+    nodes = [node for path in folder.rglob("*.py") for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
+    names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
+    names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
+    return {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"multirole"}
+
+
+def test_the_library_requires_what_it_imports_and_nothing_else():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    extras = project["optional-dependencies"]
+    optional = {Requirement(text).name for extra in ("openai", "server") for text in extras[extra]}
+    optional |= {"vllm", "safetensors"}  # of the vLLM engine; vLLM requires safetensors
+    required_names = {Requirement(text).name for text in project["dependencies"]}
+    assert imported(ROOT / "src" / "multirole") == required_names | optional
 
 
 @pytest.mark.slow
