@@ -1,8 +1,9 @@
-"""Use gradient checkpointing only for micro-batches whose activations do not fit into free memory.
+"""Use gradient checkpointing only for micro-batches whose activations do not fit into free memory, and free what is not used.
 
 On a GPU, micro-batches with a gradient are cut so that they fit (`activation_memory`): a larger one costs a third pass over its tokens.
 """
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -12,6 +13,7 @@ from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from multirole.core.activation_memory import bytes_per_token
+from multirole.core.prefix_tree import MIN_PARAMETERS
 
 USABLE_FRACTION = 0.6
 """Fraction of free memory that activations may take; the estimate is rough."""
@@ -34,6 +36,19 @@ def free_bytes(device: torch.device) -> int:
             - torch.cuda.memory_allocated(device)
         )
     return psutil.virtual_memory().available
+
+
+def return_freed_memory(model: PreTrainedModel) -> None:
+    """Return to the system what the C library keeps of freed tensors: with glibc, for a model on a CPU.
+
+    Otherwise the memory of an update stays with the process, and that of the next rollout is added to it: after an update of Voting on
+    SmolLM2-135M 6.2 GB are held and 1.2 GB used. It takes a quarter of a second there. Small models hold little.
+    """
+    if model.device.type != "cpu" or model.num_parameters() < MIN_PARAMETERS:
+        return
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # of glibc
+    if trim is not None:
+        trim(0)
 
 
 def fits(model: PreTrainedModel, n_tokens: int, is_half: bool) -> bool:

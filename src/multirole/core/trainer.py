@@ -72,6 +72,7 @@ from multirole.core.logprobs import check_head
 from multirole.core.model_passes import MicroBatch, ModelPasses
 from multirole.core.noise import disable_noise, warn_of_noise
 from multirole.core.policy import adapter_names, parse_policy
+from multirole.core.recomputation import return_freed_memory
 from multirole.core.reference import Reference
 from multirole.core.replay import Replay
 from multirole.core.rollout import (
@@ -446,6 +447,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         """Free the engine's memory for the trainer until the next rollout, unless the engine plays during the update."""
         if self.ahead is None:
             self.engine.sleep()
+            return_freed_memory(self.passes.base)
         self._published = -1
 
     def _rollout_func(self, prompts: list, _: GRPOTrainer) -> dict[str, list]:
@@ -525,6 +527,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         played = time.perf_counter()
         rows = self.prepare_rows(episodes)
         steps, loss = self.update(model, rows)
+        return_freed_memory(self.passes.base)
         self._step += 1  # TRL counts training steps here
         seconds = {"rollout": played - started, "update": time.perf_counter() - played}
         self._metrics["train"]["step_time"].append(sum(seconds.values()))
