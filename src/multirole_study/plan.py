@@ -21,6 +21,7 @@ from tabulate import tabulate
 
 from multirole.core.activation_memory import bytes_per_token, kept_tokens
 from multirole.core.policy import adapter_names
+from multirole.engines.transformers_engine import PREFIX_BYTES, PREFIX_PARAMETERS
 from multirole.workflows import WORKFLOWS
 from multirole_study import hours
 from multirole_study.experiment.base_models import shape_of
@@ -169,13 +170,33 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
         part, cache = vllm_engine(cell, launch, s, size)
         parts.append(part)
     elif engine != "vllm_server":
-        # every row at full length; the engine "transformers" stores float32 weights with each adapter merged
-        weights = 4 * (2 * s.vocab * s.hidden + (1 + len(names)) * s.layers * s.linear)
-        rows = min(largest_stage(cell) // n, ENGINE_ROWS if engine == "transformers" else GENERATE_ROWS)
-        if engine == "transformers":
-            parts.append(Part("engine's merged weights", weights, 0, "use fewer adapters"))
-        parts.append(Part("engine's KV cache, at most", rows * row * 4 * s.kv_elements, 0, lengths, is_bound=True))
+        parts += own_engine(cell, s, engine, n, lengths)
     return Plan(cell, kind, size, 1 if on_gpu else n, [part for part in parts if part.rollout or part.update], cache)
+
+
+def own_engine(cell: Cell, s: Shape, engine: str, n_processes: int, lengths: str) -> list[Part]:
+    """Return the memory of the engines "transformers" and "generate"; `lengths` is what to change for a smaller cache.
+
+    "transformers" copies the base: in float32 once for each adapter, merged, and once without; in bfloat16 once, with a float32 head and
+    each adapter beside it. The bound of the KV cache has every row of the largest batch, evaluations included, at full length.
+    """
+    names, n_bytes = adapter_names(cell.policy), BYTES[dtype_of(cell)]
+    row = (cell.max_prompt_tokens + cell.max_response_tokens) * n_bytes * s.kv_elements
+    n_rows = min(largest_batch(cell) // n_processes, ENGINE_ROWS if engine == "transformers" else GENERATE_ROWS)
+    parts = [Part("engine's KV cache, at most", n_rows * row, 0, lengths, is_bound=True)]
+    if engine != "transformers":
+        return parts
+    head, matrices = 4 * s.vocab * s.hidden, s.layers * s.linear
+    weights = head + n_bytes * s.vocab * s.hidden
+    if dtype_of(cell) == "float32":
+        parts.append(
+            Part("engine's merged weights", weights + 4 * (1 + len(names)) * matrices, 0, "use fewer adapters")
+        )
+    else:
+        parts.append(Part("engine's weights", weights + 2 * matrices + adapters(cell) // 2, 0, "use a smaller model"))
+    if s.parameters >= PREFIX_PARAMETERS:
+        parts.append(Part("engine's prefix cache, at most", PREFIX_BYTES, 0, "fixed", is_bound=True))
+    return parts
 
 
 def tokens_kept(cell: Cell, gpu_bytes: int) -> int:
@@ -202,6 +223,11 @@ def n_parts(cell: Cell) -> int:
 def largest_stage(cell: Cell) -> int:
     """Return the number of requests in an iteration's largest stage."""
     return cell.n_problems * cell.n_episodes * max(cell.make_workflow().roles.values())
+
+
+def largest_batch(cell: Cell) -> int:
+    """Return the number of requests that wait at once: those of an iteration's largest stage, or of an evaluation's."""
+    return max(cell.n_problems * cell.n_episodes, cell.n_validation) * max(cell.make_workflow().roles.values())
 
 
 def activations(cell: Cell, s: Shape, tokens: int, on_gpu: bool, recomputes: bool) -> int:
