@@ -6,9 +6,17 @@ import pytest
 import torch
 from trainers import episodes_of, library_trainer, rows_of
 
-from multirole.core import adapter_update, model_passes
+from multirole.core import adapter_update, model_passes, prefix_tree
 from multirole.core.hooks import MultiRoleCallback
-from multirole.core.prefix_tree import block_lengths, in_tree_order, pack, packing_pays, shared_length, tree_batches
+from multirole.core.prefix_tree import (
+    block_lengths,
+    in_tree_order,
+    pack,
+    packing_pays,
+    shared_length,
+    similar_blocks,
+    tree_batches,
+)
 from multirole.core.rows import Row
 from multirole.core.tree_attention import can_share_prefixes
 from multirole.core.types import Episode, Problem, Turn
@@ -113,10 +121,20 @@ def updated(trainer, episodes: list[Episode], monkeypatch) -> list[torch.Tensor]
     return applied
 
 
+def test_groups_of_blocks_counted_by_hand():
+    """Blocks of 4 queries and 10 keys have 40 scores each; one of 3 queries is padded to 4, one of 2 is too short for the group."""
+    sizes = [(4, 10), (3, 9), (4, 10), (2, 10), (4, 10), (0, 10)]
+    assert list(similar_blocks(sizes)) == [[0, 2, 4, 1], [3]]
+    assert list(similar_blocks(sizes, 120)) == [[0, 2, 4], [1], [3]]
+    assert list(similar_blocks(sizes, 119)) == [[0, 2], [4, 1], [3]]
+    assert list(similar_blocks(sizes, 1)) == [[0], [2], [4], [1], [3]]
+
+
 @pytest.mark.parametrize("merges", [True, False])
 @pytest.mark.parametrize("policy", ["sp", "ip"])
 @pytest.mark.parametrize("kind", [EvalOpt, Voting])
 def test_gradients_and_parts_equal_the_plain_path(tokenizer, tmp_path, monkeypatch, kind, policy, merges):
+    monkeypatch.setattr(prefix_tree, "CPU_SCORES", 2000)  # so that groups of similar blocks are cut, as large ones are
     results = []
     for packs in (False, True):
         seen = Parts()

@@ -26,6 +26,8 @@ MIN_PARAMETERS = 10_000_000
 """Smallest model for which rows are packed; for smaller ones the overhead in Python exceeds the tokens saved."""
 MIN_RELATIVE_LENGTH = 0.75
 """Blocks are attended in one call if each has at least this fraction of the longest one's length."""
+CPU_SCORES = 2**18
+"""Largest number of scores per head in a call on a CPU, padding included, for several blocks: larger tensors leave the processor's cache."""
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,8 @@ def pack(rows: list[Row], key: Callable[[Row], int], device: torch.device) -> Pa
         labels[places] = torch.tensor(row.turn.completion_ids)
         scores[i, :count], is_token[i, :count] = places, True
     groups, packed = [], []
-    for members in similar_blocks([(block, row.length) for block, row in zip(blocks, rows, strict=True)]):
+    max_scores = CPU_SCORES if device.type == "cpu" else None
+    for members in similar_blocks([(block, row.length) for block, row in zip(blocks, rows, strict=True)], max_scores):
         groups.append(block_group([(paths[i], blocks[i]) for i in members], device))
         packed += [paths[i][len(paths[i]) - blocks[i] :] for i in members]
     order = torch.cat(packed).argsort()  # (N,)
@@ -164,14 +167,20 @@ def pack(rows: list[Row], key: Callable[[Row], int], device: torch.device) -> Pa
     return Packing(*(tensor.to(device) for tensor in tensors), groups, order.to(device), blocks)  # type: ignore[arg-type, call-arg]
 
 
-def similar_blocks(sizes: list[tuple[int, int]]) -> Iterator[list[int]]:
-    """Group the indices of blocks, given as (queries, keys), that may be padded to one size. Empty blocks are left out."""
+def similar_blocks(sizes: list[tuple[int, int]], max_scores: int | None = None) -> Iterator[list[int]]:
+    """Group the indices of blocks, given as (queries, keys), that may be padded to one size, of at most `max_scores` pairs of both.
+
+    A single block may have more. Empty blocks are left out.
+    """
     order = sorted((i for i, (queries, _) in enumerate(sizes) if queries), key=lambda i: sizes[i], reverse=True)
     group: list[int] = []
     for i in order:
-        if group and any(
+        n_queries, n_keys = sizes[group[0]][0] if group else 0, max(sizes[j][1] for j in [*group, i])
+        is_full = max_scores is not None and (len(group) + 1) * n_queries * n_keys > max_scores
+        is_smaller = group and any(
             size < MIN_RELATIVE_LENGTH * first for size, first in zip(sizes[i], sizes[group[0]], strict=True)
-        ):
+        )
+        if is_full or is_smaller:
             yield group
             group = []
         group.append(i)
