@@ -342,19 +342,19 @@ def clock(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     if (options.folder is None) != options.power:
         parser.error("give a results folder, such as results/clock/tiny-r, or --power.")
-    from multirole_study.paper.clock_study import ClockStudy
     from multirole_study.paper.clock_verdicts import calibrated_rate, fall_table, power_table, verdict_table
 
     if options.power:
         sys.stdout.write(f"{power_table().to_string(index=False)}\n")
         return 0
     from multirole_study.paper.clock_figure import figures
+    from multirole_study.paper.declarations import read_declaration
     from multirole_study.paper.output import write_figure, write_tables
     from multirole_study.paper.results import Results
 
     folder = options.folder
     with user_errors():
-        study, results = ClockStudy.read(folder), Results(folder)
+        study, results = read_declaration(folder, "clock"), Results(folder)
         write_tables([fall_table(results, study), verdict_table(results, study)], folder / "tables")
         for plate in figures(results, study):
             write_figure(plate, folder / "figures")
