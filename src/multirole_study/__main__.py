@@ -362,6 +362,40 @@ def clock(argv: list[str]) -> int:
     return 0
 
 
+def leaderboard(argv: list[str]) -> int:
+    """Compare credit estimators at equal tokens and steps, from the packed runs of study_credit.yaml."""
+    parser = _parser(leaderboard)
+    parser.add_argument("folder", type=Path, help="<results_dir>/<scale>, such as runs/credit/tiny-r")
+    measured_help = (
+        "packed results with what `multirole credit` measured, such as results/tiny-r (default: the same folder)"
+    )
+    parser.add_argument("--measured", type=Path, metavar="FOLDER", help=measured_help)
+    options = parser.parse_args(argv)
+    from multirole_study.paper import credit_accuracy_table
+    from multirole_study.paper.declarations import read_declaration
+    from multirole_study.paper.leaderboard import boards, leaderboard_tables
+    from multirole_study.paper.leaderboard_figure import leaderboard_figure
+    from multirole_study.paper.output import write_figure, write_tables
+    from multirole_study.paper.results import Results
+
+    folder = options.folder
+    with user_errors():
+        study, results = read_declaration(folder, "leaderboard"), Results(folder)
+        compared = boards(results, study)
+        measured = credit_accuracy_table.read(options.measured or folder)
+        if measured is None and options.measured:
+            raise ValueError(
+                f"{options.measured} has no credit_accuracy.parquet. Pass packed results with one, such as results/tiny-r."
+            )
+        answers, *parts = leaderboard_tables(compared, measured)
+        write_tables([answers, *parts], folder / "tables")
+        write_figure(leaderboard_figure(compared, study.grid.scale), folder / "figures")
+    for answer in answers.values.itertuples():
+        sys.stdout.write(f"{answer.question} {answer.place}: {answer.verdict}\n")
+    sys.stdout.write(f"{folder}/tables and {folder}/figures are written\n")
+    return 0
+
+
 def fetch(argv: list[str]) -> int:
     """Download the base model of a scale, if it is not on this machine, and print its folder."""
     from multirole_study.experiment.cell import Cell
@@ -401,6 +435,7 @@ COMMANDS = {
         paper,
         questions,
         clock,
+        leaderboard,
         fetch,
     )
 }

@@ -201,6 +201,18 @@ def test_make_paper_reads_one_folder_and_trains_nothing(variables, folder):
     assert not re.search("snakemake|_cell|pip install", done.stdout)
 
 
+def test_a_study_of_credit_ends_in_the_leaderboard(checkout):
+    """Its own grid's runs and the variants, all in one line."""
+    about = yaml.safe_load((ROOT / "study_credit.yaml").read_text())
+    about |= {"seeds": [0, 3], "variants": {name: about["variants"][name] for name in ("permuted, a placebo", "agent")}}
+    (checkout / "study_credit.yaml").write_text(yaml.safe_dump(about))
+    done = snakemake(checkout, "trained", "paper", "--dry-run", "--printshellcmds", study=("study=study_credit.yaml",))
+    assert done.returncode == 0, done.stdout[-3000:]
+    counts = dict(re.findall(r"^(train|paper) +(\d+)$", done.stdout, re.MULTILINE))
+    assert counts == {"train": str(2 * (3 + 3)), "paper": "1"}
+    assert "multirole_study leaderboard runs/tiny-r" in done.stdout and "multirole_study paper" not in done.stdout
+
+
 def test_the_clock_study_trains_its_lines_in_order_and_nothing_of_the_grid(checkout):
     """Two lines of one run each: the second waits for the first, and the tables of the study come last."""
     about = yaml.safe_load((ROOT / "study_clock.yaml").read_text())

@@ -187,6 +187,12 @@ class Study(Declaration):
         """Create the variant of the grid's cell `coordinates`, such as "voting ip math"."""
         return self.grid.cell(*coordinates.split(), seed, **self.variants[name].parameters)
 
+    @property
+    def command(self) -> str:
+        """Return the command of `multirole` that builds tables and figures from the packed runs."""
+        questions = {variant.question for variant in self.variants.values()}
+        return "leaderboard" if questions == {"credit"} else "paper"
+
     def runs(self, question: str | None = None) -> Iterator[tuple[str, str, Cell]]:
         """Yield (variant, "workflow policy task", cell) of every run; seeds vary fastest."""
         for name, variant in self.variants.items():
