@@ -76,8 +76,8 @@ def measure(
             for effect in role_values(trainer, episodes, reward.score_answers, -1, n_draws=n_draws):
                 rows.append({"step": step, **effect.row(), **shares.get(effect.role, {})})
             inspected = as_recorded(run, step, episodes[:: evaluation.n_rollouts][:n_inspected])
-            for one in turn_effects(trainer, inspected, reward.score_answers, -1, n_draws=N_TURN_DRAWS):
-                turns.append({"step": step, **asdict(one)})
+            for turn_effect in turn_effects(trainer, inspected, reward.score_answers, -1, n_draws=N_TURN_DRAWS):
+                turns.append({"step": step, **asdict(turn_effect)})
     finally:
         trainer.engine.close()
     write_table(run / VALUES, rows)
