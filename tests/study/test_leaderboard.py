@@ -27,6 +27,7 @@ from multirole_study.paper.leaderboard import (
     rank_correlation,
     shares_of_effect,
 )
+from multirole_study.paper.leaderboard_figure import leaderboard_figure
 from multirole_study.paper.results import Results, Run
 from multirole_study.paper.statistics import MARGIN
 
@@ -272,6 +273,20 @@ def test_without_runs_every_line_says_so(monkeypatch):
     for table in tables:
         assert set(table.shown["verdict"]) == {"not run"} and set(table.shown["n"]) == {"0"}
         assert "nan" not in table.shown.to_string().lower()
+
+
+def test_the_figure_shows_differences_in_points(monkeypatch):
+    """A diamond for the placebo, a hollow mark for unequal tokens, and the single agent's line 5 points above `outcome`."""
+    panel, *_ = leaderboard_figure(all_boards(monkeypatch, three_seeds), "tiny-r").figure.axes
+    drawn = {
+        line.get_label(): (line.get_marker(), line.get_markerfacecolor(), line.get_xdata()[0]) for line in panel.lines
+    }
+    assert drawn["placebo"][0] == "D" and drawn["placebo"][2] == pytest.approx(-21)
+    assert drawn["estimator with unequal tokens"][1] == "white"
+    assert drawn["estimator with unequal tokens"][2] == pytest.approx(38)
+    assert drawn["single agent with equal tokens"][2] == pytest.approx(5)
+    names = [label.get_text() for label in panel.get_yticklabels()]
+    assert names[1] == "leave_one_out in Voting" and names[-1] == "shapley (not run)"
 
 
 def test_the_command_writes_tables_and_a_figure(monkeypatch, tmp_path, capsys):

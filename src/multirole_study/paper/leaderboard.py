@@ -274,13 +274,8 @@ def board_table(board: Board, name: str) -> Table:
         if minus_single:
             texts["− single agent"] = interval_text(minus_single.get(line.arm.name, t_interval([])), "difference")
         shown.append(texts)
-        keys = {
-            "workflow": board.workflow,
-            "policy": board.policy,
-            "task": board.task,
-            "score": name,
-            "arm": line.arm.name,
-        }
+        keys = {"workflow": board.workflow, "policy": board.policy, "task": board.task, "score": name}
+        keys["arm"] = line.arm.name
         numbers = {"seeds": line.end.seeds, "tokens": line.tokens, "end": line.end.mean, "peak": line.peak.mean}
         gap = {"difference": line.gap.mean, "low": line.gap.low, "high": line.gap.high, "p": line.gap.p}
         values.append(keys | numbers | gap | {"p_holm": line.p_holm, "verdict": line.verdict})

@@ -41,7 +41,8 @@ def draw_board(axes: Axes, board: Board, name: str) -> None:
     for height, comparison in enumerate(comparisons):
         draw_arm(axes, height, comparison)
     if name == "accuracy" and board.single and (single := board.unjudged(board.single, name)).gap.seeds:
-        axes.axvline(100 * single.gap.mean, color=SINGLE_COLOUR, ls="--", lw=1.4, label="single agent, equal tokens")
+        label = f"single agent with {'unequal' if single.verdict == UNEQUAL else 'equal'} tokens"
+        axes.axvline(100 * single.gap.mean, color=SINGLE_COLOUR, ls="--", lw=1.4, label=label)
         axes.axvspan(100 * single.gap.low, 100 * single.gap.high, color=SINGLE_COLOUR, alpha=0.12, lw=0)
     labels = [f"{part.arm.name}{'' if part.gap.seeds else ' (not run)'}" for part in comparisons]
     axes.set_yticks(range(len(labels)), labels)
@@ -52,7 +53,7 @@ def draw_board(axes: Axes, board: Board, name: str) -> None:
 
 @plt.rc_context(STYLE)
 def leaderboard_figure(boards: list[Board], scale: str) -> Plate:
-    """Draw a row for every score and a column for every workflow."""
+    """Draw differences from the reference: a row for every score and a column for every workflow."""
     most = max(len(board.arms) for board in boards)
     figure = Figure(figsize=(4.6 * len(boards), 2 * (1 + 0.24 * most)), layout="constrained")
     rows = figure.subplots(len(SCORES), len(boards), squeeze=False, sharex="row")
