@@ -10,8 +10,8 @@ import yaml
 from multirole_study.experiment.run_folder import folder_of
 from multirole_study.experiment.settings import value
 from multirole_study.paper import pack
-from multirole_study.paper.clock_study import ClockStudy
-from multirole_study.paper.grid import Grid, Study
+from multirole_study.paper.declarations import declare
+from multirole_study.paper.grid import Grid
 
 configfile: "grid.yaml"
 
@@ -27,20 +27,20 @@ fields["parameters"] = {name: value(str(text)) for name, text in fields["paramet
 GRID = Grid(config["scale"], **fields | {"seeds": [value(str(seed)) for seed in fields["seeds"]]})
 RESULTS = os.path.normpath(config["results_dir"])
 FOLDER = f"{RESULTS}/{GRID.scale}"
-IS_CLOCK = "lines" in DECLARED  # a study without twins in the grid, whose lines are trained in order
-STUDY = (ClockStudy if IS_CLOCK else Study)(GRID, **DECLARED) if DECLARED else None
+DECLARATION = declare(GRID, DECLARED)
 PACKED = set(pack.index(FOLDER)["run"])
-CELLS = {cell.id: cell for cell in [*(() if IS_CLOCK else GRID.cells()), *(STUDY.cells() if STUDY else ())]}
-EVALUATIONS = {f"{job.name}/{job.cell.id}": job for job in [*(() if IS_CLOCK else GRID.evaluations()), *(STUDY.draws() if STUDY else ())]}
+CELLS = {cell.id: cell for cell in DECLARATION.cells()}
+EVALUATIONS = {f"{job.name}/{job.cell.id}": job for job in DECLARATION.evaluations()}
 TRAINED = [f"{FOLDER}/{id}/DONE" for id in CELLS if id not in PACKED]
 EVALUATED = [f"{FOLDER}/evaluations/{id}/DONE" for id in EVALUATIONS if id not in PACKED]
-LINES = [[id for id in line if id not in PACKED] for line in STUDY.cells_by_line()] if IS_CLOCK else []
+LINES = [[id for id in line if id not in PACKED] for line in DECLARATION.cells_by_line()]
 BEFORE = {id: [f"{FOLDER}/{before}/DONE" for line in LINES[:i] for before in line] for i, line in enumerate(LINES) for id in line}
+NOTEBOOKS = f"tables figures mechanisms $(test ! -f {quote(FOLDER)}/study.json || echo study)" if DECLARATION.command == "paper" else ""
 PAPERMILL = f"{quote(sys.executable)} -m papermill -k python3 --no-progress-bar --report-mode --start-timeout 600"  # seconds, on a busy machine
 
 def papermill(notebook, executed, job, gpus, **launch):
     """Return the command of one job, which sees `gpus` GPUs. Parameters are text (-r), maps as YAML (-y) or Python constants (-p)."""
-    parameters = (STUDY or GRID).parameters_of(job) | {"results_dir": RESULTS} | launch
+    parameters = DECLARATION.parameters_of(job) | {"results_dir": RESULTS} | launch
     arguments = " ".join(
         f"-y {quote(str({k: v}))}" if isinstance(v, dict) else f"-{'r' if isinstance(v, str) else 'p'} {k} {quote(str(v))}"
         for k, v in parameters.items()
@@ -57,9 +57,7 @@ def for_slurm(gpus):
     return f"--gpus={gpus} --gpu-bind=none" if gpus else ""
 
 onstart:
-    GRID.write(RESULTS)  # lists the runs that the tables are built from
-    if STUDY:
-        STUDY.write(RESULTS)
+    DECLARATION.write(RESULTS)  # lists the runs that the tables are built from
 
 localrules: paper, trained, evaluated
 
@@ -67,10 +65,8 @@ rule paper:  # packs the results, then runs the commands of `make paper`
     input: TRAINED, EVALUATED
     shell:
         "{sys.executable:q} -m multirole_study pack {FOLDER:q}\n"
-        "{sys.executable:q} -m multirole_study clock {FOLDER:q}\n" if IS_CLOCK else
-        "{sys.executable:q} -m multirole_study pack {FOLDER:q}\n"
-        "{sys.executable:q} -m multirole_study paper {FOLDER:q}\n"
-        "for name in tables figures mechanisms $(test ! -f {FOLDER:q}/study.json || echo study); do\n"
+        "{sys.executable:q} -m multirole_study {DECLARATION.command} {FOLDER:q}\n"
+        "for name in {NOTEBOOKS}; do\n"
         "  {PAPERMILL} notebooks/$name.ipynb {FOLDER:q}/$name.ipynb -r results {FOLDER:q} < /dev/null\n"
         "  {sys.executable:q} -m nbconvert --log-level WARN --no-input --to html {FOLDER:q}/$name.ipynb\n"
         "done"

@@ -342,23 +342,57 @@ def clock(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     if (options.folder is None) != options.power:
         parser.error("give a results folder, such as results/clock/tiny-r, or --power.")
-    from multirole_study.paper.clock_study import ClockStudy
     from multirole_study.paper.clock_verdicts import calibrated_rate, fall_table, power_table, verdict_table
 
     if options.power:
         sys.stdout.write(f"{power_table().to_string(index=False)}\n")
         return 0
     from multirole_study.paper.clock_figure import figures
+    from multirole_study.paper.declarations import read_declaration
     from multirole_study.paper.output import write_figure, write_tables
     from multirole_study.paper.results import Results
 
     folder = options.folder
     with user_errors():
-        study, results = ClockStudy.read(folder), Results(folder)
+        study, results = read_declaration(folder, "clock"), Results(folder)
         write_tables([fall_table(results, study), verdict_table(results, study)], folder / "tables")
         for plate in figures(results, study):
             write_figure(plate, folder / "figures")
     sys.stdout.write(f"{calibrated_rate(results, study)[1]}\n{folder}/tables and {folder}/figures are written\n")
+    return 0
+
+
+def leaderboard(argv: list[str]) -> int:
+    """Compare credit estimators at equal tokens and steps, from the packed runs of study_credit.yaml."""
+    parser = _parser(leaderboard)
+    parser.add_argument("folder", type=Path, help="<results_dir>/<scale>, such as runs/credit/tiny-r")
+    measured_help = (
+        "packed results with what `multirole credit` measured, such as results/tiny-r (default: the same folder)"
+    )
+    parser.add_argument("--measured", type=Path, metavar="FOLDER", help=measured_help)
+    options = parser.parse_args(argv)
+    from multirole_study.paper import credit_accuracy_table
+    from multirole_study.paper.declarations import read_declaration
+    from multirole_study.paper.leaderboard import boards, leaderboard_tables
+    from multirole_study.paper.leaderboard_figure import leaderboard_figure
+    from multirole_study.paper.output import write_figure, write_tables
+    from multirole_study.paper.results import Results
+
+    folder = options.folder
+    with user_errors():
+        study, results = read_declaration(folder, "leaderboard"), Results(folder)
+        compared = boards(results, study)
+        measured = credit_accuracy_table.read(options.measured or folder)
+        if measured is None and options.measured:
+            raise ValueError(
+                f"{options.measured} has no credit_accuracy.parquet. Pass packed results with one, such as results/tiny-r."
+            )
+        answers, *parts = leaderboard_tables(compared, measured)
+        write_tables([answers, *parts], folder / "tables")
+        write_figure(leaderboard_figure(compared, study.grid.scale), folder / "figures")
+    for answer in answers.values.itertuples():
+        sys.stdout.write(f"{answer.question} {answer.place}: {answer.verdict}\n")
+    sys.stdout.write(f"{folder}/tables and {folder}/figures are written\n")
     return 0
 
 
@@ -401,6 +435,7 @@ COMMANDS = {
         paper,
         questions,
         clock,
+        leaderboard,
         fetch,
     )
 }

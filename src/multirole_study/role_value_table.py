@@ -5,6 +5,8 @@ base and replaced by its trivial twin (`multirole.diagnostics.role_value`), and 
 beside it, from the run's `roles.parquet`.
 """
 
+import math
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,10 +14,11 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
+from scipy.stats import sem, t
 
 from multirole.core.threads import use_fitting_threads
 from multirole.core.types import Episode
-from multirole.diagnostics.role_value import role_values, turn_effects
+from multirole.diagnostics.role_value import RoleEffect, role_values, turn_effects
 from multirole_study.experiment.base_models import shape_of
 from multirole_study.experiment.cell_trainer import TaskReward, load_adapters, make_trainer
 from multirole_study.experiment.evaluation import Evaluation, steps_of
@@ -25,8 +28,7 @@ from multirole_study.experiment.storage import write_table
 
 POINTS = ("before", "after", "change", "change_low", "change_high", "moved", "moved_low", "moved_high")
 """Columns that are accuracies or differences of them; printed in percent."""
-
-
+LEVEL = 0.95
 VALUES, TURNS = "role_value.parquet", "turn_effects.parquet"
 """Tables in the run's folder, which the inspector shows; no part of the record that DONE has checksums of."""
 N_TURN_DRAWS = 4
@@ -36,7 +38,7 @@ N_TURN_DRAWS = 4
 def measure(
     evaluation: Evaluation, launch: Launch, n_problems: int, n_draws: int, n_inspected: int = 0
 ) -> pd.DataFrame:  # fmt: skip
-    """Return one row per checkpoint, role and intervention (`RoleEffect.row`), with `token_share` and `grad_share` of the role.
+    """Return one row per checkpoint, role and intervention (`row_of`), with `token_share` and `grad_share` of the role.
 
     Also writes the table into the run's folder, and with `n_inspected` the effect of every single turn (`turn_effects`).
 
@@ -74,16 +76,34 @@ def measure(
             episodes = trainer.play(attempts, -1)
             reward.score_answers(episodes)
             for effect in role_values(trainer, episodes, reward.score_answers, -1, n_draws=n_draws):
-                rows.append({"step": step, **effect.row(), **shares.get(effect.role, {})})
+                rows.append({"step": step, **row_of(effect), **shares.get(effect.role, {})})
             inspected = as_recorded(run, step, episodes[:: evaluation.n_rollouts][:n_inspected])
-            for one in turn_effects(trainer, inspected, reward.score_answers, -1, n_draws=N_TURN_DRAWS):
-                turns.append({"step": step, **asdict(one)})
+            for turn_effect in turn_effects(trainer, inspected, reward.score_answers, -1, n_draws=N_TURN_DRAWS):
+                turns.append({"step": step, **asdict(turn_effect)})
     finally:
         trainer.engine.close()
     write_table(run / VALUES, rows)
     if turns:
         write_table(run / TURNS, turns)
     return pd.DataFrame(rows)
+
+
+def row_of(effect: RoleEffect) -> dict[str, object]:
+    """Return an effect as one flat row of a table, with the 95 % intervals of `change` and `moved` over problems."""
+    row: dict[str, object] = {
+        "role": effect.role, "how": effect.how, "problems": effect.problems, "replays": effect.replays, "before": effect.before,
+        "after": effect.after,
+    }  # fmt: skip
+    for name, mean, values in (("change", effect.change, effect.changes), ("moved", effect.moved, effect.moves)):
+        half = half_width(values)
+        row |= {name: mean, f"{name}_low": mean - half, f"{name}_high": mean + half}
+    return row
+
+
+def half_width(values: Sequence[float]) -> float:
+    """Return half the width of the Student t interval of the mean of independent values; NaN for fewer than two."""
+    n = len(values)
+    return float(t.ppf(0.5 + LEVEL / 2, n - 1) * sem(values)) if n > 1 else math.nan
 
 
 def as_recorded(run: Path, step: int, episodes: list[Episode]) -> list[Episode]:

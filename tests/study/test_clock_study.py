@@ -25,6 +25,7 @@ from multirole_study.paper.clock_verdicts import (
     power_table,
     verdict_table,
 )
+from multirole_study.paper.declarations import read_declaration
 from multirole_study.paper.grid import Grid
 from multirole_study.paper.results import Results, Run
 from multirole_study.paper.statistics import ALPHA
@@ -126,7 +127,7 @@ def test_lines_at_the_middle_rate_train_nothing_before_it_is_known():
 def test_the_written_middle_rate_is_the_one_that_the_committed_calibration_chooses():
     folder = ROOT / "results/clock/tiny-r"
     if ABOUT["middle"] is not None:
-        assert calibrated_rate(Results(folder), ClockStudy.read(folder))[0] == ABOUT["middle"]
+        assert calibrated_rate(Results(folder), read_declaration(folder, "clock"))[0] == ABOUT["middle"]
 
 
 def test_a_run_has_the_parameters_of_its_arm():

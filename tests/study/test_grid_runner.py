@@ -16,8 +16,8 @@ import yaml
 from multirole_study.experiment.evaluation import Evaluation
 from multirole_study.experiment.presets import MODELS, TINY
 from multirole_study.experiment.run_folder import folder_of
-from multirole_study.paper.clock_study import ClockStudy
-from multirole_study.paper.grid import Grid, Study
+from multirole_study.paper.declarations import declare
+from multirole_study.paper.grid import Grid
 
 ROOT = Path(__file__).parents[2]
 GRID = Grid("tiny-r", [0, 3], {"iterations": 2, "learning_rate": 2e-5, "lr_schedule": "constant"}, base_rollouts=2)
@@ -177,7 +177,8 @@ def test_every_scale_of_the_configuration_is_a_grid():
 def test_the_study_is_one_of_the_default_grid():
     declared = yaml.safe_load((ROOT / "grid.yaml").read_text())
     grid = Grid(declared["scale"], **declared["scales"][declared["scale"]])
-    assert Study(grid, **yaml.safe_load((ROOT / "study.yaml").read_text())).cells()
+    study = declare(grid, yaml.safe_load((ROOT / "study.yaml").read_text()))
+    assert study.command == "paper" and len(study.cells()) > len(grid.cells())
 
 
 @pytest.mark.parametrize("name", ["default", "slurm"])
@@ -200,6 +201,18 @@ def test_make_paper_reads_one_folder_and_trains_nothing(variables, folder):
     assert not re.search("snakemake|_cell|pip install", done.stdout)
 
 
+def test_a_study_of_credit_ends_in_the_leaderboard(checkout):
+    """Its own grid's runs and the variants, all in one line."""
+    about = yaml.safe_load((ROOT / "study_credit.yaml").read_text())
+    about |= {"seeds": [0, 3], "variants": {name: about["variants"][name] for name in ("permuted, a placebo", "agent")}}
+    (checkout / "study_credit.yaml").write_text(yaml.safe_dump(about))
+    done = snakemake(checkout, "trained", "paper", "--dry-run", "--printshellcmds", study=("study=study_credit.yaml",))
+    assert done.returncode == 0, done.stdout[-3000:]
+    counts = dict(re.findall(r"^(train|paper) +(\d+)$", done.stdout, re.MULTILINE))
+    assert counts == {"train": str(2 * (3 + 3)), "paper": "1"}
+    assert "multirole_study leaderboard runs/tiny-r" in done.stdout and "multirole_study paper" not in done.stdout
+
+
 def test_the_clock_study_trains_its_lines_in_order_and_nothing_of_the_grid(checkout):
     """Two lines of one run each: the second waits for the first, and the tables of the study come last."""
     about = yaml.safe_load((ROOT / "study_clock.yaml").read_text())
@@ -210,7 +223,7 @@ def test_the_clock_study_trains_its_lines_in_order_and_nothing_of_the_grid(check
     counts = dict(re.findall(r"^(train|evaluate|paper|total) +(\d+)$", done.stdout, re.MULTILINE))
     assert counts == {"train": "2", "paper": "1", "total": "3"}
     assert "multirole_study clock runs/tiny-r" in done.stdout and "multirole_study paper" not in done.stdout
-    first, second = ClockStudy(GRID, **about | {"lines": lines}).cells()
+    first, second = declare(GRID, about | {"lines": lines}).cells()
     planned = {parameters["policy"]: parameters for _, parameters in commands(done.stdout).values()}
     assert planned["ip"]["lr_clock"] == "update_call_wrapped" and planned["sp"]["learning_rate"] == 0.006
     waiting = re.search(

@@ -93,7 +93,7 @@ def test_a_grid_and_a_study_in_yaml_are_those_of_the_numbers():
             "seeds: ['0']\nvariants:\n  slow: {question: setup, parameters: {learning_rate: 1e-4}, cells: [voting sp math]}"
         ),
     )
-    assert [cell.learning_rate for cell in study.cells()] == [1e-4]
+    assert [cell.learning_rate for _, _, cell in study.runs()] == [1e-4]
 
 
 def test_a_home_folder_in_yaml_is_ones_own(monkeypatch, tmp_path):

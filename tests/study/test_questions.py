@@ -45,7 +45,7 @@ def test_an_interval_answers_by_the_declared_rules(values, of_accuracies, expect
 def test_a_workflow_is_compared_with_its_control_seed_by_seed(tiny):
     """Voting-IP minus the single agent's control, from the packed table of evaluations."""
     about = next(question for question in DECLARED["questions"] if question["name"] == "gain")
-    declared = Study.read(tiny.grid, tiny.folder)
+    declared = Study.read(tiny.folder)
     values = numbers(tiny, declared, about, {"workflow": "voting"}, "ip")
     rows = pd.read_parquet(tiny.folder / "eval.parquet", columns=["run", "step", "correct"])
 
@@ -70,7 +70,7 @@ def test_every_line_of_tiny_r_has_an_answer_and_a_place_in_the_table(tiny):
 
 def test_a_gap_is_the_difference_of_the_two_policies(tiny):
     about = next(question for question in DECLARED["questions"] if question["name"] == "verbose")
-    declared, line = Study.read(tiny.grid, tiny.folder), about["lines"][0]
+    declared, line = Study.read(tiny.folder), about["lines"][0]
     sp, ip, gap = (numbers(tiny, declared, about, line, policy) for policy in ("sp", "ip", "sp − ip"))
     pd.testing.assert_series_equal(gap, sp - ip)
 

@@ -1,15 +1,18 @@
 """`multirole role_value` plays a run's checkpoints as its validation did, and reports the run's own shares."""
 
+import math
+
 import pandas as pd
 import pytest
 from trainers import SMALL_RUN, table
 
 from multirole.core.types import Episode, Problem, Turn
+from multirole.diagnostics.role_value import RoleEffect
 from multirole_study.__main__ import role_value
 from multirole_study.experiment.evaluation import Evaluation
 from multirole_study.experiment.launch import Launch
 from multirole_study.inspector import collect
-from multirole_study.role_value_table import N_TURN_DRAWS, TURNS, as_recorded, as_text, measure, plot, shares_of
+from multirole_study.role_value_table import N_TURN_DRAWS, TURNS, as_recorded, as_text, measure, plot, row_of, shares_of
 
 INTERVENTIONS = [
     ("generator", "resample"), ("generator", "base"), ("aggregator", "resample"), ("aggregator", "base"), ("aggregator", "twin"),
@@ -33,6 +36,18 @@ def test_untrained_roles_are_worth_what_the_base_is(measured):
     """At step 0 the adapters are the base, and the first of two draws keeps every seed: it is the episode itself."""
     start = measured[(measured["step"] == 0) & (measured["how"] == "base")]
     assert (start["moved"] <= 0.5).all()
+
+
+def test_intervals_are_students_over_problems():
+    """Values 0, .5, .25 and 1: mean .4375, SD sqrt(.546875 / 3); the 97.5 % quantile of t with 3 degrees of freedom is 3.182446."""
+    row = row_of(RoleEffect("judge", "base", 8, 0.5, 0.75, (0.0, 0.5, 0.25, 1.0), (1.0, 1.0, 1.0, 1.0)))
+    half = 3.182446 * (0.546875 / 3) ** 0.5 / 2
+    assert row == {
+        "role": "judge", "how": "base", "problems": 4, "replays": 8, "before": 0.5, "after": 0.75, "change": 0.4375,
+        "change_low": pytest.approx(0.4375 - half), "change_high": pytest.approx(0.4375 + half),
+        "moved": 1.0, "moved_low": 1.0, "moved_high": 1.0,
+    }  # fmt: skip
+    assert math.isnan(row_of(RoleEffect("judge", "base", 1, 0.0, 1.0, (1.0,), (1.0,)))["change_low"])
 
 
 def test_shares_are_the_runs(run_folder, measured):

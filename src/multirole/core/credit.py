@@ -286,8 +286,8 @@ class BranchCredit(MultiRoleCallback):
         ]
         played = play_scored(trainer, forks, trainer.state.global_step, self.score)
         self.branches = {}
-        for one, branch in zip(forks, played, strict=True):
-            self.branches.setdefault(id(one.at), []).append(branch)
+        for fork, branch in zip(forks, played, strict=True):
+            self.branches.setdefault(id(fork.at), []).append(branch)
 
     def on_rows(self, trainer: Trainer, rows: list[Row]) -> list[Row]:
         grown: list[Row] = []
@@ -297,9 +297,10 @@ class BranchCredit(MultiRoleCallback):
                 turn = same_turn(row.episode, row.turn, branch)
                 is_masked = trainer.args.mask_truncated_completions and turn.finish_reason == "length"
                 group.append(Row(branch, turn, row.adapter, is_masked=is_masked))
-            scored = [one for one in group if one.episode.reward is not None]
-            for one, advantage in zip(scored, self.compare([_reward(one.episode) for one in scored]), strict=True):
-                one.advantage = advantage
+            scored = [member for member in group if member.episode.reward is not None]
+            advantages = self.compare([_reward(member.episode) for member in scored])
+            for member, advantage in zip(scored, advantages, strict=True):
+                member.advantage = advantage
             grown += scored or group
         self.branches = {}
         return grown
@@ -328,7 +329,7 @@ class ShapleyCredit(MultiRoleCallback):
         played = play_scored(trainer, forks, trainer.state.global_step, self.score)
         self.values = {}
         for i, episode in enumerate(scored):
-            rewards = [_reward(one) for one in played[i * len(coalitions) : (i + 1) * len(coalitions)]]
+            rewards = [_reward(replay) for replay in played[i * len(coalitions) : (i + 1) * len(coalitions)]]
             worth = dict(zip(coalitions, rewards, strict=True)) | {frozenset(roles): _reward(episode)}
             self.values[id(episode)] = shapley_values(worth, roles)
 

@@ -241,7 +241,9 @@ class _Measurer:
             (by_tail[reply, draw + 1], draw)
             for by_tail, reply, draw in itertools.product(variants, range(self.sizes.replies), range(2))
         ]
-        everyone = [(one, draw) for halves in pools.values() for draw, half in enumerate(halves) for one in half]
+        everyone = [
+            (variant, draw) for halves in pools.values() for draw, half in enumerate(halves) for variant in half
+        ]
         values, shapley_tokens = self._shapley([*drawn, *everyone])
         contexts = []
         for i, ((episode, turn), by_tail) in enumerate(zip(at, variants, strict=True)):
@@ -249,7 +251,7 @@ class _Measurer:
             exact = self._exact(by_tail)
             moments = {name: moments_of(draws[name], exact) for name in ESTIMATORS}
             contexts.append(Context(episode.problem.id, place_of(turn), moments))
-        return Measurement(contexts, self._costs([one for one, _ in everyone], variants, shapley_tokens))
+        return Measurement(contexts, self._costs([variant for variant, _ in everyone], variants, shapley_tokens))
 
     def _play(self, replays: Iterable[Redraw]) -> list[Variant]:
         """Play and score replays; each result has the seeds of its replay."""
@@ -335,10 +337,10 @@ class _Measurer:
         values, tokens = {}, {}
         for variant, draw in drawn:
             replayed = {coalition: next(played) for coalition in self.coalitions}
-            worth = {coalition: _reward(one.episode) for coalition, one in replayed.items()}
+            worth = {coalition: _reward(replay.episode) for coalition, replay in replayed.items()}
             worth[frozenset(self.roles)] = _reward(variant.episode)
             values[id(variant.episode), draw] = shapley_values(worth, self.roles)
-            tokens[id(variant.episode)] = sum(one.tokens for one in replayed.values())
+            tokens[id(variant.episode)] = sum(replay.tokens for replay in replayed.values())
         return values, tokens
 
     def _draws(

@@ -8,33 +8,21 @@ Every episode is replayed with the turns of one role resampled, played by the ba
 * `moved` is the mean of |replay - episode|: with outcomes of 0 and 1, how often the outcome turns. Under "resample" it says how much of
   the outcome hangs on the luck of this role's draw.
 
-Both have a 95 % Student t interval over problems, of one mean per problem: it covers other problems and draws, not other training seeds.
+Both are means over problems. `changes` and `moves` hold the problems' own values, for an interval: it covers other problems and draws, not other
+training seeds.
 
 `turn_effects` changes single turns instead, and counts the replays whose outcome differs from the episode's: it says which turn decided.
 """
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
-from statistics import NormalDist
-from typing import Any, NamedTuple, get_args
+from dataclasses import dataclass
+from typing import get_args
 
 from multirole.core.credit import Score, play_scored
 from multirole.core.hooks import MultiRoleCallback, Trainer
 from multirole.core.replay import Fork, How, has_twin
 from multirole.core.types import Episode, structure_of
-
-LEVEL = 0.95
-INTERVALS, MAX_NEWTON_STEPS = 2000, 100
-"""Intervals of Simpson's rule, and largest number of Newton's steps, in `t_quantile`."""
-
-
-class Interval(NamedTuple):
-    """A mean with its interval; the ends are NaN for fewer than two values."""
-
-    mean: float
-    low: float
-    high: float
 
 
 @dataclass(frozen=True)
@@ -43,28 +31,33 @@ class RoleEffect:
 
     Args:
         role, how: which turns were forked, and how (`core.replay.Fork`).
-        problems: number of problems, the units of the intervals.
         replays: number of replayed episodes in all.
         before, after: mean outcome of the episodes and of their replays, each problem weighing the same.
-        change, moved: see the module.
+        changes, moves: `change` and `moved` of each problem, see the module.
     """
 
     role: str
     how: str
-    problems: int
     replays: int
     before: float
     after: float
-    change: Interval
-    moved: Interval
+    changes: tuple[float, ...]
+    moves: tuple[float, ...]
 
-    def row(self) -> dict[str, Any]:
-        """Return the effect as one flat row of a table: `change`, `change_low`, `change_high`, and the same of `moved`."""
-        row = asdict(self)
-        for name in ("change", "moved"):
-            interval = Interval(*row.pop(name))
-            row |= {name: interval.mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
-        return row
+    @property
+    def problems(self) -> int:
+        """Return the number of problems."""
+        return len(self.changes)
+
+    @property
+    def change(self) -> float:
+        """Return the mean outcome of the replays minus that of the episodes."""
+        return _mean(self.changes)
+
+    @property
+    def moved(self) -> float:
+        """Return the mean of |replay - episode|."""
+        return _mean(self.moves)
 
 
 def outcome(episode: Episode) -> float:
@@ -123,10 +116,10 @@ def effect_of(role: str, how: str, episodes: Sequence[Episode], replays: Sequenc
             before.setdefault(episode.problem.id, []).append(outcome(episode))
             after.setdefault(episode.problem.id, []).append(_mean(outcomes))
             moved.setdefault(episode.problem.id, []).append(_mean([abs(v - outcome(episode)) for v in outcomes]))
-    change = [_mean(after[problem]) - _mean(before[problem]) for problem in before]
+    changes = tuple(_mean(after[problem]) - _mean(before[problem]) for problem in before)
     return RoleEffect(
-        role, how, len(before), sum(map(len, replays)), _mean(list(map(_mean, before.values()))),
-        _mean(list(map(_mean, after.values()))), t_interval(change), t_interval(list(map(_mean, moved.values()))),
+        role, how, sum(map(len, replays)), _mean(list(map(_mean, before.values()))), _mean(list(map(_mean, after.values()))),
+        changes, tuple(map(_mean, moved.values())),
     )  # fmt: skip
 
 
@@ -191,38 +184,6 @@ def turn_effects(
     return effects
 
 
-def t_interval(values: Sequence[float], level: float = LEVEL) -> Interval:
-    """Return the mean of independent values with its Student t interval."""
-    n, mean = len(values), _mean(values)
-    if n < 2:
-        return Interval(mean, math.nan, math.nan)
-    error = math.sqrt(sum((value - mean) ** 2 for value in values) / (n - 1) / n)
-    half = t_quantile(0.5 + level / 2, n - 1) * error
-    return Interval(mean, mean - half, mean + half)
-
-
-def t_quantile(p: float, df: int) -> float:
-    """Return the quantile of Student's t, for 0.5 < p < 1.
-
-    Newton's method on the distribution function, which Simpson's rule integrates from 0. It starts below the root, at the normal's
-    quantile, and the function is concave there, so that every step stays below and gets nearer.
-    """
-    log_norm = math.lgamma((df + 1) / 2) - math.lgamma(df / 2) - math.log(df * math.pi) / 2
-
-    def density(x: float) -> float:
-        return math.exp(log_norm - (df + 1) / 2 * math.log1p(x * x / df))
-
-    x = NormalDist().inv_cdf(p)
-    for _ in range(MAX_NEWTON_STEPS):
-        h = x / INTERVALS
-        inner = sum((4 if i % 2 else 2) * density(i * h) for i in range(1, INTERVALS))
-        step = (p - 0.5 - (density(0.0) + inner + density(x)) * h / 3) / density(x)
-        x += step
-        if abs(step) < 1e-9 * x:
-            break
-    return x
-
-
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else math.nan
 
@@ -256,5 +217,5 @@ class RoleValue(MultiRoleCallback):
         read = [episode for episode in episodes if episode.problem.id in problems and episode.reward is not None]
         self.effects = role_values(trainer, read, self.score, -1, self.how, self.n_draws) if read else []
         for effect in self.effects:
-            metrics[f"eval_{effect.role}_{effect.how}_change"] = effect.change.mean
-            metrics[f"eval_{effect.role}_{effect.how}_moved"] = effect.moved.mean
+            metrics[f"eval_{effect.role}_{effect.how}_change"] = effect.change
+            metrics[f"eval_{effect.role}_{effect.how}_moved"] = effect.moved

@@ -26,7 +26,7 @@ def build(folder: str | Path) -> Results:
         raise UserError(
             f"{folder} holds no finished run of its grid, so there is nothing to show. Run one first: make grid."
         )
-    study = Study.read(results.grid, folder)
+    study = Study.read(folder)
     studied = tables_of_study(results, study) if study else []
     all_tables = [*tables(results), claims(results, sentences(results)), *studied]
     plates = [*figures(results), *(figures_of_study(results, study, studied) if study else ())]

@@ -3,22 +3,16 @@
 Unlike the variants of `grid.Study` these runs have no twin in the grid. Lines are trained in order, so that a stop leaves whole lines.
 """
 
-import json
-from dataclasses import asdict
 from itertools import product
-from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.evaluation import Evaluation
-from multirole_study.experiment.storage import write_text
-from multirole_study.paper.grid import CHECKED, Grid
+from multirole_study.paper.grid import CHECKED, Declaration
 
-FILE = "clock.json"
-"""The record of the study in its results folder."""
 MIDDLE = "middle"
 """The rate of a line that is decided by the calibration."""
 
@@ -36,8 +30,8 @@ class Line:
 
 
 @dataclass(frozen=True, config=CHECKED)
-class ClockStudy:
-    """The arms and lines of the study. Raises ValueError for values that cannot work.
+class ClockStudy(Declaration):
+    """The arms and lines of the study, and nothing of the grid's cells. Raises ValueError for values that cannot work.
 
     Args:
         grid: gives the scale and the parameters that all runs share.
@@ -46,7 +40,7 @@ class ClockStudy:
         middle: the learning rate of lines whose rate is "middle"; None until the calibration has been read.
     """
 
-    grid: Grid
+    RECORD: ClassVar[str] = "clock.json"
     arms: dict[str, dict[str, str]]
     lines: list[Line]
     parameters: dict[str, object] = Field(default_factory=dict)
@@ -61,6 +55,11 @@ class ClockStudy:
                 f"Seeds {sorted(both)} calibrate the rate and score as well. Use others for one of the two."
             )
         self.cells()  # raises ValueError for invalid cells
+
+    @property
+    def command(self) -> str:
+        """Return the command of `multirole` that builds tables and figures from the packed runs."""
+        return "clock"
 
     def rate(self, line: Line) -> float | None:
         """Return a line's learning rate; None while it is not known."""
@@ -88,11 +87,7 @@ class ClockStudy:
             lines.append({cell.id: cell for cell in cells})
         return lines
 
-    def cells(self) -> list[Cell]:
-        """List the runs of all lines, in the order in which they are trained."""
-        return [cell for line in self.cells_by_line() for cell in line.values()]
-
-    def draws(self) -> list[Evaluation]:
+    def evaluations(self) -> list[Evaluation]:
         """Return no evaluation: those of the runs are enough."""
         return []
 
@@ -105,21 +100,3 @@ class ClockStudy:
         )
         coordinates = {"workflow": cell.workflow, "task": cell.task, "scale": cell.scale, "seed": cell.seed}
         return coordinates | self.settings(arm, cell.learning_rate)
-
-    def write(self, results_dir: str | Path) -> None:
-        """Write `<results_dir>/<scale>/clock.json`."""
-        path = Path(results_dir) / self.grid.scale / FILE
-        path.parent.mkdir(parents=True, exist_ok=True)
-        about = {name: value for name, value in asdict(self).items() if name != "grid"}
-        write_text(path, json.dumps(about, indent=2) + "\n")
-
-    @classmethod
-    def read(cls, folder: str | Path) -> "ClockStudy":
-        """Read the study of a results folder `<results_dir>/<scale>`. Raises ValueError if none is recorded."""
-        path = Path(folder) / FILE
-        if not path.is_file():
-            raise ValueError(
-                f"{path} does not exist, so it is not known which runs belong to the study. Pass a folder such as "
-                "results/clock/tiny-r, or train its runs first: make study STUDY=study_clock.yaml RESULTS_DIR=runs/clock."
-            )
-        return cls(Grid.read(folder), **json.loads(path.read_text()))

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import product
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal, Self
 
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
@@ -92,7 +92,9 @@ class Grid:
 
     def write(self, results_dir: str | Path) -> None:
         """Write `<results_dir>/<scale>/grid.json`."""
-        _write(Path(results_dir) / self.scale / "grid.json", asdict(self))
+        folder = Path(results_dir) / self.scale
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(folder / "grid.json", json.dumps(asdict(self), indent=2) + "\n")
 
     @classmethod
     def read(cls, folder: str | Path) -> "Grid":
@@ -107,6 +109,49 @@ class Grid:
 
 
 @dataclass(frozen=True, config=CHECKED)
+class Declaration:
+    """What the Snakefile trains, evaluates and builds: a grid alone. `Study` and `ClockStudy` are the kinds that declare more."""
+
+    grid: Grid
+    RECORD: ClassVar[str] = ""
+    """The file of a results folder with the fields besides the grid, which has its own; empty if there are none."""
+
+    @property
+    def command(self) -> str:
+        """Return the command of `multirole` that builds tables and figures from the packed runs."""
+        return "paper"
+
+    def cells_by_line(self) -> list[dict[str, Cell]]:
+        """Return id -> cell of each line's runs, in the order of training. A line waits for all lines before it."""
+        return [{cell.id: cell for cell in self.grid.cells()}]
+
+    def cells(self) -> list[Cell]:
+        """List the runs of all lines, in the order of training."""
+        return [cell for line in self.cells_by_line() for cell in line.values()]
+
+    def evaluations(self) -> list[Evaluation]:
+        """List the evaluations besides the validation of the runs."""
+        return self.grid.evaluations()
+
+    def parameters_of(self, job: Cell | Evaluation) -> dict[str, object]:
+        """Return the notebook parameters of a run (train_cell.ipynb) or of an evaluation (eval_cell.ipynb)."""
+        return self.grid.parameters_of(job)
+
+    def write(self, results_dir: str | Path) -> None:
+        """Write `grid.json` and the record of the other fields into `<results_dir>/<scale>`."""
+        self.grid.write(results_dir)
+        if self.RECORD:
+            fields = {name: value for name, value in asdict(self).items() if name != "grid"}
+            write_text(Path(results_dir) / self.grid.scale / self.RECORD, json.dumps(fields, indent=2) + "\n")
+
+    @classmethod
+    def read(cls, folder: str | Path) -> Self | None:
+        """Read the study of this kind in a results folder `<results_dir>/<scale>`; None if none is recorded."""
+        path = Path(folder) / cls.RECORD
+        return cls(Grid.read(folder), **json.loads(path.read_text())) if path.is_file() else None
+
+
+@dataclass(frozen=True, config=CHECKED)
 class Variant:
     """One change of a grid's cells, which are written "workflow policy task"."""
 
@@ -118,14 +163,14 @@ class Variant:
 
 
 @dataclass(frozen=True, config=CHECKED)
-class Study:
-    """The variants of a grid. Raises ValueError for values that cannot work.
+class Study(Declaration):
+    """A grid with variants of its cells. Raises ValueError for values that cannot work.
 
     Args:
         rollouts: answers per problem of the single agents' best checkpoint, for votes and best of k.
     """
 
-    grid: Grid
+    RECORD: ClassVar[str] = "study.json"
     seeds: list[int]
     variants: dict[str, Variant]
     rollouts: int = Field(1, ge=1)
@@ -142,6 +187,12 @@ class Study:
         """Create the variant of the grid's cell `coordinates`, such as "voting ip math"."""
         return self.grid.cell(*coordinates.split(), seed, **self.variants[name].parameters)
 
+    @property
+    def command(self) -> str:
+        """Return the command of `multirole` that builds tables and figures from the packed runs."""
+        questions = {variant.question for variant in self.variants.values()}
+        return "leaderboard" if questions == {"credit"} else "paper"
+
     def runs(self, question: str | None = None) -> Iterator[tuple[str, str, Cell]]:
         """Yield (variant, "workflow policy task", cell) of every run; seeds vary fastest."""
         for name, variant in self.variants.items():
@@ -149,10 +200,9 @@ class Study:
                 for seed in variant.seeds or self.seeds:
                     yield name, coordinates, self.cell(name, coordinates, seed)
 
-    def cells(self) -> list[Cell]:
-        """List the runs that the study trains in addition to the grid's."""
-        usual = {cell.id for cell in self.grid.cells()}
-        return list({cell.id: cell for _, _, cell in self.runs() if cell.id not in usual}.values())
+    def cells_by_line(self) -> list[dict[str, Cell]]:
+        """Return id -> cell of the grid's runs and then of the variants', which wait for nothing."""
+        return [{cell.id: cell for cell in (*self.grid.cells(), *(cell for _, _, cell in self.runs()))}]
 
     def draws(self) -> list[Evaluation]:
         """List the evaluations of the grid's single agents with several answers per problem."""
@@ -160,21 +210,14 @@ class Study:
         singles = [self.grid.cell("single", "sp", task, seed) for task in tasks for seed in self.seeds]
         return [Evaluation(cell, "own", "best", self.rollouts) for cell in singles]
 
+    def evaluations(self) -> list[Evaluation]:
+        """List the grid's evaluations, and `draws`."""
+        return [*self.grid.evaluations(), *self.draws()]
+
     def parameters_of(self, job: Cell | Evaluation) -> dict[str, object]:
         """Return the notebook parameters of a run or of an evaluation."""
         changed = next((self.variants[name].parameters for name, _, cell in self.runs() if cell == job), {})
         return self.grid.parameters_of(job) | changed
-
-    def write(self, results_dir: str | Path) -> None:
-        """Write `<results_dir>/<scale>/study.json`."""
-        about = {name: value for name, value in asdict(self).items() if name != "grid"}
-        _write(Path(results_dir) / self.grid.scale / "study.json", about)
-
-    @classmethod
-    def read(cls, grid: Grid, folder: str | Path) -> "Study | None":
-        """Read the study of a results folder `<results_dir>/<scale>`; None if none is recorded."""
-        path = Path(folder) / "study.json"
-        return cls(grid, **json.loads(path.read_text())) if path.is_file() else None
 
 
 def detailed(folder: str | Path) -> set[str] | None:
@@ -184,12 +227,6 @@ def detailed(folder: str | Path) -> set[str] | None:
     """
     if not (Path(folder) / "grid.json").exists():
         return None
-    grid = Grid.read(folder)
-    study = Study.read(grid, folder)
+    grid, study = Grid.read(folder), Study.read(folder)
     draws = {draw.id for draw in (study.draws() if study else [])}
     return draws | {cell.id for cell in grid.cells() if cell.seed == grid.seeds[0]}
-
-
-def _write(path: Path, about: dict[str, object]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(about, indent=2) + "\n")

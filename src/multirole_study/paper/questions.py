@@ -88,7 +88,7 @@ def _measured(
 
 def answers(results: Results) -> Iterator[dict[str, object]]:
     """Yield one row per question, line and policy of a scale: the mean, its interval, the seeds, and the verdict."""
-    study = Study.read(results.grid, results.folder)
+    study = Study.read(results.folder)
     for about in DECLARED["questions"]:
         for line in about["lines"]:
             for policy in about["policies"]:

@@ -28,7 +28,7 @@ def curves(results: Results, workflow: str) -> Iterator[tuple[str, dict[str, str
     for policy in POLICIES:
         look = {"color": POLICY_COLOURS[policy], "ls": POLICY_STYLES[policy]}
         yield cell_name(workflow, policy), look, runs_of(results, workflow, policy, {})
-    control = parameters_of(results, Study.read(results.grid, results.folder), "control")
+    control = parameters_of(results, Study.read(results.folder), "control")
     yield f"{cell_name('single', 'sp')}, more problems", SINGLE, runs_of(results, "single", "sp", control)
 
 

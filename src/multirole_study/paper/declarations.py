@@ -1,0 +1,24 @@
+"""Choose the kind of a declaration, from a study's YAML file (Snakefile) or from the record in a results folder (command line)."""
+
+from pathlib import Path
+
+from multirole_study.paper.clock_study import ClockStudy
+from multirole_study.paper.grid import Declaration, Grid, Study
+
+
+def declare(grid: Grid, fields: dict[str, object]) -> Declaration:
+    """Create what a study file declares, from its fields besides the grid; the grid alone if there are none."""
+    kind = ClockStudy if "lines" in fields else Study if fields else Declaration
+    return kind(grid, **fields)
+
+
+def read_declaration(folder: str | Path, command: str) -> Declaration:
+    """Read the study of a results folder whose tables `multirole <command>` builds. Raises ValueError if none is recorded."""
+    for kind in (Study, ClockStudy):
+        study = kind.read(folder)
+        if study is not None and study.command == command:
+            return study
+    raise ValueError(
+        f"{folder} records no study for `multirole {command}`, so it is not known which runs belong to it. Pass a folder such as "
+        "results/clock/tiny-r. The first lines of study_clock.yaml and study_credit.yaml say how to train one."
+    )

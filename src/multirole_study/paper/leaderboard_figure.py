@@ -1,0 +1,75 @@
+"""Draw the leaderboard of credit estimators (`study_credit.yaml`)."""
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from multirole_study.labels import SETUP_COLOURS
+from multirole_study.paper.leaderboard import (
+    PLACEBO,
+    SCORES,
+    UNEQUAL,
+    Board,
+    Comparison,
+    interval_text,
+    placebo_gain,
+)
+from multirole_study.paper.output import STYLE, Plate
+from multirole_study.paper.statistics import ALPHA, MARGIN
+
+PLACEBO_COLOUR, SINGLE_COLOUR = "#d55e00", "#029e73"
+
+
+def draw_arm(axes: Axes, height: int, comparison: Comparison) -> None:
+    """Draw an arm's difference from the reference as a point with its interval; hollow if its tokens are unequal."""
+    gap, is_placebo = comparison.gap, comparison.arm.credit == PLACEBO
+    colour = PLACEBO_COLOUR if is_placebo else SETUP_COLOURS[1]
+    face = "white" if comparison.verdict == UNEQUAL else colour
+    if gap.seeds > 1:
+        axes.hlines(height, 100 * gap.low, 100 * gap.high, color=colour, lw=1.4)
+    if gap.seeds:
+        marker, label = ("D", "placebo") if is_placebo else ("o", "estimator")
+        label += " with unequal tokens" if comparison.verdict == UNEQUAL else ""
+        axes.plot(100 * gap.mean, height, marker, ms=5, color=colour, mfc=face, ls="", label=label)
+
+
+def draw_board(axes: Axes, board: Board, name: str) -> None:
+    """Draw all arms of a workflow under a score, the single agent as a line across."""
+    comparisons = board.against_reference[name]
+    axes.axvspan(-100 * MARGIN, 100 * MARGIN, color="0.94", lw=0)
+    axes.axvline(0, color="0.5", lw=0.8)
+    for height, comparison in enumerate(comparisons):
+        draw_arm(axes, height, comparison)
+    if name == "accuracy" and board.single and (single := board.unjudged(board.single, name)).gap.seeds:
+        label = f"single agent with {'unequal' if single.verdict == UNEQUAL else 'equal'} tokens"
+        axes.axvline(100 * single.gap.mean, color=SINGLE_COLOUR, ls="--", lw=1.4, label=label)
+        axes.axvspan(100 * single.gap.low, 100 * single.gap.high, color=SINGLE_COLOUR, alpha=0.12, lw=0)
+    labels = [f"{part.arm.name}{'' if part.gap.seeds else ' (not run)'}" for part in comparisons]
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+    axes.set_title(f"{board.title}: {SCORES[name].title}", fontsize=8)
+    axes.set_xlabel(f"difference from {board.reference.name} at the end (points)")
+
+
+@plt.rc_context(STYLE)
+def leaderboard_figure(boards: list[Board], scale: str) -> Plate:
+    """Draw differences from the reference: a row for every score and a column for every workflow."""
+    most = max(len(board.arms) for board in boards)
+    figure = Figure(figsize=(4.6 * len(boards), 2 * (1 + 0.24 * most)), layout="constrained")
+    rows = figure.subplots(len(SCORES), len(boards), squeeze=False, sharex="row")
+    for panels, name in zip(rows, SCORES, strict=True):
+        for axes, board in zip(panels, boards, strict=True):
+            draw_board(axes, board, name)
+    handles = {
+        label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    if handles:
+        figure.legend(handles.values(), handles, loc="outside lower center", ncols=len(handles))
+    figure.draw_without_rendering()
+    gains = [f"{board.title} {interval_text(placebo_gain(board), 'difference')}" for board in boards]
+    caption = (
+        f"Credit estimators at {scale}, with as many sampled tokens and optimizer steps as {boards[0].reference.name}: each arm minus {boards[0].reference.name} of the same seed at the "
+        f"last iteration, with {100 * (1 - ALPHA):.0f} % t intervals over seeds, not corrected for their number. Diamonds are a placebo; hollow marks have unequal tokens. Grey is the margin of equivalence. Dashed: the single agent "
+        f"with a workflow's tokens, with its interval. The placebo gains over the untrained workflow, in points: {'; '.join(gains)}. Verdicts are in the tables."
+    )
+    return Plate("leaderboard", figure, caption)
