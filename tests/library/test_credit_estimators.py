@@ -3,7 +3,18 @@
 from types import SimpleNamespace
 
 import pytest
-from test_forks_are_exact import CHANCE, PROBLEM, SAMPLING, close_to, expectation, is_right, last_chance, relay
+from test_forks_are_exact import (
+    BASE,
+    CHANCE,
+    PROBLEM,
+    SAMPLING,
+    TwoTokens,
+    close_to,
+    expectation,
+    is_right,
+    last_chance,
+    relay,
+)  # fmt: skip
 from trainers import episodes_of
 
 from multirole.core.credit import (
@@ -208,6 +219,22 @@ def test_the_shapley_value_of_roles_is_that_of_enumeration(tokenizer):
     _, rows = credited(tokenizer, "shapley")
     for role in ("first", "last"):
         assert sum({id(r.episode): r.advantage for r in rows if r.turn.role == role}.values()) == pytest.approx(0, abs=1e-9)  # fmt: skip
+
+
+def test_roles_equal_to_the_base_have_shapley_values_that_differ_by_episode(tokenizer, monkeypatch):
+    """As at the start of training. Their mean is 0, and a right reply is worth more than a wrong one, or nothing would be trained."""
+    monkeypatch.setattr(TwoTokens, "chance", lambda self, request: BASE)
+    n, rollout = 400, relay(tokenizer)
+    episodes = rollout.run([(PROBLEM, i) for i in range(n)], 3, SAMPLING)
+    score(episodes)
+    callback = credit_callback("shapley", score=score)
+    callback.on_rollout_end(trainer_of(rollout, n), episodes)
+    last = [callback.values[id(episode)]["last"] for episode in episodes]
+    right = [value for value, episode in zip(last, episodes, strict=True) if episode.reward.value]
+    wrong = [value for value, episode in zip(last, episodes, strict=True) if not episode.reward.value]
+    assert abs(sum(last) / n) < 4 * (2 * BASE * (1 - BASE) / n) ** 0.5
+    assert sum(right) / len(right) > 0.5
+    assert sum(wrong) / len(wrong) < 0
 
 
 # ---- how one is chosen

@@ -310,7 +310,8 @@ class ShapleyCredit(MultiRoleCallback):
     """Callback that gives each role its Shapley value over coalitions of trained roles, while the base plays the other roles.
 
     Every turn of a role gets the role's value, compared among the n episodes of the problem as (phi - mean) / (std + 1e-6). An episode of
-    r roles is replayed 2^r - 1 times.
+    r roles is replayed 2^r - 1 times. The base's replies have seeds of their own: with those of the roles a new adapter, which is equal to the
+    base, would be worth exactly 0 in every episode, and never be trained.
     """
 
     def __init__(self, score: Score) -> None:
@@ -322,7 +323,7 @@ class ShapleyCredit(MultiRoleCallback):
         coalitions = [frozenset(c) for size in range(len(roles)) for c in itertools.combinations(roles, size)]
         scored = [episode for episode in episodes if episode.reward is not None]
         forks = [
-            Fork(episode, tuple(role for role in roles if role not in coalition), "base", 0)
+            Fork(episode, tuple(role for role in roles if role not in coalition), "base", 1)
             for episode in scored
             for coalition in coalitions
         ]

@@ -103,8 +103,10 @@ class Redraw(Replay):
         if recorded is not None and place in self.kept and role not in self.base:
             return recorded
         self.sampled.add(place)
-        adapter = None if role in self.base else request.adapter
-        return replace(request, adapter=adapter, seed=fork_seed(request.seed, self.seeds.draw(place)))
+        seed = fork_seed(request.seed, self.seeds.draw(place))
+        if role in self.base:  # whose replies are no draws of the role's
+            return replace(request, adapter=None, seed=fork_seed(seed, 1 + self.seeds.tail))
+        return replace(request, seed=seed)
 
 
 @dataclass
@@ -323,8 +325,8 @@ class _Measurer:
     ) -> tuple[dict[tuple[int, int], dict[str, float]], dict[int, int]]:
         """Return (id of an episode, draw) -> the Shapley value of each role, and id -> the tokens that were sampled for it.
 
-        As in training, the base plays a turn with the seed that the trained role had there. But the turns beside that of the context
-        have other seeds in the two draws: what the base says there is chance, not a part of the context.
+        As in training, the base's replies have seeds of their own, and so have the turns beside that of the context: they differ in the two
+        draws, since what is said there is chance, not a part of the context.
         """
         replays = []
         for (variant, draw), coalition in itertools.product(drawn, self.coalitions):
