@@ -6,6 +6,7 @@ os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks: the numbers here 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"  # also of the processes that tests start: their sums must round as ours do
 
+import gc
 import shutil
 import signal
 import threading
@@ -34,6 +35,10 @@ LONGEST = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     rank = {f"test_{name}.py": i for i, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()  # what is imported by now stays; statsmodels collects garbage at every correction, half a second each time
 
 
 @pytest.fixture(scope="session")
