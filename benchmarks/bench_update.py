@@ -23,6 +23,7 @@ import statistics
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from measuring import alone, shown, spread, write
@@ -147,6 +148,40 @@ SHARES = {
     "copies, casts and concatenations": ("aten::copy_", "aten::cat", "aten::fill_"),
 }
 """Part of an update -> the operators of torch that it takes; all others are norms, RoPE, products of elements and Python."""
+
+
+def rollout_profile(workflow: str, model: str) -> dict:
+    """Return each part's share of the engine's CPU time in one rollout of this checkout. What a part calls counts as the part's."""
+    from multirole.engines import bfloat16_products, kv_cache, qwen3, transformers_engine
+
+    engine = transformers_engine.TransformersEngine
+    parts: dict[str, tuple[object, str]] = {
+        "prompts": (engine, "_prefill_spans"), "decoding, products with the base": (bfloat16_products, "product"),
+        "decoding, products with adapters": (qwen3, "_low_rank"), "decoding, attention": (kv_cache.Pool, "attend"),
+        "decoding, head": (qwen3.Weights, "logits"), "decoding, sampling": (transformers_engine, "sample"),
+    }  # fmt: skip
+    seconds, active = dict.fromkeys([*parts, "all"], 0.0), [""]
+
+    def timed_part(name: str, function: Callable) -> Callable:
+        def call(*args: object, **named: object) -> object:
+            if active[0]:
+                return function(*args, **named)
+            started, active[0] = time.thread_time(), name if name != "all" else ""
+            try:
+                return function(*args, **named)
+            finally:
+                seconds[name] += time.thread_time() - started
+                active[0] = ""
+
+        return call
+
+    for name, (owner, attribute) in (parts | {"all": (engine, "step")}).items():
+        setattr(owner, attribute, timed_part(name, getattr(owner, attribute)))
+    with tempfile.TemporaryDirectory() as folder:
+        roll_out(make_trainer(workflow, model, folder, bf16=True))
+    total = seconds.pop("all")
+    shares = {name: value / total for name, value in seconds.items()}
+    return shares | {"decoding, norms, RoPE, SiLU, Python": 1 - sum(shares.values())}
 
 
 def profile(workflow: str, model: str, path: str) -> dict:
@@ -290,13 +325,12 @@ def table(result: dict) -> str:
                 f"| {workflow}, {name} | {counted['rows']} | {counted['tokens']:,}, {counted['unique']:,} | {counted['floor']:.1f} | "
                 f"{seconds[0]:.1f} | {seconds[1]:.1f} | {spans} | {len(pairs)} |"
             )
-    profiles = {
-        workflow: measured["profile"] for workflow, measured in result["workflows"].items() if "profile" in measured
-    }
-    if profiles:
-        lines += ["", f"| share of the update's time | {' | '.join(profiles)} |", "| --- |" + " --- |" * len(profiles)]
-        for part in next(iter(profiles.values())):
-            lines.append(f"| {part} | {' | '.join(f'{shares[part]:.0%}' for shares in profiles.values())} |")
+    for key, phase in (("profile", "update"), ("rollout_profile", "rollout")):
+        profiles = {name: measured[key] for name, measured in result["workflows"].items() if key in measured}
+        if profiles:
+            lines += ["", f"| share of the {phase}'s time | {' | '.join(profiles)} |", "| --- |" + " --- |" * len(profiles)]  # fmt: skip
+            for part in next(iter(profiles.values())):
+                lines.append(f"| {part} | {' | '.join(f'{shares[part]:.0%}' for shares in profiles.values())} |")
     return "\n".join(lines)
 
 
@@ -318,7 +352,14 @@ def main() -> None:
     args = parser.parse_args()
     if args.one:
         measure_name, *rest = args.one
-        work = {"record": record, "update": update, "stock": stock, "floor": floor, "profile": profile}[measure_name]
+        work = {
+            "record": record,
+            "update": update,
+            "stock": stock,
+            "floor": floor,
+            "profile": profile,
+            "rollout_profile": rollout_profile,
+        }[measure_name]
         if measure_name == "update":
             rest[-1] = rest[-1] == "1"
         print(json.dumps(work(*rest)))
@@ -343,6 +384,9 @@ def main() -> None:
                 measured["best_stock"] = min(trials, key=lambda setting: iteration(trials[setting], n_tokens))
                 measured["stock_trials"] = [[*setting, values] for setting, values in trials.items()]
             measured["profile"] = run("profile", workflow, args.model, path)
+            measured["rollout_profile"] = run("rollout_profile", workflow, args.model)
+            if args.out:
+                write("bench_update", args.out, result, table(result), "speed_update")
             for _ in range(args.pairs):
                 pair = {
                     "other": run("update", workflow, args.model, path, "0", checkout=args.other),
