@@ -85,6 +85,7 @@ def test_the_file_that_the_docs_begin_with_is_a_workflow_and_a_task(tmp_path):
         ("bench_engine", "speed"),
         ("bench_commands", "speed"),
         ("bench_update", "speed_update"),
+        ("bench_gradient", "speed_update"),
     ],
 )
 def test_the_tables_of_a_benchmark_are_the_measured_ones(monkeypatch, name, page):
