@@ -21,7 +21,6 @@ from tabulate import tabulate
 
 from multirole.core.activation_memory import bytes_per_token, kept_tokens
 from multirole.core.policy import adapter_names
-from multirole.engines.transformers_engine import PREFIX_BYTES, PREFIX_PARAMETERS
 from multirole.workflows import WORKFLOWS
 from multirole_study import hours
 from multirole_study.experiment.base_models import shape_of
@@ -40,6 +39,8 @@ HEAD_TOKENS, HEAD_COLUMNS = 4096, 32768
 """Tokens and columns of a tile in TRL's fused LM head."""
 ENGINE_ROWS = 384
 """Number of requests that the "transformers" engine runs at once."""
+PREFIX_BYTES, PREFIX_PARAMETERS = GIB, 10_000_000
+"""Size of that engine's prefix cache, and the smallest model that has one."""
 GENERATE_ROWS = 128
 """Number of requests in a batch of the "generate" engine."""
 MAX_GRAPH_ROWS = 512
@@ -226,8 +227,8 @@ def largest_stage(cell: Cell) -> int:
 
 
 def largest_batch(cell: Cell) -> int:
-    """Return the number of requests that wait at once: those of an iteration's largest stage, or of an evaluation's."""
-    return max(cell.n_problems * cell.n_episodes, cell.n_validation) * max(cell.make_workflow().roles.values())
+    """Return the number of requests that wait at once: those of an iteration's largest stage, or of an evaluation's, if its size is set."""
+    return max(cell.n_problems * cell.n_episodes, cell.n_validation or 0) * max(cell.make_workflow().roles.values())
 
 
 def activations(cell: Cell, s: Shape, tokens: int, on_gpu: bool, recomputes: bool) -> int:

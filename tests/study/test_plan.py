@@ -13,6 +13,7 @@ from trl.trainer import utils as trl_utils
 
 import multirole_study.plan as planner
 from multirole.core.config import MultiRoleGRPOConfig
+from multirole.engines import transformers_engine
 from multirole.engines.generate_engine import GenerateEngine
 from multirole.engines.transformers_engine import TransformersEngine
 from multirole_study import hours
@@ -69,6 +70,10 @@ def test_constants_of_other_code_are_still_its_own():
     assert chunked_logprob.TOKEN_CHUNK_SIZE == planner.HEAD_TOKENS
     assert trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE == planner.HEAD_COLUMNS
     assert inspect.signature(TransformersEngine).parameters["max_rows"].default == planner.ENGINE_ROWS
+    assert (transformers_engine.PREFIX_BYTES, transformers_engine.PREFIX_PARAMETERS) == (
+        planner.PREFIX_BYTES,
+        planner.PREFIX_PARAMETERS,
+    )
     assert inspect.signature(GenerateEngine).parameters["max_rows"].default == planner.GENERATE_ROWS
     defaults = MultiRoleGRPOConfig  # whose attributes they are
     assert (defaults.vllm_max_num_seqs, defaults.vllm_max_num_batched_tokens) == (
@@ -79,6 +84,20 @@ def test_constants_of_other_code_are_still_its_own():
 
 def by_name(memory) -> dict[str, tuple[int, int]]:
     return {part.name: (part.rollout, part.update) for part in memory.parts}
+
+
+def test_the_cpu_engine_by_hand():
+    """SmolLM2 in bfloat16: 64 validation problems of three voters are more rows than an iteration's 96."""
+    cell = Cell("voting", "sp", scale="smollm2", dtype="bfloat16", n_validation=64)
+    parts = by_name(plan(cell))
+    row = (cell.max_prompt_tokens + cell.max_response_tokens) * 2 * (2 * 30 * 3 * 64)  # keys and values in 2 bytes
+    assert parts["engine's KV cache, at most"] == (64 * 3 * row, 0)
+    assert parts["engine's prefix cache, at most"] == (GIB, 0)
+    head, adapter = 49152 * 576, MODELS["smollm2"].shape.adapter_parameters(cell.lora_rank)
+    body = 30 * (576 * (576 + 2 * 192) + 576 * 576 + 3 * 576 * 1536)
+    assert parts["engine's weights"] == (4 * head + 2 * head + 2 * body + 2 * adapter, 0)
+    few = by_name(plan(Cell("voting", "sp", scale="smollm2", dtype="bfloat16", n_validation=16)))
+    assert few["engine's KV cache, at most"] == (96 * row, 0)
 
 
 def test_sharding_divides_the_base_and_not_the_activations():
