@@ -7,7 +7,7 @@ from peft import LoraConfig
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from multirole.core.bfloat16_layers import cpu_has_bfloat16
+from multirole.core.bfloat16_layers import cpu_has_bfloat16, products_in
 from multirole.core.validation import add_adapters
 from multirole.engines import bfloat16_products
 from multirole.engines.qwen3 import make_weights
@@ -33,7 +33,7 @@ def test_packed_products_round_once(n_rows):
     ):
         assert product.dtype == torch.bfloat16
         assert ((product - expected).abs() <= expected.abs() * 2**-8 + 1e-3).all()
-    with bfloat16_products.rounded_factors():
+    with products_in("bf16"):
         assert (x.float() @ weight.float().t() - exact).abs().max() < 1e-4
     assert torch.backends.mkldnn.matmul.fp32_precision != "bf16"
 

@@ -4,9 +4,6 @@ oneDNN reorders a plain weight at every product, which for few rows takes as lon
 products of 16 to 128 rows take half the time. `torch.compile` packs with the same two operators when it freezes a model.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import torch
 from torch import Tensor
 
@@ -21,17 +18,3 @@ def product(x: Tensor, packed: Tensor, addend: Tensor | None = None) -> Tensor:
     if addend is None:
         return torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
     return torch.ops.mkldnn._linear_pointwise.binary(x, addend, packed, None, "add")
-
-
-@contextmanager
-def rounded_factors() -> Iterator[None]:
-    """Context manager: multiply float32 matrices with factors rounded to bfloat16 and sums in float32.
-
-    Used for logits, because oneDNN rounds the result of bfloat16 products to bfloat16: an error of up to 0.06 at a logit of 20.
-    """
-    before = torch.backends.mkldnn.matmul.fp32_precision  # type: ignore[attr-defined]
-    torch.backends.mkldnn.matmul.fp32_precision = "bf16"  # type: ignore[attr-defined]
-    try:
-        yield
-    finally:
-        torch.backends.mkldnn.matmul.fp32_precision = before  # type: ignore[attr-defined]

@@ -23,6 +23,7 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
 from transformers import LlamaForCausalLM, Qwen3ForCausalLM
 
+from multirole.core.bfloat16_layers import products_in
 from multirole.core.distributed import full
 from multirole.engines import SERVED, bfloat16_products
 
@@ -58,8 +59,11 @@ class Weights:
     adapter: list[tuple[LowRank | None, ...]] | None = None
 
     def logits(self, hidden: Tensor, out: Tensor) -> Tensor:
-        """Compute float32 logits (N, V) of `forward`'s (N, H), written to `out`."""
-        with bfloat16_products.rounded_factors() if hidden.dtype == torch.bfloat16 else nullcontext():
+        """Compute float32 logits (N, V) of `forward`'s (N, H), written to `out`.
+
+        Of bfloat16 hidden states only the factors are rounded: bfloat16 products would round a logit of 20 by up to 0.06.
+        """
+        with products_in("bf16") if hidden.dtype == torch.bfloat16 else nullcontext():
             return torch.mm(hidden.float(), self.head.t(), out=out)
 
 
