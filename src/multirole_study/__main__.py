@@ -371,18 +371,18 @@ def leaderboard(argv: list[str]) -> int:
     )
     parser.add_argument("--measured", type=Path, metavar="FOLDER", help=measured_help)
     options = parser.parse_args(argv)
-    from multirole_study.paper import credit_accuracy_table
     from multirole_study.paper.declarations import read_declaration
     from multirole_study.paper.leaderboard import boards, leaderboard_tables
     from multirole_study.paper.leaderboard_figure import leaderboard_figure
     from multirole_study.paper.output import write_figure, write_tables
+    from multirole_study.paper.pack import read_measurement
     from multirole_study.paper.results import Results
 
     folder = options.folder
     with user_errors():
         study, results = read_declaration(folder, "leaderboard"), Results(folder)
         compared = boards(results, study)
-        measured = credit_accuracy_table.read(options.measured or folder)
+        measured = read_measurement(options.measured or folder, "credit_accuracy")
         if measured is None and options.measured:
             raise ValueError(
                 f"{options.measured} has no credit_accuracy.parquet. Pass packed results with one, such as results/tiny-r."

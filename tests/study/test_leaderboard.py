@@ -12,7 +12,7 @@ import yaml
 from multirole_study.__main__ import leaderboard
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.settings import UserError
-from multirole_study.paper import credit_accuracy_table
+from multirole_study.paper import pack
 from multirole_study.paper.declarations import declare, read_declaration
 from multirole_study.paper.grid import Grid, Study
 from multirole_study.paper.leaderboard import (
@@ -239,7 +239,7 @@ def test_the_permutation_test_by_hand(y, rho, p):
 
 def test_the_order_is_held_against_the_measured_shares(monkeypatch):
     """Arms that end in the order of the committed shares at iteration 60: two of 5,040 orders of seven arms are as extreme."""
-    measured = credit_accuracy_table.read(ROOT / "results/tiny-r")
+    measured = pack.read_measurement(ROOT / "results/tiny-r", "credit_accuracy")
     empty = board_of(monkeypatch, lambda cell: None)
     shares = shares_of_effect(measured, empty)[60]
     credits = ["outcome", *(arm.credit for arm in empty.arms)]

@@ -9,7 +9,7 @@ from multirole_study.inspector.landing_page import landing_page
 from multirole_study.paper import credit_accuracy_table, pack
 from multirole_study.paper.claims import claims
 from multirole_study.paper.figures import figures, figures_of_study
-from multirole_study.paper.gradient_signal_table import read, signal_figure, signal_table
+from multirole_study.paper.gradient_signal_table import signal_figure, signal_table
 from multirole_study.paper.grid import Study
 from multirole_study.paper.output import write_figure, write_tables
 from multirole_study.paper.pages import write_page
@@ -30,10 +30,10 @@ def build(folder: str | Path) -> Results:
     studied = tables_of_study(results, study) if study else []
     all_tables = [*tables(results), claims(results, sentences(results)), *studied]
     plates = [*figures(results), *(figures_of_study(results, study, studied) if study else ())]
-    if (measured := read(results.folder)) is not None:
+    if (measured := pack.read_measurement(results.folder, "gradient_signal")) is not None:
         all_tables.append(signal_table(measured))
         plates.append(signal_figure(measured))
-    if (credited := credit_accuracy_table.read(results.folder)) is not None:
+    if (credited := pack.read_measurement(results.folder, "credit_accuracy")) is not None:
         all_tables.append(credit_accuracy_table.accuracy_table(credited))
         plates.append(credit_accuracy_table.accuracy_figure(credited))
     write_tables(all_tables, results.folder / "tables")

@@ -12,7 +12,6 @@ import pandas as pd
 import yaml
 
 from multirole.diagnostics.credit_accuracy import PARTS, Moments, parts_of
-from multirole_study.experiment.credit_measurement import CREDIT_FILE
 from multirole_study.labels import POLICY_NAMES, WORKFLOW_NAMES
 from multirole_study.paper.gradient_signal_table import verdict
 from multirole_study.paper.output import STYLE, Plate, Table, formatted
@@ -29,12 +28,6 @@ CAPTION = (
     "negative. Tokens are sampled tokens per trained row, forks included, relative to {reference}. Brackets are 95 % percentile bootstrap intervals "
     "over problems, of one seed: {seeds}. {placebo} is a placebo. Not measured: {missing}. Rules: credit_accuracy.yaml, version {version}."
 )
-
-
-def read(folder: Path) -> pd.DataFrame | None:
-    """Return the measured rows of a results folder, or None if it has none."""
-    path = folder / CREDIT_FILE
-    return pd.read_parquet(path) if path.exists() else None
 
 
 def statistics(rows: pd.DataFrame) -> pd.DataFrame:

@@ -11,7 +11,6 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import yaml
 
-from multirole_study.experiment.role_gradients import SIGNAL_FILE
 from multirole_study.labels import POLICY_NAMES, WORKFLOW_NAMES
 from multirole_study.paper.output import MISSING, STYLE, Plate, Table, formatted
 
@@ -35,12 +34,6 @@ CAPTION = (
     "squared norm of one. Brackets are 95 % jackknife intervals over batches, of one seed: {seeds}. "
     "Not measured: {missing}. Rules: gradient_signal.yaml, version {version}."
 )
-
-
-def read(folder: Path) -> pd.DataFrame | None:
-    """Return the measured rows of a results folder, or None if it has none."""
-    path = folder / SIGNAL_FILE
-    return pd.read_parquet(path) if path.exists() else None
 
 
 def verdict(low: float, high: float, above: float) -> str:

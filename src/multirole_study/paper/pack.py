@@ -108,6 +108,12 @@ def add_measurements(folder: str | Path, runs: str | Path) -> list[Path]:
     return written
 
 
+def read_measurement(folder: str | Path, name: str) -> pd.DataFrame | None:
+    """Read one of the `MEASUREMENTS` of a results folder, of all runs; None if it has none."""
+    path = Path(folder) / f"{name}.parquet"
+    return pd.read_parquet(path) if path.exists() else None
+
+
 def index(folder: str | Path) -> pd.DataFrame:
     """Read `runs.parquet`; empty if nothing is packed."""
     path = Path(folder) / "runs.parquet"
