@@ -94,6 +94,15 @@ def test_the_tables_of_a_benchmark_are_the_measured_ones(monkeypatch, name, page
     assert import_module(name).table(measured) in (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
 
 
+@pytest.mark.parametrize("name", ["staleness_server", "staleness_server_smollm2"])
+def test_the_tables_of_staleness_are_the_measured_ones(monkeypatch, name):
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    benchmark = import_module("bench_staleness")
+    runs = json.loads((ROOT / f"results/bench/{name}.json").read_text(encoding="utf-8"))["runs"]
+    table = "\n".join([*benchmark.HEAD, *map(benchmark.row, runs)])
+    assert table in (ROOT / "docs/staleness.md").read_text(encoding="utf-8")
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "benchmarks").glob("*.py")), ids=lambda path: path.stem)
 def test_every_benchmark_finds_what_it_imports(monkeypatch, path):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
