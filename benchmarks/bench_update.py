@@ -352,14 +352,8 @@ def main() -> None:
     args = parser.parse_args()
     if args.one:
         measure_name, *rest = args.one
-        work = {
-            "record": record,
-            "update": update,
-            "stock": stock,
-            "floor": floor,
-            "profile": profile,
-            "rollout_profile": rollout_profile,
-        }[measure_name]
+        measures = (record, update, stock, floor, profile, rollout_profile)
+        work = {measure.__name__: measure for measure in measures}[measure_name]
         if measure_name == "update":
             rest[-1] = rest[-1] == "1"
         print(json.dumps(work(*rest)))
