@@ -62,4 +62,4 @@ if __name__ == "__main__":
         peft_config=LoraConfig(r=16, lora_alpha=32, target_modules="all-linear"),
     )  # fmt: skip
     trainer.train()
-    trainer.save_model()  # a PEFT adapter per role: out/language_model/solver, out/language_model/checker
+    trainer.save_model()  # a PEFT adapter per role: out/language_model/adapter_solver and adapter_checker

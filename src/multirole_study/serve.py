@@ -16,6 +16,7 @@ from multirole_study.experiment.base_models import locate
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.presets import TASKS
 from multirole_study.experiment.progress import say
+from multirole_study.experiment.released_code import RENDERERS
 from multirole_study.experiment.run_folder import adapters_folder, read_config, saved_steps
 
 IGNORED = ("temperature", "seed", "top_p", "stop")
@@ -46,10 +47,20 @@ def serve_run(folder: Path, step: int | None, host: str, port: int, model: str |
     for name in names[1:]:
         peft_model.load_adapter(str(source / name), adapter_name=name)
     longest = config["max_prompt_tokens"] + config["max_response_tokens"]
-    engine = TransformersEngine(tokenizer.eos_token_id, max_length=longest)
+    end_ids = base.generation_config.eos_token_id or []
+    end_ids = [end_ids] if isinstance(end_ids, int) else end_ids
+    engine = TransformersEngine(*{tokenizer.eos_token_id, *end_ids}, max_length=longest)
     engine.publish(peft_model, 0)
     sampling = Sampling(config["max_response_tokens"], config["temperature"])
-    server = ModelServer(engine, tokenizer, config["policy"], sampling, config["max_prompt_tokens"], ignore=IGNORED)
+    server = ModelServer(
+        engine,
+        tokenizer,
+        config["policy"],
+        sampling,
+        config["max_prompt_tokens"],
+        RENDERERS[config["renderer"]],
+        IGNORED,
+    )
     say(
         f"Serving {folder.name} at {source.name}: models {', '.join(config['policy'])}; temperature {sampling.temperature:g}."
     )

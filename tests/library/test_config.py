@@ -119,10 +119,9 @@ def test_epochs_are_as_many_iterations_as_in_trl(n_rows, epochs, max_steps, per_
             {"vllm_importance_sampling_clip_max": 0.0, "old_logprobs": "recomputed"},
             "`vllm_importance_sampling_clip_max` must be positive, got 0.0",
         ),
-        ({"vllm_importance_sampling_mode": "token_mask"}, "has no effect with `old_logprobs='sampled'`"),
+        ({"vllm_importance_sampling_mode": "token_mask"}, "has no effect.*Write old_logprobs='recomputed' too"),
         ({"vllm_importance_sampling_clip_max": 2.0}, "has no effect with `old_logprobs='sampled'`.*leave it at 3.0"),
         ({"vllm_importance_sampling_clip_min": 0.5}, "has no effect with `old_logprobs='sampled'`.*leave it at None"),
-        ({"vllm_importance_sampling_correction": False}, "Write old_logprobs='recomputed' too"),
         ({"max_staleness": 1, "ignore_data_skip": True}, "`ignore_data_skip=True` would begin the order anew"),
         ({"max_failed_episodes": -1}, "`max_failed_episodes` must be 0 or more, got -1"),
         ({"torch_compile_backend": "eager"}, "`torch_compile=True` is not supported"),
@@ -140,7 +139,9 @@ def test_epochs_are_as_many_iterations_as_in_trl(n_rows, epochs, max_steps, per_
         ({"beta": -0.5}, "`beta` must not be negative, got -0.5"),
         ({"role_beta": {"judge": -1.0}}, "`judge` must not be negative"),
         ({"role_beta": 0.1}, "`role_beta` must map roles to numbers, such as {'judge': 0.1}, got 0.1"),
-        ({"role_beta": '["judge"]'}, "`role_beta` must map roles to numbers"),
+        ({"role_beta": "judge"}, "`role_beta` must map roles to numbers, such as 'judge=0.1', got 'judge'"),
+        ({"role_beta": '{"judge"'}, "`role_beta` must map roles to numbers, such as 'judge=0.1'"),
+        ({"optim": "schedule_free_adamw"}, "counts steps in which an adapter has no gradient"),
         ({"role_beta": {"judge": "0.1"}}, "`role_beta` must map roles to numbers"),
         ({"updates": "tokens", "step_tokens": 0}, "`step_tokens` must be a positive integer, got 0"),
         ({"max_completion_length": None}, "`max_completion_length` must be a positive integer, got None"),
@@ -149,6 +150,15 @@ def test_epochs_are_as_many_iterations_as_in_trl(n_rows, epochs, max_steps, per_
 def test_impossible_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         config(**options)
+
+
+def test_role_beta_is_text_like_a_policy_or_json():
+    for text in ("judge=0.1, solver=0", '{"judge": 0.1, "solver": 0}'):
+        assert config(role_beta=text).role_betas == {"judge": 0.1, "solver": 0}
+
+
+def test_without_a_ratio_to_correct_no_correction_is_no_change():
+    assert config(vllm_importance_sampling_correction=False).old_logprobs == "sampled"
 
 
 def test_batch_sizes_only_serve_to_compute_the_episodes_of_an_iteration():

@@ -1,5 +1,6 @@
 """Every credit estimator against its paper's formula, on numbers worked out by hand."""
 
+import math
 from types import SimpleNamespace
 
 import pytest
@@ -178,6 +179,37 @@ def test_branches_answer_the_same_prompt_and_sum_to_nothing(tokenizer):
             by_hand = (leave_one_out if name == "leave_one_out" else normalised)(rewards)
             assert [row.advantage for row in group] == by_hand and sum(by_hand) == pytest.approx(0, abs=1e-9)
         assert {id(row.turn) for row in rows[::3]} == {id(turn) for episode in episodes for turn in episode.turns}
+
+
+@pytest.mark.parametrize("name", ["branches", "shapley"])
+def test_replays_that_fail_or_have_no_reward_are_left_out(tokenizer, name):
+    """Every third replay fails, and of the others every second has no reward."""
+
+    def score_some(episodes):
+        score(episodes)
+        assert not any(episode.failure for episode in episodes)
+        for episode in episodes[::2]:
+            episode.reward = None
+
+    rollout = relay(tokenizer)
+    episodes = rollout.run([(PROBLEM, i) for i in range(4)], 3, SAMPLING)
+    score(episodes)
+    trainer, callback = trainer_of(rollout, 4), credit_callback(name, score=score_some, n_branches=3)
+    play = trainer.play
+
+    def play_some(attempts, iteration, replays=None):
+        played = play(attempts, iteration, replays)
+        for episode in played[::3]:
+            episode.failure = "it failed"
+            episode.turns.clear()
+        return played
+
+    trainer.play = play_some
+    callback.on_rollout_end(trainer, episodes)
+    rows = callback.on_rows(trainer, [Row(e, turn, turn.role, 0.0) for e in episodes for turn in e.turns])
+    assert all(math.isfinite(row.advantage) and row.episode.reward is not None for row in rows)
+    n_turns = sum(len(episode.turns) for episode in episodes)
+    assert len(rows) == n_turns if name == "shapley" else n_turns < len(rows) < 3 * n_turns
 
 
 def test_leave_one_out_has_the_advantage_of_enumeration_as_its_mean(tokenizer):

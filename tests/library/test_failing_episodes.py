@@ -150,7 +150,9 @@ def test_by_default_the_first_ends_the_run_with_a_short_message(make_library_tra
     with pytest.raises(WorkflowError, match="failed on problem '1': KeyError") as error:
         trainer.train()
     frames = [entry.path.name for entry in error.traceback]
-    assert frames == ["test_failing_episodes.py", "trainer.py"] and error.value.__cause__ is None
+    assert frames == ["test_failing_episodes.py", "trainer.py"]
+    where = error.value.__cause__.__traceback__
+    assert where.tb_frame.f_code.co_filename == __file__ and where.tb_next is None  # where a debugger begins
 
 
 def test_ten_iterations_without_reward_are_said_once(make_library_trainer, tokenizer, caplog):
@@ -165,7 +167,7 @@ def test_ten_iterations_without_reward_are_said_once(make_library_trainer, token
 
     def play_an_iteration():
         rows = [dict(trainer.rows[0]) for _ in range(8)]
-        trainer._zero_reward.count(trainer._generate_and_score_completions(rows), says_so=True)
+        trainer._zero_reward.count(trainer._generate_and_score_completions(rows), is_main_process=True)
 
     for now, n in ((0.0, 9), (1.0, 1), (0.0, 9)):
         values["now"] = now

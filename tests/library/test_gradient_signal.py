@@ -1,5 +1,6 @@
 """Signal and noise of gradients: planted means and covariances, and batches that are drawn as training draws them."""
 
+import copy
 import math
 
 import numpy as np
@@ -159,8 +160,22 @@ def test_a_batch_is_drawn_as_training_draws_it(make_trainer, policy):
         assert all(measure.tokens[part] > measure.rows[part] for part in measure.parts)
     again = measure_gradients(trainer, 3)
     assert all(torch.equal(again[name].values, measure.values) for name, measure in gradients.items())
-    other = measure_gradients(trainer, 3, seed=100)
+    other = measure_gradients(trainer, 3, seed=1)
     assert not any(torch.equal(other[name].values, measure.values) for name, measure in gradients.items())
+
+
+def test_a_measurement_leaves_training_as_it_was(make_trainer):
+    """Nothing of it is logged or counted, and the entropy's coefficient adapts to training alone."""
+    trainer = make_trainer(Cell("voting", "sp", n_problems=2, n_episodes=4))
+    trainer.args.use_adaptive_entropy = trainer.use_adaptive_entropy = trainer.has_entropy_bonus = True
+    trainer._metrics["train"]["reward"].append(0.5)
+    names = ("_metrics", "_logs", "_loss_metrics", "entropy_coef", "_last_world_entropy")
+    before = {name: copy.deepcopy(getattr(trainer, name)) for name in names}
+    n_tokens = trainer.state.num_input_tokens_seen
+    measure_gradients(trainer, 2)
+    loss_metrics = before.pop("_loss_metrics").values
+    assert {name: getattr(trainer, name) for name in before} == before
+    assert trainer._loss_metrics.values == loss_metrics and trainer.state.num_input_tokens_seen == n_tokens
 
 
 def test_one_batch_is_no_measurement(make_trainer):

@@ -1,5 +1,6 @@
 """Behaviours that TRL's own tests of its GRPO trainer ask for, of one role: what works as there, and what is refused in a sentence."""
 
+import itertools
 import json
 from importlib.resources import files
 from types import SimpleNamespace
@@ -216,6 +217,35 @@ def test_rows_may_be_formatted_or_transformed(make, form):
     trainer.evaluate()
     assert answers == ([2] * 4 + [4] * 4) * 2 + [2, 4]
     assert trainer.problems[1].question == ("What is 2+2?" if form == "transform" else "2+2")
+
+
+def test_workflow_and_reward_see_the_same_row_of_a_random_transform(make):
+    versions = itertools.count()
+
+    def reward(completions, version, episodes, **_):
+        seen.extend(zip(version, [episode.problem.reference["version"] for episode in episodes], strict=True))
+        return size(completions)
+
+    seen = []
+    drawn = Dataset.from_dict({"prompt": ["1+1", "2+2"]}).with_transform(
+        lambda batch: {"prompt": batch["prompt"], "version": [next(versions) for _ in batch["prompt"]]}
+    )
+    trainer = make(reward, drawn, eval_dataset=drawn)
+    trainer.train()
+    trainer.evaluate()
+    assert len(seen) == 2 * 8 + 2 and all(version == played for version, played in seen)
+
+
+def test_the_length_of_a_run_follows_a_dataset_that_is_replaced(make):
+    """Two rows are one iteration of an epoch; twenty are ten. What was set by hand stays."""
+    trainer = make(rows=ROWS.select(range(2)), num_train_epochs=1, max_steps=-1, save_strategy="epoch")
+    assert (trainer.args.max_steps, trainer.args.save_steps) == (1, 1)
+    trainer.train_dataset = Dataset.from_list([{"prompt": f"{i}-1"} for i in range(20)])
+    trainer.get_train_dataloader()
+    assert (trainer.args.max_steps, trainer.args.save_steps) == (10, 10)
+    trainer.args.max_steps, trainer.train_dataset = 3, ROWS
+    trainer.get_train_dataloader()
+    assert trainer.args.max_steps == 3
 
 
 def test_datasets_that_are_replaced_are_used_and_checked(make):
@@ -451,7 +481,7 @@ class EvaluatedTexts(MultiRoleCallback):
     def __init__(self, played):
         self.played = played
 
-    def on_episodes_evaluated(self, trainer, episodes, metrics):
+    def on_episodes_evaluated(self, trainer, episodes, metrics, prefix):
         self.played.append([turn.logprobs for episode in episodes for turn in episode.turns])
 
 
@@ -480,6 +510,25 @@ def test_predict_is_an_evaluation(make):
     assert "test_loss" in trainer.predict(ROWS.select(range(2)).to_iterable_dataset()).metrics
     with pytest.raises(ValueError, match='`test_dataset` needs a "prompt" column'):
         trainer.predict(ROWS.rename_column("prompt", "q"))
+
+
+def test_the_first_log_after_predict_is_an_iterations(make, tmp_path):
+    trainer = make(log_completions=True, max_steps=1)
+    trainer.predict(ROWS)
+    trainer.train()
+    (table,) = (tmp_path / "out" / "completions").iterdir()
+    assert table.name == "completions_00001.parquet" and len(pd.read_parquet(table)) == 8
+
+
+def test_metrics_of_callbacks_carry_the_evaluations_prefix(make):
+    class Sees(MultiRoleCallback):
+        def on_episodes_evaluated(self, trainer, episodes, metrics, prefix):
+            metrics[f"{prefix}_turns"] = sum(len(episode.turns) for episode in episodes)
+
+    trainer = make(eval_dataset={"a": ROWS, "b": ROWS.select(range(2))})
+    trainer.add_callback(Sees())
+    metrics = trainer.evaluate() | trainer.predict(ROWS).metrics
+    assert (metrics["eval_a_turns"], metrics["eval_b_turns"], metrics["test_turns"]) == (6, 2, 6)
 
 
 class ScheduleFree(torch.optim.SGD):

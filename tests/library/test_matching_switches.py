@@ -7,6 +7,7 @@ import torch
 from test_gradients import gradient
 from trainers import diagnostics_of, episodes_of, make_episodes, rows_of
 
+from multirole.core.hooks import MultiRoleCallback
 from multirole.core.rows import Row, token_batches
 from multirole.workflows import Voting
 from multirole_study.experiment.cell import Cell
@@ -97,6 +98,30 @@ def test_a_partial_step_of_the_released_code_is_smaller_under_every_aggregation(
     rows = rows_of(trainer, episodes_of(trainer.workflow.roles))[:12]
     whole, partial = (gradient(trainer, "shared", rows, divisor) for divisor in (12, 48))
     torch.testing.assert_close(partial, whole / 4, atol=1e-6, rtol=0)
+
+
+def test_old_logprobs_are_those_of_the_steps_that_callbacks_have_cut(make_library_trainer):
+    """Rows of all steps but an adapter's first have recomputed log-probs, also where a callback puts the last step first."""
+
+    class LastFirst(MultiRoleCallback):
+        def on_update_begin(self, trainer, rows, steps):
+            for adapter, planned in steps.items():
+                steps[adapter] = planned[::-1]
+
+    trainer = make_library_trainer(Voting(), callbacks=[LastFirst()], old_logprobs="recomputed", policy="ip")
+    trained: dict[str, list[list[Row]]] = {}
+    take_step = trainer.optimizer_step
+
+    def optimizer_step(model, adapter, rows, divisor, lr):
+        trained.setdefault(adapter, []).append(rows)
+        return take_step(model, adapter, rows, divisor, lr)
+
+    trainer.optimizer_step = optimizer_step
+    trainer.update(trainer.model, rows_of(trainer, episodes_of(trainer.workflow.roles)))
+    for first, *later in trained.values():
+        assert all(row.old_logps is None for row in first)
+        assert all(row.old_logps is not None for rows in later for row in rows)
+    assert max(map(len, trained.values())) > 1
 
 
 @pytest.mark.parametrize("limit", [1e-2, 1e9])

@@ -2,11 +2,15 @@
 
 import asyncio
 import re
+import sys
+import threading
 import time
+from contextlib import suppress
 
 import pytest
 from scripted_engine import ScriptedEngine
 
+from multirole.core import event_loop, rollout
 from multirole.core.engine import Sampling
 from multirole.core.rollout import Rollout, WorkflowError, turn_seed
 from multirole.core.types import Answer, Problem, user
@@ -93,13 +97,181 @@ def test_a_prompt_over_the_cap_ends_the_episode_and_is_recorded(tokenizer):
     assert all(not episode.turns for episode in episodes)
 
 
-def test_a_workflow_that_waits_for_nothing_is_an_error_and_does_not_hang(tokenizer):
+def test_a_workflow_that_waits_for_nothing_is_an_error_and_does_not_hang(tokenizer, monkeypatch):
     class Stuck(Relay):
         async def run(self, problem, call):
             await asyncio.get_running_loop().create_future()
 
-    with pytest.raises(RuntimeError, match="other than a model call"):
+    monkeypatch.setattr(event_loop, "ALONE", 0.1)
+    with pytest.raises(RuntimeError, match="other than a model call.*set `waits_outside = True`"):
         play(ScriptedEngine(lambda key, r: ([0], 1), 0), tokenizer, Stuck())
+
+
+def test_tools_in_threads_and_processes_may_be_slower_than_all_model_calls(tokenizer):
+    """Every episode waits for its tool at once, so that the engine has nothing to do."""
+
+    class Tools(Relay):
+        async def run(self, problem, call):
+            await call("first", [user(problem.question)])
+            found = await asyncio.to_thread(lambda: time.sleep(0.1) or "found")
+            process = await asyncio.create_subprocess_exec(
+                sys.executable, "-c", "print(7)", stdout=asyncio.subprocess.PIPE
+            )
+            printed, _ = await process.communicate()
+            return Answer(f"{found} {printed.decode().strip()}")
+
+    episodes = play(
+        ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id), tokenizer, Tools()
+    )
+    assert {episode.answer.text for episode in episodes} == {"found 7"}
+
+
+def test_a_call_that_the_workflow_cancels_leaves_nothing_to_the_engine(tokenizer):
+    """The first reply wins and the others are cancelled; a call is given up after a while. The engine finishes them all."""
+
+    class TheFirstWins(Relay):
+        async def run(self, problem, call):
+            calls = [asyncio.ensure_future(call("first", [user("go")], slot=slot)) for slot in range(3)]
+            done, others = await asyncio.wait(calls, return_when=asyncio.FIRST_COMPLETED)
+            for other in others:
+                other.cancel()
+            return Answer(done.pop().result().text)
+
+    class GivesUp(Relay):
+        async def run(self, problem, call):
+            await call("first", [user("go")])
+            with suppress(TimeoutError):
+                async with asyncio.timeout(0):
+                    await call("last", [user("end")])
+            return Answer("in time")
+
+    engine = ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], 1 + key % 3), tokenizer.eos_token_id)
+    for workflow in (TheFirstWins(), GivesUp()):
+        for _ in range(2):
+            episodes = play(engine, tokenizer, workflow)
+            assert [len(episode.turns) for episode in episodes] == [1] * 4
+            assert not engine.running
+
+
+def test_a_task_group_reports_a_prompt_that_is_too_long(tokenizer):
+    class Grouped(Relay):
+        async def run(self, problem, call):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(call("first", [user("short")]))
+                group.create_task(call("first", [user("far too long " * 20)], slot=1))
+            return Answer("never")
+
+    engine = ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], 2), tokenizer.eos_token_id)
+    episodes = play(engine, tokenizer, Grouped(), max_prompt_tokens=40)
+    assert {episode.answer.reason for episode in episodes} == {"prompt_overflow"} and not engine.running
+
+
+def test_replies_of_one_step_are_all_recorded_before_the_episode_ends(tokenizer):
+    """The workflow ends with the first of two replies that arrive together."""
+
+    class Ends(Relay):
+        async def run(self, problem, call):
+            aside = asyncio.ensure_future(call("first", [user("aside")], slot=1))
+            await asyncio.sleep(0)
+            turn = await call("first", [user("go")])
+            assert not aside.cancelled()
+            return Answer(turn.text)
+
+    class Reversed(ScriptedEngine):
+        def step(self):
+            return super().step()[::-1]
+
+    for kind in (ScriptedEngine, Reversed):
+        engine = kind(lambda key, r: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
+        turns = [episode.turns for episode in play(engine, tokenizer, Ends())]
+        assert [[turn.outcome for turn in some] for some in turns] == [["answered"] * 2] * 4
+
+
+def test_a_call_after_the_end_of_its_episode_is_not_made(tokenizer):
+    """A branch that the workflow leaves behind wakes up while another episode goes on."""
+
+    class LeavesABranch(Relay):
+        async def run(self, problem, call):
+            async def later():
+                await asyncio.sleep(0.02)
+                await call("last", [user("too late")])
+
+            branch = asyncio.ensure_future(later())
+            turn = await call("first", [user(problem.question)])
+            if problem.id == "3":
+                await asyncio.wait([branch])
+            return Answer(turn.text)
+
+    engine = ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
+    episodes = play(engine, tokenizer, LeavesABranch())
+    assert [[turn.role for turn in episode.turns] for episode in episodes] == [["first"]] * 3 + [["first", "last"]]
+    assert len(engine.requests) == 5 and not engine.running
+
+
+def test_a_tool_that_hangs_ends_the_rollout_without_waiting_for_it(tokenizer, monkeypatch):
+    released = threading.Event()
+
+    class Hangs(Relay):
+        async def run(self, problem, call):
+            await asyncio.to_thread(released.wait)
+
+    monkeypatch.setattr(event_loop, "ALONE", 0.1)
+    try:
+        with pytest.raises(RuntimeError, match="every episode has waited for something other than a model call"):
+            play(ScriptedEngine(lambda key, r: ([0], 1), 0), tokenizer, Hangs())
+    finally:
+        released.set()
+
+
+def test_after_a_rollout_that_hung_the_next_one_has_another_event_loop(tokenizer, monkeypatch):
+    class Waits(Relay):
+        waits_outside, hangs = True, True
+
+        async def run(self, problem, call):
+            turn = await call("first", [user(problem.question)])
+            if self.hangs:
+                await asyncio.get_running_loop().create_future()
+            return Answer(turn.text)
+
+    monkeypatch.setattr(rollout, "PATIENCE", 0.6)
+    monkeypatch.setattr(Rollout, "_lasting", None)
+    engine, workflow = ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id), Waits()
+    with pytest.raises(WorkflowError, match="hangs on problem"):
+        play(engine, tokenizer, workflow)
+    workflow.hangs = False
+    assert [len(episode.turns) for episode in play(engine, tokenizer, workflow)] == [1] * 4
+
+
+def test_errors_without_lines_of_a_users_file_are_placed(tokenizer):
+    """In code that a tool executes, and of a call that the workflow cancelled itself."""
+
+    class Executes(Relay):
+        async def run(self, problem, call):
+            exec("1 / 0", {})  # noqa: S102
+
+    class AwaitsCancelled(Relay):
+        async def run(self, problem, call):
+            calls = asyncio.ensure_future(call("first", [user("go")]))
+            await asyncio.sleep(0)
+            calls.cancel()
+            await calls
+
+    for workflow, said in ((Executes(), "ZeroDivisionError: division by zero"), (AwaitsCancelled(), "CancelledError")):
+        engine = ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
+        with pytest.raises(WorkflowError, match=f"failed on problem '0': {said}") as error:
+            play(engine, tokenizer, workflow)
+        assert "line " in str(error.value) and not engine.running
+
+
+def test_a_call_that_was_refused_was_awaited(tokenizer):
+    class Careless(Relay):
+        async def run(self, problem, call):
+            with suppress(ValueError):
+                await call("first", [user("go")], slot=7)
+            return Answer((await call("first", [user("go")])).text)
+
+    engine = ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
+    assert [len(episode.turns) for episode in play(engine, tokenizer, Careless())] == [1] * 4
 
 
 @pytest.mark.parametrize("others_are_slow", [True, False])

@@ -45,7 +45,7 @@ class Watch(MultiRoleCallback):
     def on_step_end(self, args, state, control, **_):
         self.actions.get("on_step_end", lambda *_: None)(state, control)
 
-    def on_episodes_evaluated(self, trainer, episodes, metrics):
+    def on_episodes_evaluated(self, trainer, episodes, metrics, prefix):
         self.evaluated[trainer.state.global_step] = {turn.version for e in episodes for turn in e.turns}
 
     def on_log(self, args, state, control, logs=None, **_):
@@ -356,5 +356,11 @@ def test_a_stopped_rollout_leaves_nothing_to_the_next(tokenizer):
         rollout.run(attempts, 0, Sampling(10, 1.0))
     assert not engine.running and len(engine.requests) == 4
     rollout.is_stopped = lambda: False
+    rollout.on_episode_end = lambda episode: 1 / 0
+    with pytest.raises(ZeroDivisionError):  # while others wait for their second call
+        rollout.run([(problem, 0) for problem, _ in attempts[:2]], 1, Sampling(10, 1.0))
+    assert not engine.running
+    del engine.requests[4:]
+    rollout.on_episode_end = lambda episode: None
     episodes = rollout.run(attempts, 1, Sampling(10, 1.0))
     assert [len(episode.turns) for episode in episodes] == [2] * 4 and len(engine.requests) == 12

@@ -223,7 +223,7 @@ def test_servers_that_do_not_come_back_end_the_rollout(servers, connect, model):
     engine.publish(model, 0)
     for server in servers:
         server.kill_after = 3
-    with pytest.raises(ConnectionError, match=r"does not answer .*waited for 0.3 s \(`vllm_server_timeout`\)"):
+    with pytest.raises(ConnectionError, match=r"does not answer .*Waited 0.3 s \(`vllm_server_timeout`\)"):
         run(engine, requests(60))
 
 

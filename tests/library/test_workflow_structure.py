@@ -53,6 +53,16 @@ def test_the_skills_of_a_declared_workflow_by_hand():
     assert rows["workflow"]["skill"] == pytest.approx(2 / 3)
 
 
+def test_a_role_that_selects_twice_has_one_skill_for_the_episode():
+    episodes = [debate(["right", "wrong"], ["right", "wrong"], picked) for picked in (0, 1)]
+    for i, episode in enumerate(episodes):
+        episode.problem = Problem(str(i), "t", "?", None)
+        episode.turns.append(turn("referee", 1, 0, "", "1"))
+    judge(episodes, RightIsRight(), Debate.structure)
+    rows = {row["measure"]: row for row in role_skills(frame_of(episodes), Debate.structure)}
+    assert (rows["selects"]["skill"], rows["selects"]["cases"]) == (0.5, 2)
+
+
 def test_a_role_without_a_duty_has_format_and_length_only():
     (row,) = role_skills(
         pd.DataFrame(frame_of([debate(["right"], ["right"], 0)]).query("role == 'referee'")), Structure()

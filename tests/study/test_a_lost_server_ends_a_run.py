@@ -25,7 +25,7 @@ def test_a_lost_server_ends_a_run_that_the_same_command_finishes(tmp_path, capsy
         monkeypatch.setattr("sys.argv", ["multirole", "train", *words])
         assert command_line.main() == 2
         (said,) = [
-            line for line in capsys.readouterr().err.splitlines() if "vllm_server_timeout" in line and "waited" in line
+            line for line in capsys.readouterr().err.splitlines() if "vllm_server_timeout" in line and "Waited" in line
         ]
         assert said.startswith(f"The vLLM server at {server.url} does not answer (")
         assert said.endswith("The run is not finished. The same command continues from its newest checkpoint.")

@@ -1,5 +1,6 @@
 """The example's workflow and task train as a cell, named by their file; `bad_inputs.OWN` has what is refused before."""
 
+import asyncio
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,7 @@ from multirole.core.hooks import Iteration
 from multirole.workflows import WORKFLOWS
 from multirole_study import Task
 from multirole_study.experiment.cell import Cell
-from multirole_study.experiment.preflight import dry_run
+from multirole_study.experiment.preflight import dry_run, first_prompts
 from multirole_study.experiment.run import run_cell
 
 DEBATE = Path(__file__).parents[2] / "examples" / "debate.py"
@@ -83,7 +84,7 @@ def test_a_task_takes_one_reward_function():
 @pytest.mark.parametrize(
     ("run", "message"),
     [
-        (forgets_to_await, r"made calls of \['speaker'\] on problem 'p7' that it did not await"),
+        (forgets_to_await, r"did not await its calls of \['speaker'\] on problem 'p7'"),
         (calls_nobody, "'hasty' made no call"),
         (answers_with_a_turn, "returned an Answer of a Turn on problem 'p7'"),
     ],
@@ -104,3 +105,18 @@ BESIDE = "from helpers import ask\nfrom multirole import Answer\nclass Own:\n   
 BESIDE += (
     "        import later\n        return Answer((await call('a', [ask(later.PREFIX + problem.question)])).text)\n"
 )
+
+
+def test_prompts_of_any_workflow_are_measured_before_training():
+    """Also where its calls are tasks of a group, or have a limit of tokens."""
+
+    class Grouped:
+        name, roles = "grouped", {"solver": 2}
+
+        async def run(self, problem, call):
+            async with asyncio.TaskGroup() as group:
+                for slot in range(2):
+                    group.create_task(call("solver", [user(problem.question)], slot=slot, max_tokens=4))
+
+    problems = [Problem(str(i), "", "x" * i, None) for i in (3, 5)]
+    assert first_prompts(Grouped(), problems, lambda messages: len(messages[0]["content"])) == [3, 5]

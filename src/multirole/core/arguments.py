@@ -1,6 +1,7 @@
 """Check the trainer's arguments before a model or dataset is loaded, and refuse those of TRL that cannot work here."""
 
 import inspect
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,8 @@ from trl import GRPOConfig
 
 from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.types import check_workflow
+
+logger = logging.getLogger(__name__)
 
 OTHER_THAN_TRL = {
     "quantization_config": "the rollout engine would sample from the base as it was before quantisation. Load the model in bfloat16",
@@ -95,6 +98,16 @@ def accepts(function: Callable[..., Any], name: str) -> bool:
         p.kind is p.VAR_KEYWORD or p.name == name and p.kind in (p.KEYWORD_ONLY, p.POSITIONAL_OR_KEYWORD)
         for p in parameters
     )
+
+
+def use_one_gpu(args: MultiRoleGRPOConfig) -> None:
+    """Let this process use the first GPU, and warn where it sees others, which TRL refuses (it does not support `nn.DataParallel`)."""
+    if args.n_gpu > 1:
+        logger.warning(
+            "This process sees %d GPUs and trains on the first. To use them all, start the script with `accelerate launch --num_processes %d` or "
+            "torchrun; to hide the others, set CUDA_VISIBLE_DEVICES.", args.n_gpu, args.n_gpu,
+        )  # fmt: skip
+        args._n_gpu = 1
 
 
 def check_processes(args: MultiRoleGRPOConfig) -> None:

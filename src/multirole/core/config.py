@@ -47,6 +47,17 @@ IMPORTANCE_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequen
 """TRL's values of `vllm_importance_sampling_mode`, whose type in `GRPOConfig` is any text."""
 
 
+def parse_role_beta(text: str) -> dict[str, float]:
+    """Return role -> KL weight from text such as "judge=0.1,solver=0", or from JSON; ValueError for anything else."""
+    try:
+        if text.lstrip().startswith("{"):
+            return json.loads(text)
+        pairs = (item.split("=") for item in text.split(","))
+        return {role.strip(): float(weight) for role, weight in pairs}
+    except ValueError as error:
+        raise ValueError(f"`role_beta` must map roles to numbers, such as 'judge=0.1', got {text!r}.") from error
+
+
 @dataclass
 class MultiRoleGRPOConfig(GRPOConfig):
     """Configuration of [`MultiRoleGRPOTrainer`]. All else is TRL's `GRPOConfig`, with these meanings:
@@ -63,8 +74,8 @@ class MultiRoleGRPOConfig(GRPOConfig):
       `PeftModel` that was trained before, with their initial weights. The estimate is k3.
     - `use_vllm=True` is `engine="vllm"`, and with `vllm_mode="server"` it is `engine="vllm_server"`; `vllm_gpu_memory_utilization` is
       passed on.
-    - `vllm_server_base_url` may name several servers, separated by commas. `vllm_server_timeout` is how long a server is waited for that
-      does not answer, at the start and in a rollout. The servers' key is read from the environment variable `VLLM_API_KEY`.
+    - `vllm_server_base_url` may name several servers, separated by commas. `vllm_server_timeout` is the number of seconds to wait for a server
+      that does not answer, at the start and in a rollout. The servers' key is read from the environment variable `VLLM_API_KEY`.
     - `num_iterations` passes over the same mini-batches, against the same old log-probs: as many times the optimizer steps. The
       schedule, `max_steps` and the logs still count iterations.
     - `entropy_coef`, `use_adaptive_entropy` and `top_entropy_quantile` act on the mini-batch of an optimizer step, not on a
@@ -87,13 +98,13 @@ class MultiRoleGRPOConfig(GRPOConfig):
         step_tokens (`int`, *optional*):
             Completion tokens of an optimizer step with `updates="tokens"`.
         old_logprobs (`str`, defaults to `"sampled"`):
-            The PPO ratio's denominator: log-probs of the engine that `"sampled"`, or `"recomputed"` by the trainer before the update.
+            Denominator of the PPO ratio: `"sampled"` uses the engine's log-probs, `"recomputed"` the trainer's, computed before the update.
         max_staleness (`int`, defaults to `0`):
             Updates that may lie between the adapters that sample a row and those that train it. With 0 the rollout waits for the update;
             with k the next k iterations are played while it runs, by an engine that can (`"vllm_server"`, or `"transformers"` in float32). The correction is
             the PPO ratio with `old_logprobs="sampled"`, and TRL's importance weights with `"recomputed"`.
         role_beta (`dict[str, float]`, *optional*):
-            KL weight of single roles, in place of `beta`; also as JSON.
+            KL weight of single roles, in place of `beta`; also as text, `"judge=0.1,solver=0"`, or as JSON.
         micro_batch_tokens (`int`, defaults to `16384`):
             Padded tokens of one forward pass. Changes memory and speed, not the gradient.
         max_prompt_tokens (`int`, defaults to `2048`):
@@ -111,8 +122,10 @@ class MultiRoleGRPOConfig(GRPOConfig):
             installed, a GPU is visible and the model computes in half precision; else `"transformers"` where it implements the model and
             its adapters (Qwen3 and Llama with LoRA); else `"generate"`, which runs any decoder and is slower. vLLM reads the base from where `model` was loaded: save a base
             that was changed in memory first, and load it from that folder.
-        vllm_max_num_seqs (`int`, defaults to `512`), vllm_max_num_batched_tokens (`int`, defaults to `8192`):
-            Requests that vLLM runs at once, or that one server is sent at once; and the tokens of one of vLLM's steps.
+        vllm_max_num_seqs (`int`, defaults to `512`):
+            Maximum number of concurrent requests of vLLM, or of one server.
+        vllm_max_num_batched_tokens (`int`, defaults to `8192`):
+            Maximum number of tokens of one vLLM step.
         vllm_server_model (`str`, *optional*):
             Name under which the servers have the base model; by default the name or folder that `model` was loaded from.
         vllm_server_adapter_dir (`str`, *optional*):
@@ -121,7 +134,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
             Command that copies `{folder}`, this run's part of that folder, to the same path on `{host}`, where servers do not share it:
             for example `"rsync -a --mkpath --delete {folder}/ {host}:{folder}/"`.
         vllm_server_request_timeout (`float`, defaults to `1800.0`), vllm_server_max_retries (`int`, defaults to `3`):
-            Seconds that a reply may take, and how often a request is sent again, with its seed, that failed or took longer.
+            Timeout of a request in seconds, and how often a request that failed or timed out is sent again (with the same seed).
         vllm_server_evict (`bool`, defaults to `False`):
             Unload adapters that other runs have left on the servers. By default such servers are refused.
     """
@@ -153,7 +166,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
 
     def __post_init__(self) -> None:
         if isinstance(self.role_beta, str):
-            self.role_beta = json.loads(self.role_beta)
+            self.role_beta = parse_role_beta(self.role_beta)
         self._check_options()
         self._check_refused()
         if self.bf16 is None and not self.fp16:  # type: ignore[has-type]
@@ -202,6 +215,11 @@ class MultiRoleGRPOConfig(GRPOConfig):
                 "steps itself, on mini-batches of any size. Leave it out, and set `generation_batch_size`."
             )
         optimizer = OptimizerNames(self.optim).value
+        if optimizer.startswith("schedule_free"):
+            raise ValueError(
+                f"`optim={optimizer!r}` counts steps in which an adapter has no gradient, of which every iteration has some, and so averages "
+                "wrong weights. Use an optimizer with a schedule, such as 'adamw_torch'."
+            )
         if any(part in optimizer.lower() for part in ("lomo", "layerwise")):
             raise ValueError(
                 f"`optim={optimizer!r}` steps in the backward pass, but the gradient of a mini-batch is the sum of several passes. "
@@ -279,6 +297,8 @@ class MultiRoleGRPOConfig(GRPOConfig):
             return
         for option in fields(self):
             name, value = option.name, vars(self)[option.name]
+            if name == "vllm_importance_sampling_correction":
+                continue  # there is none either way
             if name.startswith("vllm_importance_sampling_") and value != option.default:
                 raise ValueError(
                     f"`{name}={value!r}` has no effect with `old_logprobs='sampled'`, whose PPO ratio divides by the probability with which "
@@ -327,9 +347,18 @@ class MultiRoleGRPOConfig(GRPOConfig):
             raise ValueError(
                 f"`num_train_epochs={self.num_train_epochs}` and `max_steps={self.max_steps}` train nothing. Set one above 0."  # type: ignore[has-type]
             )
+        for name, (given, derived) in self.__dict__.pop("_from_epochs", {}).items():
+            if vars(self)[name] == derived:  # of another dataset
+                setattr(self, name, given)
+        names = (
+            "max_steps",
+            *(f"{kind}_{what}" for kind in ("eval", "logging", "save") for what in ("strategy", "steps")),
+        )
+        given = {name: vars(self)[name] for name in names}
         whole = n_rows // self.n_problems  # TRL leaves out what is left over in an epoch
         if self.max_steps <= 0:  # type: ignore[has-type]
             self.max_steps = math.ceil(self.num_train_epochs * (whole or n_rows / self.n_problems))
         for kind, strategies in (("eval", IntervalStrategy), ("logging", IntervalStrategy), ("save", SaveStrategy)):
             if vars(self)[f"{kind}_strategy"] == "epoch":
                 self.__dict__.update({f"{kind}_strategy": strategies.STEPS, f"{kind}_steps": whole or 1})
+        self.__dict__["_from_epochs"] = {n: (old, vars(self)[n]) for n, old in given.items() if old != vars(self)[n]}

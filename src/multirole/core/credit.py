@@ -226,6 +226,16 @@ def credit_callback(
     return None if name == "outcome" else RowCredit(name, judge if name == "critic" else None)
 
 
+def judge_episodes(judge: Judge, episodes: list[Episode]) -> None:
+    """Set `is_right` of all turns. Each process judges a share and gets all results."""
+    share = own_share(episodes)
+    judge(share)
+    judged = gather_objects([[turn.is_right for turn in episode.turns] for episode in share])
+    for episode, flags in zip(episodes, itertools.chain.from_iterable(judged), strict=True):
+        for turn, flag in zip(episode.turns, flags, strict=True):
+            turn.is_right = flag
+
+
 class RowCredit(MultiRoleCallback):
     """Callback that sets the advantages of an iteration's rows by an estimator without forks."""
 
@@ -234,12 +244,7 @@ class RowCredit(MultiRoleCallback):
 
     def on_rollout_end(self, trainer: Trainer, episodes: list[Episode]) -> None:
         if self.judge is not None:
-            share = own_share(episodes)
-            self.judge(share)
-            judged = gather_objects([[turn.is_right for turn in episode.turns] for episode in share])
-            for episode, flags in zip(episodes, itertools.chain.from_iterable(judged), strict=True):
-                for turn, flag in zip(episode.turns, flags, strict=True):
-                    turn.is_right = flag
+            judge_episodes(self.judge, episodes)
 
     def on_rows(self, trainer: Trainer, rows: list[Row]) -> list[Row]:
         n = trainer.args.num_generations
@@ -293,7 +298,8 @@ class BranchCredit(MultiRoleCallback):
         grown: list[Row] = []
         for row in rows:
             group = [row]
-            for branch in self.branches.get(id(row.turn), []):
+            scored_branches = [b for b in self.branches.get(id(row.turn), []) if b.reward is not None]
+            for branch in scored_branches:
                 turn = same_turn(row.episode, row.turn, branch)
                 is_masked = trainer.args.mask_truncated_completions and turn.finish_reason == "length"
                 group.append(Row(branch, turn, row.adapter, is_masked=is_masked))
@@ -310,7 +316,7 @@ class ShapleyCredit(MultiRoleCallback):
     """Callback that gives each role its Shapley value over coalitions of trained roles, while the base plays the other roles.
 
     Every turn of a role gets the role's value, compared among the n episodes of the problem as (phi - mean) / (std + 1e-6). An episode of
-    r roles is replayed 2^r - 1 times. The base's replies have seeds of their own: with those of the roles a new adapter, which is equal to the
+    r roles is replayed 2^r - 1 times; where one of the replays has no reward, the episode's rows get 0. The base's replies have seeds of their own: with those of the roles a new adapter, which is equal to the
     base, would be worth exactly 0 in every episode, and never be trained.
     """
 
@@ -330,7 +336,10 @@ class ShapleyCredit(MultiRoleCallback):
         played = play_scored(trainer, forks, trainer.state.global_step, self.score)
         self.values = {}
         for i, episode in enumerate(scored):
-            rewards = [_reward(replay) for replay in played[i * len(coalitions) : (i + 1) * len(coalitions)]]
+            replays = played[i * len(coalitions) : (i + 1) * len(coalitions)]
+            if any(replay.reward is None for replay in replays):
+                continue  # it failed, or its reward function left it out: there is no value
+            rewards = [_reward(replay) for replay in replays]
             worth = dict(zip(coalitions, rewards, strict=True)) | {frozenset(roles): _reward(episode)}
             self.values[id(episode)] = shapley_values(worth, roles)
 
@@ -356,7 +365,8 @@ def set_all(rows: list[Row], advantages: Sequence[float]) -> list[Row]:
 def play_scored(trainer: Any, forks: Sequence[Fork], iteration: int, score: Score) -> list[Episode]:
     """Replay forks under the trainer's present weights and score them, as `forks.play_forks` does on one process.
 
-    Each process replays and scores a share and gets all results. Raises ValueError for episodes that older weights played.
+    Each process replays and scores a share and gets all results. Replays that failed are not scored: their reward is None. Raises ValueError
+    for episodes that older weights played.
     """
     present = trainer.state.global_step
     if any(turn.version not in (None, present) for fork in forks for turn in fork.episode.turns):
@@ -367,8 +377,8 @@ def play_scored(trainer: Any, forks: Sequence[Fork], iteration: int, score: Scor
     attempts, replays = replays_of(trainer.workflow, forks)
     episodes = trainer.play(attempts, iteration, replays=replays)
     share = own_share(episodes)
-    if share:
-        score(share)
+    if finished := [episode for episode in share if episode.failure is None]:
+        score(finished)
     rewards = itertools.chain.from_iterable(gather_objects([episode.reward for episode in share]))
     for episode, reward in zip(episodes, rewards, strict=True):
         episode.reward = reward

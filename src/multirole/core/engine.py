@@ -47,7 +47,7 @@ class Completion:
 
 
 class EngineError(RuntimeError):
-    """An engine cannot go on, for a reason outside of this process. Its message says it all, so it is shown without our frames."""
+    """An engine cannot go on, for a reason outside of this process. The message is complete, so the traceback is hidden."""
 
 
 class Engine(Protocol):

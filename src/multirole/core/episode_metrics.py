@@ -11,7 +11,7 @@ from multirole.core.types import OVERFLOW, Episode
 logger = logging.getLogger(__name__)
 
 SILENT_ITERATIONS = 10
-"""Iterations in a row without any reward after which it is said."""
+"""Iterations in a row without any reward after which a warning is logged."""
 ZERO_REWARD = (
     "Every episode of %d iterations in a row has the reward 0, so nothing has been learned. Likely causes: the reward function does not "
     "find the answer (print what it gets in `completions`), replies are cut off at `max_completion_length` (see the roles' "
@@ -25,13 +25,13 @@ class ZeroRewardWarning:
     def __init__(self) -> None:
         self.n_iterations = 0  # in a row whose rewards were all 0
 
-    def count(self, episodes: list[Episode], says_so: bool) -> None:
-        """Count one iteration's episodes; the warning is logged only by a process that `says_so`."""
+    def count(self, episodes: list[Episode], is_main_process: bool) -> None:
+        """Count one iteration's episodes; only the main process logs the warning."""
         rewards = [episode.reward.value for episode in episodes if episode.reward is not None]
         if not rewards:
             return
         self.n_iterations = 0 if any(rewards) else self.n_iterations + 1
-        if self.n_iterations == SILENT_ITERATIONS and says_so:
+        if self.n_iterations == SILENT_ITERATIONS and is_main_process:
             logger.warning(ZERO_REWARD, SILENT_ITERATIONS)
 
 

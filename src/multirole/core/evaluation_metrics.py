@@ -21,20 +21,23 @@ logger = logging.getLogger(__name__)
 
 
 def score_shares(
-    episodes: list[Episode], dataset: Any, calculate_rewards: Callable[..., Tensor], accelerator: Accelerator
+    episodes: list[Episode],
+    rows: list[dict[str, Any]],
+    calculate_rewards: Callable[..., Tensor],
+    accelerator: Accelerator,
 ) -> Tensor:
     """Set `reward` of evaluation episodes; each process scores a share. Returns all rewards (N, F), by function.
 
     TRL gathers the rewards, which needs shares of equal size: the last episode is scored more than once where they are not.
 
     Args:
-        episodes: of every process, equally many for each row of `dataset`, in the order of the rows.
+        episodes: of every process, equally many for each of `rows`, in their order.
         calculate_rewards: TRL's `_calculate_rewards`, which returns the rewards of all processes.
     """
-    repeats, size = len(episodes) // len(dataset), -(-len(episodes) // accelerator.num_processes)
+    repeats, size = len(episodes) // len(rows), -(-len(episodes) // accelerator.num_processes)
     start = accelerator.process_index * size
     share = [min(i, len(episodes) - 1) for i in range(start, start + size)]
-    inputs = [dataset[i // repeats] | {"episodes": episodes[i]} for i in share]
+    inputs = [rows[i // repeats] | {"episodes": episodes[i]} for i in share]
     rewards = calculate_rewards(inputs, [row["prompt"] for row in inputs], [], [])
     scored = itertools.chain.from_iterable(gather_objects([(i, episodes[i].reward) for i in share]))
     first_rows: dict[int, int] = {}  # episode -> the first of its rows

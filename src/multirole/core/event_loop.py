@@ -8,7 +8,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 import torch
@@ -16,12 +16,14 @@ import torch
 T = TypeVar("T")
 POLL = 0.5
 """Seconds between two checks of the thread."""
+ALONE = 60.0
+"""Seconds for which every episode may wait for something other than a model call, such as a tool in a thread, without `waits_outside`."""
 
 
 class EngineSelector(selectors.DefaultSelector):
     """An I/O selector that steps the engine instead of sleeping.
 
-    `may_wait` allows coroutines to wait for threads and sockets when the engine has nothing to do.
+    When the engine has nothing to do, coroutines may wait for threads for `ALONE` seconds, and without a limit if `may_wait`.
     """
 
     def __init__(self, advance: Callable[[], bool], may_wait: bool = False) -> None:
@@ -31,12 +33,21 @@ class EngineSelector(selectors.DefaultSelector):
     def select(self, timeout: float | None = None) -> list:
         if timeout == 0 or self.advance():  # 0: some coroutine can run now
             return super().select(0)
-        if timeout is None and not self.may_wait and len(self.get_map()) <= 1:  # the one is the loop's own self-pipe
-            raise RuntimeError(
-                "Every episode waits for something other than a model call, so the rollout would hang. "
-                "A workflow may only await `call(...)`, gathers of calls, and asyncio timers."
-            )
-        return super().select(timeout)
+        is_idle = timeout is None and len(self.get_map()) <= 1  # the one is the loop's own self-pipe
+        if not is_idle or self.may_wait:
+            return super().select(timeout)
+        if events := super().select(ALONE):
+            return events
+        raise RuntimeError(
+            f"For {ALONE:g} s every episode has waited for something other than a model call, so the rollout may hang. If the workflow waits "
+            "for slow tools or other threads, set `waits_outside = True` on it; otherwise await only `call(...)`, tools and asyncio timers."
+        )
+
+
+def new_loop(may_wait: bool) -> tuple[EngineSelector, asyncio.AbstractEventLoop]:
+    """Return a new event loop and its selector, which drives no engine yet."""
+    selector = EngineSelector(lambda: False, may_wait)
+    return selector, asyncio.SelectorEventLoop(selector)
 
 
 def in_thread(work: Callable[[], T], check: Callable[[int], object] = lambda thread: None) -> T:
@@ -63,10 +74,10 @@ def in_thread(work: Callable[[], T], check: Callable[[int], object] = lambda thr
 
 def cancel_tasks(loop: asyncio.AbstractEventLoop) -> None:
     """Cancel all tasks of an event loop that is not running, and wait until they have ended."""
-    tasks = asyncio.all_tasks(loop)
-    for task in tasks:
-        task.cancel()
-    loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+    if tasks := asyncio.all_tasks(loop):
+        for task in tasks:
+            task.cancel()
+        loop.run_until_complete(asyncio.wait(tasks))
 
 
 def position(coroutine: Any, thread: int) -> str:
@@ -80,8 +91,26 @@ def position(coroutine: Any, thread: int) -> str:
     return user_lines(frames)
 
 
+def is_users(frame: FrameType) -> bool:
+    """Return whether a frame is neither of asyncio or threading nor of this package."""
+    ours = ("asyncio", "concurrent", "threading", "multirole")
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] not in ours
+
+
+def users_traceback(where: TracebackType | None) -> TracebackType | None:
+    """Return the part of a traceback that begins with the user's code, so that a debugger starts there; all of it if there is none."""
+    part = where
+    while part is not None and not is_users(part.tb_frame):
+        part = part.tb_next
+    return part or where
+
+
+def last_line(error: BaseException) -> str:
+    """Return the line at which an error was raised."""
+    return "".join(traceback.format_tb(error.__traceback__)[-1:]).rstrip()
+
+
 def user_lines(frames: Iterable[tuple[FrameType, int]]) -> str:
     """Return a traceback's lines without those of asyncio, threading and this package."""
-    ours = ("asyncio", "concurrent", "threading", "multirole")
-    user_frames = [frame for frame in frames if frame[0].f_globals["__name__"].partition(".")[0] not in ours]
+    user_frames = [frame for frame in frames if is_users(frame[0])]
     return "".join(traceback.StackSummary.extract(user_frames).format()).rstrip()

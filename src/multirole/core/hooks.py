@@ -101,6 +101,9 @@ class MultiRoleCallback(TrainerCallback):
         """Called at the end of the iteration; `iteration.roles` is logged after the last callback."""
 
     def on_episodes_evaluated(
-        self, trainer: Trainer, episodes: list[Episode], metrics: dict[str, float]
+        self, trainer: Trainer, episodes: list[Episode], metrics: dict[str, float], prefix: str
     ) -> None:  # fmt: skip
-        """Called when the episodes of an evaluation with the current adapters are finished and scored."""
+        """Called when the episodes of an evaluation with the current adapters are finished and scored.
+
+        Names of metrics begin with `prefix`: "eval", "eval_<name>" for one of several datasets, or "test" in `predict`.
+        """

@@ -6,7 +6,6 @@ stages, no polling, and the order of events depends on nothing but the engine.
 """
 
 import asyncio
-import functools
 import hashlib
 import itertools
 import logging
@@ -23,7 +22,16 @@ from transformers import PreTrainedTokenizerBase
 from multirole.core import event_loop
 from multirole.core.chat import Renderer, chat_template, control_tokens
 from multirole.core.engine import Completion, Engine, Request, Sampling
-from multirole.core.event_loop import EngineSelector, cancel_tasks, in_thread, position, user_lines
+from multirole.core.event_loop import (
+    EngineSelector,
+    cancel_tasks,
+    in_thread,
+    last_line,
+    new_loop,
+    position,
+    user_lines,
+    users_traceback,
+)
 from multirole.core.replay import Replay
 from multirole.core.replies import opens_thought, text_outside_thoughts
 from multirole.core.types import FAILED, OVERFLOW, Answer, Episode, Message, Problem, Turn, Workflow, waits_outside
@@ -52,6 +60,13 @@ class RolloutStopped(Exception):
 
 class WorkflowError(RuntimeError):
     """A workflow's own code failed; the message names it, the problem and the lines of that code, the cause is its error."""
+
+
+def is_overflow(error: BaseException) -> bool:
+    """Return whether an error says that a prompt was too long, also in the group that an `asyncio.TaskGroup` raises."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(is_overflow, error.exceptions))
+    return isinstance(error, PromptOverflow)
 
 
 def numbered_attempts(problems: Iterable[Problem]) -> list[Attempt]:
@@ -142,10 +157,10 @@ def check_failures(episodes: Sequence[Episode], most: int) -> None:
         )
 
 
-async def _all_done(asked: list[asyncio.Future[Completion]]) -> None:
-    """Wait for all calls of an episode, including those made while waiting."""
-    while not all(future.done() for future in asked):
-        await asyncio.gather(*asked)
+async def _all_done(asked: list[asyncio.Future[None]]) -> None:
+    """Wait until all calls of an episode are recorded or cancelled, including those made while waiting."""
+    while running := [future for future in asked if not future.done()]:
+        await asyncio.wait(running)
 
 
 @dataclass
@@ -169,11 +184,12 @@ class Rollout:
     version: int | None = None  # of the adapters that the engine has, for the turns
     is_stopped: Callable[[], bool] = lambda: False  # asked before each step; if so, `RolloutStopped` is raised
 
-    _lasting: ClassVar[tuple[EngineSelector, asyncio.Runner] | None] = None
+    _lasting: ClassVar[tuple[EngineSelector, asyncio.AbstractEventLoop] | None] = None
     """The event loop of all rollouts that wait outside: frameworks keep clients, and clients belong to a loop."""
 
     def __post_init__(self) -> None:
         self.patience = PATIENCE
+        self._keys = itertools.count()  # of requests; an engine that failed may still hold some
         self._encoded: dict[str, list[int]] = {}
         self._playing: list[tuple[Episode, Any]] = []
         self._n_failed = 0
@@ -203,6 +219,8 @@ class Rollout:
         self._clock += event_loop.POLL
         if self._clock - self._progress < self.patience:
             return
+        if waits_outside(self.workflow):
+            Rollout._lasting = None  # its thread is left behind
         episode, coroutine = max(self._playing, key=lambda one: (one[1].cr_frame is not None, one[1].cr_running))
         raise WorkflowError(
             f"The workflow {self.workflow.name!r} hangs on problem {episode.problem.id!r}: for {self.patience:g} s no episode has made a "
@@ -227,19 +245,23 @@ class Rollout:
     ) -> None:
         """Play all episodes in an event loop whose waiting steps the engine."""
         waiting: dict[int, asyncio.Future[Completion]] = {}
-        keys = itertools.count()
+
+        def step() -> list[tuple[int, Completion]]:
+            try:
+                return self.engine.step()
+            except BaseException:
+                waiting.clear()  # a broken engine finishes nothing
+                raise
 
         def advance() -> bool:
             if self.is_stopped():
-                while waiting:  # the engine must have no request left when the rollout ends
-                    for key, _ in self.engine.step():
-                        del waiting[key]
                 raise RolloutStopped
             if not waiting:
                 return False
             self._progress = math.inf  # the engine takes what it needs
-            for key, completion in self.engine.step():
-                waiting.pop(key).set_result(completion)
+            for key, completion in step():
+                if key in waiting:  # or it is of a rollout that was given up
+                    waiting.pop(key).set_result(completion)
             self._progress = self._clock
             return True
 
@@ -257,9 +279,9 @@ class Rollout:
             return Request(prompt_ids, self.policy[role], seed, most, sampling.temperature, episode.problem.id)
 
         def send(request: Request) -> asyncio.Future[Completion]:
-            key = next(keys)
-            waiting[key] = asyncio.get_running_loop().create_future()
+            key = next(self._keys)
             self.engine.add(key, request)
+            waiting[key] = asyncio.get_running_loop().create_future()
             return waiting[key]
 
         chosen: Sequence[Replay | None] = replays or [None] * len(episodes)
@@ -271,33 +293,42 @@ class Rollout:
         async def all_episodes() -> None:
             await asyncio.gather(*(coroutine for _, coroutine in self._playing))
 
-        with self._runner(advance) as runner:
-            runner.run(all_episodes())
+        try:
+            with self._event_loop(advance) as loop:
+                loop.run_until_complete(all_episodes())
+        finally:
+            self._progress = math.inf  # the engine takes what it needs
+            while waiting:  # calls that were cancelled: the engine must have no request left when the rollout ends
+                for key, _ in step():
+                    waiting.pop(key, None)
 
     @contextmanager
-    def _runner(self, advance: Callable[[], bool]) -> Iterator[asyncio.Runner]:
-        """Return an event loop that the engine drives. One that outlives the rollout where clients of the workflow keep connections."""
-        selector = EngineSelector(advance, waits_outside(self.workflow))
-        make_loop = functools.partial(asyncio.SelectorEventLoop, selector)
-        if not selector.may_wait:
-            with asyncio.Runner(loop_factory=make_loop) as runner:
-                yield runner
-            return
-        if Rollout._lasting is None:
-            Rollout._lasting = selector, asyncio.Runner(loop_factory=make_loop)
-        Rollout._lasting[0].advance = advance
+    def _event_loop(self, advance: Callable[[], bool]) -> Iterator[asyncio.AbstractEventLoop]:
+        """Return an event loop that the engine drives. It outlives the rollout where clients of the workflow keep connections.
+
+        Threads in which tools hang are left behind.
+        """
+        lasts, is_whole = waits_outside(self.workflow), False
+        selector, loop = Rollout._lasting if lasts and Rollout._lasting else new_loop(may_wait=lasts)
+        if lasts:
+            Rollout._lasting = selector, loop
+        selector.advance = advance
         try:
-            yield Rollout._lasting[1]
-        except RolloutStopped:  # or its episodes would go on in the next rollout
-            Rollout._lasting[0].advance = lambda: False
-            cancel_tasks(Rollout._lasting[1].get_loop())
-            raise
+            yield loop
+            is_whole = True
+        finally:
+            selector.advance, selector.may_wait = (lambda: False), True
+            if not lasts or not is_whole:  # or its episodes would go on in the next rollout
+                cancel_tasks(loop)
+            if not lasts:
+                loop.run_until_complete(loop.shutdown_asyncgens())
+                loop.close()
 
     async def _try_episode(
         self, episode: Episode, request_of: Callable[..., Request], send: Send, replay: Replay | None
     ) -> None:
         """Play one episode. Its failure is recorded on it, or raised where `max_failed_episodes` have failed already."""
-        asked: list[asyncio.Future[Completion]] = []
+        asked: list[asyncio.Future[None]] = []  # one for each call, done when its turn is recorded or it was cancelled
         try:
             await self._play_episode(episode, request_of, send, asked, replay)
         except WorkflowError as error:
@@ -306,7 +337,7 @@ class Rollout:
                 raise self._last_failure(error) from error.__cause__
             episode.failure, episode.answer = str(error), Answer("", reason=FAILED)
             logger.warning("Left out episode %d of problem %r. %s", episode.index, episode.problem.id, error)
-            await _all_done(asked)  # the engine must have no request left when the rollout ends
+            await _all_done(asked)
             episode.turns.clear()
         else:
             self.on_episode_end(episode)
@@ -322,7 +353,7 @@ class Rollout:
                              f"The last: {error}")  # fmt: skip
 
     async def _play_episode(
-        self, episode: Episode, request_of: Callable[..., Request], send: Send, asked: list[asyncio.Future[Completion]],
+        self, episode: Episode, request_of: Callable[..., Request], send: Send, asked: list[asyncio.Future[None]],
         replay: Replay | None,
     ) -> None:  # fmt: skip
         """Run the workflow of one episode and set its turns and its answer; WorkflowError if the workflow fails."""
@@ -330,6 +361,7 @@ class Rollout:
         occurrences: Counter[tuple[str, tuple[int, ...]]] = Counter()
         unplaced: dict[str, list[tuple[Turn, int]]] = {role: [] for role in self.policy}
         made: list[str] = []  # the roles of all calls, awaited or not
+        begun: list[str] = []  # of those that were awaited
 
         def call(
             role: str, messages: list[Message], slot: int | None = 0, round: int = 0, max_tokens: int | None = None,
@@ -342,8 +374,22 @@ class Rollout:
             role: str, messages: list[Message], slot: int | None, round: int, max_tokens: int | None,
             tools: list[dict] | None,
         ) -> Turn:  # fmt: skip
-            if episode.failure is not None:  # a sibling call of the one that failed
+            begun.append(role)
+            if (
+                episode.failure is not None or episode.answer is not None
+            ):  # a sibling of the call that failed, or one that comes too late
                 raise asyncio.CancelledError
+            asked.append(asyncio.get_running_loop().create_future())
+            recorded = asked[-1]
+            try:
+                return await recorded_turn(role, messages, slot, round, max_tokens, tools)
+            finally:
+                recorded.set_result(None)
+
+        async def recorded_turn(
+            role: str, messages: list[Message], slot: int | None, round: int, max_tokens: int | None,
+            tools: list[dict] | None,
+        ) -> Turn:  # fmt: skip
             self._progress = self._clock
             self._check_call(role, messages, slot, round, called)
             called.append((role, slot, round))
@@ -358,8 +404,7 @@ class Rollout:
             if replay is not None:
                 step = replay.step(request, role, slot, round, nth, episode.turns)
             if isinstance(step, Request):
-                asked.append(send(step))
-                done = await asked[-1]
+                done = await asyncio.shield(send(step))  # the engine goes on where the workflow cancels the call
                 self.sampled_tokens += len(done.token_ids)
                 text = reply_text(self.tokenizer, done.token_ids, prompt_ids)
                 reply = done.token_ids, done.logprobs, text, done.finish_reason
@@ -372,27 +417,11 @@ class Rollout:
             episode.turns.append(turn)
             return turn
 
-        try:
-            answer = await self.workflow.run(episode.problem, call)
-        except PromptOverflow:
-            answer = Answer("", reason=OVERFLOW)
-        except (Exception, SystemExit) as error:  # the user's own code: say whose it is, and where
-            where = user_lines(traceback.walk_tb(error.__traceback__))
+        answer = await self._answer_of(episode.problem, call)
+        if len(made) > len(begun) and answer.reason != OVERFLOW:
             raise WorkflowError(
-                f"The workflow {self.workflow.name!r} failed on problem {episode.problem.id!r}: {type(error).__name__}: {error}"
-                + f"\n{where}" * bool(where)
-            ) from error
-        if not isinstance(answer, Answer) or not isinstance(answer.text, str):
-            kind, value = ("an Answer of a ", answer.text) if isinstance(answer, Answer) else ("a ", answer)
-            raise WorkflowError(
-                f"The workflow {self.workflow.name!r} returned {kind}{type(value).__name__} on problem {episode.problem.id!r}, and only "
-                "the text of an `Answer` can be scored. End `run` with `return Answer(text)`, where `text` is, for example, `turn.text`."
-            )
-        if len(made) > len(called) and answer.reason != OVERFLOW:
-            lost = Counter(made) - Counter(role for role, _, _ in called)
-            raise WorkflowError(
-                f"The workflow {self.workflow.name!r} made calls of {sorted(lost)} on problem {episode.problem.id!r} that it did not "
-                "await. Write `await call(...)`, or gather the calls."
+                f"The workflow {self.workflow.name!r} did not await its calls of {sorted(Counter(made) - Counter(begun))} on problem "
+                f"{episode.problem.id!r}. Write `await call(...)`, or gather the calls."
             )
         if replay is not None and replay.has_missed_its_turn:
             raise WorkflowError(
@@ -407,6 +436,33 @@ class Rollout:
         for turn in episode.turns:
             if turn.outcome is None:
                 turn.outcome = "answered" if self.is_answer(turn.text) else "unparsed"
+
+    async def _answer_of(self, problem: Problem, call: Callable[..., Awaitable[Turn]]) -> Answer:
+        """Run the workflow; its answer is empty where a prompt was too long. WorkflowError if it fails or returns no answer."""
+        try:
+            answer = await self.workflow.run(problem, call)
+        except (
+            Exception,
+            SystemExit,
+            asyncio.CancelledError,
+        ) as error:  # the user's own code: say whose it is, and where
+            task = asyncio.current_task()
+            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+                raise  # the rollout ends
+            if is_overflow(error):
+                return Answer("", reason=OVERFLOW)
+            where = user_lines(traceback.walk_tb(error.__traceback__)) or last_line(error)  # of a built-in workflow
+            raise WorkflowError(
+                f"The workflow {self.workflow.name!r} failed on problem {problem.id!r}: {type(error).__name__}: {error}"
+                + f"\n{where}" * bool(where)
+            ) from error.with_traceback(users_traceback(error.__traceback__))
+        if not isinstance(answer, Answer) or not isinstance(answer.text, str):
+            kind, value = ("an Answer of a ", answer.text) if isinstance(answer, Answer) else ("a ", answer)
+            raise WorkflowError(
+                f"The workflow {self.workflow.name!r} returned {kind}{type(value).__name__} on problem {problem.id!r}, and only "
+                "the text of an `Answer` can be scored. End `run` with `return Answer(text)`, where `text` is, for example, `turn.text`."
+            )
+        return answer
 
     def _known_reply(self, reply: Turn | str) -> tuple[list[int], list[float], str, str]:
         """Return ids, log-probs, text and finish reason of a reply that is not generated: a turn's, or a text with probability 1."""

@@ -17,10 +17,16 @@ MAX_EVALUATION_ROWS = 100_000
 
 
 class IndexedRows(TorchDataset):
-    """The rows of a dataset, each with its index in the column `index_column`. The dataset may format or transform its rows."""
+    """The rows of a dataset, each with its index in the column `index_column`.
+
+    The dataset may format its rows. Where it transforms them (`set_transform`), they are read once, so that the workflow, all episodes
+    of a problem and the reward functions see the same row, whatever the transform draws.
+    """
 
     def __init__(self, dataset: Dataset, index_column: str) -> None:
-        self.dataset, self.index_column = dataset, index_column
+        is_transformed = dataset.format["type"] == "custom"
+        self.dataset: Dataset | list[dict[str, Any]] = list(dataset) if is_transformed else dataset
+        self.index_column = index_column
 
     def __len__(self) -> int:
         return len(self.dataset)

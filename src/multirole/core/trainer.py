@@ -35,7 +35,7 @@ from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOu
 from multirole.core.adapter_update import AdapterGradient, RowGroup, set_optimizer_mode
 from multirole.core.advantages import groups_of_equal_rewards
 from multirole.core.ahead import RolloutsAhead, check_staleness, staleness_metrics
-from multirole.core.arguments import check_arguments, check_processes, kl_weights, named_adapters
+from multirole.core.arguments import check_arguments, check_processes, kl_weights, named_adapters, use_one_gpu
 from multirole.core.chat import Renderer, chat_template, check_chats
 from multirole.core.checkpoints import PolicyMap, check_checkpoint, copy_adapters, resume_argument
 from multirole.core.completions_table import evaluation_logs, save_separately
@@ -124,7 +124,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     - `training_step`: the iteration.
     - `_get_per_token_logps_and_entropies`: the same numbers from right-padded rows without an attention mask.
     - `get_high_entropy_mask`: the tokens of the mini-batch's top quantile.
-    - `_clip_grad_norm`: reports the norm of our last step, since HF finds no gradient to clip.
+    - `_clip_grad_norm`: reports the largest norm of the iteration's steps, since HF finds no gradient to clip.
     - `_get_learning_rate`: reports the rate of our last step, where a callback changes the schedule's.
     - `log`: TRL's; `epoch` counts passes over the dataset, and the table of completions of an evaluation holds its own episodes.
     - `evaluate`: checks the dataset that is passed, or `eval_dataset` if it was replaced, and reads a stream.
@@ -206,8 +206,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         assert workflow is not None  # or it has been refused
         processes()  # before anything that would set up torch.distributed its own way, such as vLLM
         args = copy.copy(args) if args is not None else MultiRoleGRPOConfig("multirole-grpo")
-        if args.n_gpu > 1:  # one process of a node with several: it uses the first; TRL refuses to spread it over all
-            args._n_gpu = 1
+        use_one_gpu(args)
         check_processes(args)
         check_dataset("train_dataset", train_dataset, reward_funcs)
         check_streams(train_dataset, eval_dataset, args)
@@ -352,7 +351,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         try:
             return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
         except (WorkflowError, EngineError) as error:  # their messages say where; a traceback would show this package
-            raise error.with_traceback(None) from None
+            raise error.with_traceback(None) from error.__cause__
         finally:
             if self.ahead is not None:
                 self.ahead.stop()
@@ -555,13 +554,13 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     def update(self, model: nn.Module, rows: list[Row]) -> tuple[list[OptimizerStep], Tensor]:
         """Take every optimizer step of every adapter; return the steps and their mean loss, detached."""
         steps = plan_steps(rows, self.adapters, self.args)
-        if self.args.old_logprobs == "recomputed":
+        for callback in self.multirole_callbacks:
+            callback.on_update_begin(self, rows, steps)
+        if self.args.old_logprobs == "recomputed":  # of the steps that callbacks have changed
             later = later_rows(steps, self.args.num_iterations)
             for row, logps in zip(later, self.logprobs_of(later), strict=True):
                 row.old_logps = logps
         optimizer_steps, losses = [], []
-        for callback in self.multirole_callbacks:
-            callback.on_update_begin(self, rows, steps)
         for call, (adapter, mini_batches) in enumerate(steps.items()):
             lr = self.adapter_learning_rate(adapter, call)
             for mini_batch, divisor in mini_batches * self.args.num_iterations:
@@ -571,6 +570,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self._loss_metrics.write_to(self._metrics["train"])
         for callback in self.multirole_callbacks:
             callback.on_update_end(self, rows)
+        norms = [step.grad_norm for step in optimizer_steps]
+        self._last_grad_norm = torch.tensor(max(norms, default=0.0))
         return optimizer_steps, torch.stack(losses).mean() if losses else torch.zeros(
             (), device=self.accelerator.device
         )
@@ -580,14 +581,14 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     ) -> tuple[OptimizerStep, Tensor]:
         """Take one AdamW step of one adapter on one mini-batch; no other tensor changes. Also returns the loss, detached."""
         params, loss = self.compute_gradient(model, adapter, rows, divisor)
-        self._last_grad_norm, norm_after = clip(params, self.args.max_grad_norm)
+        norm, norm_after = clip(params, self.args.max_grad_norm)
         first = self.optimizer.param_groups[0].get("initial_lr")
         for group in self.optimizer.param_groups:  # a user's optimizer may have groups with different rates
             group["lr"] = lr * (group["initial_lr"] / first) if first else lr
         self._last_lr = lr
         self.optimizer.step()
         self.optimizer.zero_grad()  # to None: zeros would move the other adapters (momentum, decay)
-        step = OptimizerStep(adapter, rows, lr, self._last_grad_norm.item(), norm_after.item())
+        step = OptimizerStep(adapter, rows, lr, norm.item(), norm_after.item())
         for callback in self.multirole_callbacks:
             callback.on_adapter_step(self, step)
         return step, loss
@@ -747,7 +748,10 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
     ) -> PredictionOutput:  # fmt: skip
         checked = checked_evaluation(test_dataset, self.reward_funcs, "test_dataset")
-        return super().predict(checked, ignore_keys, metric_key_prefix)
+        try:
+            return super().predict(checked, ignore_keys, metric_key_prefix)
+        finally:
+            self._evaluated = None  # HF logs nothing here, so that the next log is an iteration's
 
     def _evaluation_set(self, eval_dataset: Any) -> Any:
         """The dataset, or the dict of them, that `evaluate` is asked for: checked, and read where it is a stream."""
@@ -770,24 +774,24 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
 
         `eval_loss` is the objective at a ratio of 1 without KL. It is about 0 for every policy, as in TRL.
         """
-        dataset: Any = dataloader.dataset
+        rows: list[dict[str, Any]] = list(dataloader.dataset)  # once: a transform of the dataset may draw
         n_episodes, prefix = self.args.num_generations_eval or 1, metric_key_prefix
         self.model.eval()
         set_optimizer_mode(self.optimizer, "eval")
-        episodes = self.play([(problem, i) for problem in to_problems(dataset) for i in range(n_episodes)], -1)
-        scores = score_shares(episodes, dataset, self._calculate_rewards, self.accelerator)  # (N, F)
+        episodes = self.play([(problem, i) for problem in to_problems(rows) for i in range(n_episodes)], -1)
+        scores = score_shares(episodes, rows, self._calculate_rewards, self.accelerator)  # (N, F)
         means = mean_by_name(self.reward_func_names, scores)
         self._rest_engine()
         metrics = evaluation_metrics(prefix, episodes, means, bool(self.args.max_failed_episodes))
         for callback in self.multirole_callbacks:
-            callback.on_episodes_evaluated(self, episodes, metrics)
+            callback.on_episodes_evaluated(self, episodes, metrics, prefix)
         metrics |= mean_of_logged(prefix, self._pending_metrics)
         rewards = [None if episode.reward is None else episode.reward.value for episode in episodes]
         advantages = evaluation_advantages(rewards, n_episodes)
         metrics[f"{prefix}_loss"] = surrogate_loss(episodes, advantages, self.args.loss_type)
         if self.log_completions:
             columns = dict(zip(self.reward_func_names, scores.T.tolist(), strict=True))
-            prompts = [row["prompt"] for row in dataset for _ in range(n_episodes)]
+            prompts = [row["prompt"] for row in rows for _ in range(n_episodes)]
             extra = dict(self._pending_extra_logs)
             self._evaluated = prefix, evaluation_logs(prompts, episodes, columns, advantages, extra)
         self._pending_metrics.clear()  # or TRL would add them to the next iteration's

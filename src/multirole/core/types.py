@@ -148,7 +148,8 @@ class Call(Protocol):
 class Workflow(Protocol):
     """Interface of a workflow: a name, its roles, and one coroutine per episode.
 
-    `roles` maps each role to its multiplicity, the number of slots it fills in one stage (paper sec 3).
+    `roles` maps each role to its multiplicity, the number of slots it fills in one stage (paper sec 3). Optional attributes: `structure`
+    (a `Structure`), and `waits_outside`, which is True where all episodes may wait for tools or other threads for more than a minute at once.
     """
 
     name: str
@@ -223,7 +224,7 @@ def structure_of(workflow: Any) -> Structure:
 
 
 def waits_outside(workflow: Any) -> bool:
-    """Return the workflow's optional attribute `waits_outside`: whether it waits for other threads or sockets."""
+    """Return the workflow's optional attribute `waits_outside`: whether it may wait for other threads or sockets without a limit."""
     return getattr(workflow, "waits_outside", False)
 
 

@@ -51,7 +51,6 @@ ITERATION = 2 * 10**6
 """Number of the measured episodes' iteration. Sampling seeds follow from it, so that none repeats an episode of the training run."""
 TAIL, COALITION = 1000, 5000
 """Numbers of the first draws of what follows and of other roles' turns in a coalition, so that they are no draws of a reply."""
-ESTIMATORS = CREDITS
 
 
 def place_of(turn: Turn) -> Place:
@@ -251,7 +250,7 @@ class _Measurer:
         for i, ((episode, turn), by_tail) in enumerate(zip(at, variants, strict=True)):
             draws = self._draws(turn, by_tail, pools[episode.problem.id], values, i)
             exact = self._exact(by_tail)
-            moments = {name: moments_of(draws[name], exact) for name in ESTIMATORS}
+            moments = {name: moments_of(draws[name], exact) for name in CREDITS}
             contexts.append(Context(episode.problem.id, place_of(turn), moments))
         return Measurement(contexts, self._costs([variant for variant, _ in everyone], variants, shapley_tokens))
 
@@ -351,7 +350,7 @@ class _Measurer:
     ) -> dict[str, np.ndarray]:  # fmt: skip
         """Return two draws (K, 2) of every estimator's advantage for the target replies of one context."""
         n, n_compared = self.sizes.replies, self.sizes.branches - 1
-        draws = {name: np.empty((n, 2)) for name in ESTIMATORS}
+        draws = {name: np.empty((n, 2)) for name in CREDITS}
         for reply, draw in itertools.product(range(n), range(2)):
             drawn = by_tail[reply, draw + 1].episode
             others = [variant.episode for variant in pools[draw]]
@@ -393,7 +392,7 @@ class _Measurer:
         forked = _mean(
             v.tokens for by_tail in variants for (reply, _), v in by_tail.items() if reply >= self.sizes.replies
         )
-        costs = dict.fromkeys(ESTIMATORS, per_row)
+        costs = dict.fromkeys(CREDITS, per_row)
         for name in ("branches", "leave_one_out"):  # each turn is trained once, and each of its forks
             costs[name] = (per_row + (n_branches - 1) * forked) / n_branches
         costs["shapley"] += _mean(shapley_tokens[id(v.episode)] for v in pool) / turns

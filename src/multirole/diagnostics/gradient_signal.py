@@ -16,6 +16,7 @@ batches. They say nothing about other checkpoints or seeds.
 Not covered: the preconditioning of AdamW, which moves weights by another vector than the gradient, clipping, and sharded models (FSDP2).
 """
 
+import copy
 import itertools
 import math
 from collections import Counter, defaultdict
@@ -256,7 +257,7 @@ def measure_gradients(trainer: MultiRoleGRPOTrainer, n_batches: int, seed: int =
 
     A batch is an iteration's episodes: as many problems and attempts as training takes, with their advantages. A gradient is that
     of the loss over all rows of the adapter in the batch (`update` would cut them into optimizer steps). Problems come in a new
-    order, drawn by `seed`. Callbacks see the episodes and may change the rows, but do not see the gradients. Memory: B x K x n float32
+    order, drawn by `seed`. The measurement is not logged, and changes no counter. Callbacks see the episodes and may change the rows, but do not see the gradients. Memory: B x K x n float32
     numbers on the CPU for an adapter of n elements and K parts.
 
     Raises ValueError for fewer than two batches, for a dataset that is a stream, or for a sharded model.
@@ -265,22 +266,42 @@ def measure_gradients(trainer: MultiRoleGRPOTrainer, n_batches: int, seed: int =
         raise ValueError(f"`n_batches` must be 2 or more, got {n_batches}: noise is what differs between batches.")
     if trainer.is_sharded or not isinstance(trainer.problems, list):
         raise ValueError("Gradients at fixed weights need an unsharded model and a dataset of known length.")
-    args, state, before = trainer.args, trainer.state, trainer.state.global_step
-    n_episodes = args.generation_batch_size
-    order = problem_order(len(trainer.problems), args.num_generations, n_batches * n_episodes, FIRST_ITERATION + seed)
+    n_episodes = trainer.args.generation_batch_size
+    length, first = n_batches * n_episodes, FIRST_ITERATION * (seed + 1)
+    order = problem_order(len(trainer.problems), trainer.args.num_generations, length, FIRST_ITERATION + seed)
     batches = []
     trainer.model.train()
-    try:
+    with _restored(trainer):
         for batch in range(n_batches):
-            state.global_step = FIRST_ITERATION + seed + batch  # every turn has its own seed
+            trainer.state.global_step = first + batch  # every turn has its own seed
             batches.append(_gradients_of_batch(trainer, order[batch * n_episodes : (batch + 1) * n_episodes]))
-    finally:
-        state.global_step = before
-        trainer._rest_engine()
     return {adapter: _stacked([batch[adapter] for batch in batches]) for adapter in trainer.adapters}
 
 
 Batch = tuple[dict[Part, Tensor], Counter[Part], Counter[Part]]
+
+
+LOGGED = (
+    "_metrics", "_logs", "_pending_metrics", "_pending_extra_logs", "_loss_metrics", "_weight_sums", "entropy_coef", "_last_world_entropy",
+)  # fmt: skip
+"""The trainer's attributes in which a rollout or a loss counts something for a log or for the next optimizer step."""
+
+
+@contextmanager
+def _restored(trainer: MultiRoleGRPOTrainer) -> Iterator[None]:
+    """Context manager: the trainer counts and logs nothing, and its engine rests afterwards."""
+    state = trainer.state
+    step, n_tokens, n_sampled = state.global_step, state.num_input_tokens_seen, trainer.rollout.sampled_tokens
+    kept = {name: getattr(trainer, name) for name in LOGGED}
+    for name, value in kept.items():
+        setattr(trainer, name, copy.deepcopy(value))
+    try:
+        yield
+    finally:
+        for name, value in kept.items():
+            setattr(trainer, name, value)
+        state.global_step, state.num_input_tokens_seen, trainer.rollout.sampled_tokens = step, n_tokens, n_sampled
+        trainer._rest_engine()
 
 
 @contextmanager

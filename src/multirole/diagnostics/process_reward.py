@@ -2,8 +2,7 @@
 
 from collections.abc import Callable
 
-from multirole.core.credit import compared
-from multirole.core.distributed import gather_objects, own_share
+from multirole.core.credit import compared, judge_episodes
 from multirole.core.hooks import MultiRoleCallback
 from multirole.core.rows import Row
 from multirole.core.trainer import MultiRoleGRPOTrainer
@@ -22,12 +21,7 @@ class ProcessReward(MultiRoleCallback):
         self.weight, self.judge = weight, judge
 
     def on_rollout_end(self, trainer: MultiRoleGRPOTrainer, episodes: list[Episode]) -> None:
-        local_episodes = own_share(episodes)
-        self.judge(local_episodes)
-        judged = gather_objects([[turn.is_right for turn in episode.turns] for episode in local_episodes])
-        for episode, is_right in zip(episodes, [flags for part in judged for flags in part], strict=True):
-            for turn, flag in zip(episode.turns, is_right, strict=True):
-                turn.is_right = flag
+        judge_episodes(self.judge, episodes)
 
     def on_rows(self, trainer: MultiRoleGRPOTrainer, rows: list[Row]) -> list[Row]:
         for row, advantage in zip(rows, process_advantages(rows, trainer.args.num_generations), strict=True):

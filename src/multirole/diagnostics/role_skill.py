@@ -86,7 +86,7 @@ def _skills_of(role: str, turns_of: dict[str, pd.DataFrame], structure: Structur
     else:
         share = _share(turns_of[str(duty.of)])
         split = share[(share > 0) & (share < 1)]
-        right = part.set_index("problem")["correct"].astype(float).reindex(split.index)
+        right = part.drop_duplicates("problem").set_index("problem")["correct"].astype(float).reindex(split.index)
         yield duty.kind, right.mean(), split.mean(), len(split)
 
 
@@ -101,7 +101,7 @@ def _share(part: pd.DataFrame) -> pd.Series:
 
 
 class SkillWatch(MultiRoleCallback):
-    """Callback that measures every role's skill at each evaluation: `rows`, and `eval_<role>_<measure>` in the evaluation's metrics.
+    """Callback that measures every role's skill at each evaluation: `rows`, and `<prefix>_<role>_<measure>` in the evaluation's metrics.
 
     Only the first process measures. `scorer` grades the solvers' turns.
     """
@@ -110,11 +110,13 @@ class SkillWatch(MultiRoleCallback):
         self.scorer = scorer
         self.rows: list[dict[str, Any]] = []
 
-    def on_episodes_evaluated(self, trainer: Trainer, episodes: list[Episode], metrics: dict[str, float]) -> None:
+    def on_episodes_evaluated(
+        self, trainer: Trainer, episodes: list[Episode], metrics: dict[str, float], prefix: str
+    ) -> None:
         if trainer.is_world_process_zero():
             structure = structure_of(trainer.workflow)
             solvers = [role for role, duty in structure.duties.items() if duty.kind == "solves"]
             grade(episodes[:MAX_GRADED_EPISODES], solvers, self.scorer)
             self.rows = role_skills(frame_of(episodes[:MAX_GRADED_EPISODES]), structure)
-            metrics |= {f"eval_{row['role'] or 'workflow'}_{row['measure']}": row["skill"] for row in self.rows
+            metrics |= {f"{prefix}_{row['role'] or 'workflow'}_{row['measure']}": row["skill"] for row in self.rows
                         if row["measure"] != "workflow" and row["skill"] == row["skill"]}  # fmt: skip

@@ -189,7 +189,7 @@ def _mean(values: Sequence[float]) -> float:
 
 
 class RoleValue(MultiRoleCallback):
-    """Callback that measures each role's worth at each evaluation: `effects`, and `eval_<role>_<how>_change` and `..._moved`.
+    """Callback that measures each role's worth at each evaluation: `effects`, and `<prefix>_<role>_<how>_change` and `..._moved`.
 
     It replays evaluation episodes, so it costs rollouts: with r roles about 2 r `n_draws` times as many episodes as it
     reads, of which only what follows from the role is generated.
@@ -212,10 +212,12 @@ class RoleValue(MultiRoleCallback):
         self.score, self.n_problems, self.how, self.n_draws = score, n_problems, tuple(how), n_draws
         self.effects: list[RoleEffect] = []
 
-    def on_episodes_evaluated(self, trainer: Trainer, episodes: list[Episode], metrics: dict[str, float]) -> None:
+    def on_episodes_evaluated(
+        self, trainer: Trainer, episodes: list[Episode], metrics: dict[str, float], prefix: str
+    ) -> None:
         problems = list(dict.fromkeys(episode.problem.id for episode in episodes))[: self.n_problems]
         read = [episode for episode in episodes if episode.problem.id in problems and episode.reward is not None]
         self.effects = role_values(trainer, read, self.score, -1, self.how, self.n_draws) if read else []
         for effect in self.effects:
-            metrics[f"eval_{effect.role}_{effect.how}_change"] = effect.change
-            metrics[f"eval_{effect.role}_{effect.how}_moved"] = effect.moved
+            metrics[f"{prefix}_{effect.role}_{effect.how}_change"] = effect.change
+            metrics[f"{prefix}_{effect.role}_{effect.how}_moved"] = effect.moved

@@ -9,9 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from multirole.core.logprobs import FLASH
+
 N_COLUMNS = 10
-FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-"""The kernel behind `scaled_dot_product_attention` on a CPU; it also returns the log-sum-exp of each query."""
 
 
 class Pool:

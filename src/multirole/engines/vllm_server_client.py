@@ -1,8 +1,8 @@
 """Call one vLLM server (`vllm serve`), and check its answers.
 
-Every call has its own connection, with TCP keep-alive: a server whose machine is gone is noticed within about a minute, and one
-that closes idle connections cannot close one that is about to be used. The key comes from the environment variable `VLLM_API_KEY`,
-the one that vLLM reads, and is in no message of this module.
+Every call opens its own connection, so that a server that closes idle connections cannot break a call. TCP keep-alive detects a lost
+machine within about a minute. The key comes from the environment variable `VLLM_API_KEY`, which vLLM reads too, and is in no message of
+this module.
 """
 
 import asyncio
@@ -146,7 +146,7 @@ class Server:
                 return
             except (*TRANSPORT_ERRORS, Refused) as error:
                 if asyncio.get_running_loop().time() >= give_up:
-                    waited = f" It was waited for {seconds:g} s (`vllm_server_timeout`)." if seconds else ""
+                    waited = f" Waited {seconds:g} s (`vllm_server_timeout`)." if seconds else ""
                     raise ServerLost(
                         f"The vLLM server at {self.url} does not answer ({_cause(error)}).{waited} Start it, or correct "
                         "`vllm_server_base_url`."

@@ -189,6 +189,7 @@ class CellTrainer(MultiRoleGRPOTrainer):
     def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
         with reporting(Path(self.args.output_dir)):
             super()._save_checkpoint(model, trial)
+            self.accelerator.wait_for_everyone()  # every process writes a file of its own into the checkpoint, which is then moved
             if self.recorder is not None:
                 self.recorder.save(self.state.global_step)
 

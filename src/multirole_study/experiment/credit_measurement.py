@@ -1,7 +1,7 @@
 """Measure bias and variance of credit estimators at a run's checkpoints (`multirole credit RUN`, `multirole.diagnostics.credit_accuracy`)."""
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -10,14 +10,16 @@ import torch
 from transformers import AutoTokenizer
 
 from multirole.core.threads import use_fitting_threads
-from multirole.core.types import structure_of
+from multirole.core.types import Problem, structure_of
 from multirole.diagnostics.credit_accuracy import SIZES, Measurement, Sizes, measure_credit
 from multirole.diagnostics.turn_grading import judge
 from multirole_study.experiment.base_models import locate, shape_of
+from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import TaskReward, load_adapters, make_trainer
 from multirole_study.experiment.preflight import load_problems
 from multirole_study.experiment.progress import say
 from multirole_study.experiment.role_gradients import adapters_of, cell_of
+from multirole_study.experiment.run_folder import claim
 from multirole_study.experiment.storage import write_table
 
 CREDIT_FILE = "credit_accuracy.parquet"
@@ -32,7 +34,8 @@ def measure_run(folder: Path, steps: Sequence[int] | None, n_problems: int, size
     A row has the moments of one estimator in one context: a turn of the episode of one of the first `n_problems` training problems.
     Problems that the file has already are not measured again. Steps take turns, so that all have the same problems when it is killed.
 
-    Raises ValueError for steps whose adapters the run has not kept, for fewer than two problems, and for a folder that holds no run.
+    Raises ValueError for steps whose adapters the run has not kept, for fewer than two problems, and for a folder that holds no run
+    or that another process is writing to.
     """
     cell, adapters = cell_of(folder), adapters_of(folder, steps)
     if n_problems < 2:
@@ -41,6 +44,16 @@ def measure_run(folder: Path, steps: Sequence[int] | None, n_problems: int, size
         use_fitting_threads(shape_of(cell).parameters)
     problems = load_problems(cell, AutoTokenizer.from_pretrained(locate(cell)))[:2]
     measured = problems[0][:n_problems]
+    with claim(folder):  # two measurements would erase each other's rows
+        _measure(cell, adapters, problems, measured, folder, sizes)
+    return folder / CREDIT_FILE
+
+
+def _measure(
+    cell: Cell, adapters: Mapping[int, Path | None], problems: tuple[list[Problem], list[Problem]], measured: list[Problem],
+    folder: Path, sizes: Sizes,
+) -> None:  # fmt: skip
+    """Measure problems that the file in the folder does not have yet, and add their rows."""
     rows = pq.read_table(folder / CREDIT_FILE).to_pylist() if (folder / CREDIT_FILE).exists() else []
     there = {(row["step"], row["problem"]) for row in rows}
     reward = TaskReward(cell.make_task(), measured)
@@ -65,7 +78,6 @@ def measure_run(folder: Path, steps: Sequence[int] | None, n_problems: int, size
                     say(f"{cell.id} at iteration {step}: {i + len(chunk)} of {len(measured)} problems measured")
         finally:
             trainer.engine.close()
-    return folder / CREDIT_FILE
 
 
 def rows_of(measurement: Measurement) -> Iterator[dict[str, object]]:

@@ -62,5 +62,7 @@ class GradesAhead(MultiRoleCallback):
     def on_rollout_end(self, trainer: Trainer, episodes: list[Episode]) -> None:
         self.rewards.clear()
 
-    def on_episodes_evaluated(self, trainer: Trainer, episodes: list[Episode], metrics: dict[str, float]) -> None:
+    def on_episodes_evaluated(
+        self, trainer: Trainer, episodes: list[Episode], metrics: dict[str, float], prefix: str
+    ) -> None:
         self.rewards.clear()

@@ -136,7 +136,7 @@ def _gpu(cell: Cell, launch: Launch) -> Check:
 
 
 def _servers(launch: Launch) -> Check:
-    """Every vLLM server answers, within `vllm_server_timeout`, and runs a version that was tested."""
+    """Check that every vLLM server answers within `vllm_server_timeout` and runs a tested version."""
     name, urls = "vLLM servers", launch.vllm_server_base_url
     if urls is None:
         return Check(

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import multirole_sandbox as sandbox
 from multirole.core.chat import check_chats
 from multirole.core.engine import Completion, Sampling
 from multirole.core.event_loop import in_thread
-from multirole.core.rollout import PromptOverflow, Rollout, warn_of_silent_roles
+from multirole.core.rollout import PromptOverflow, Rollout, is_overflow, warn_of_silent_roles
 from multirole.core.types import Message, Problem, Turn, Workflow, assistant, user, waits_outside
 from multirole.core.validation import check_reward
 from multirole.engines import SERVED
@@ -179,12 +178,15 @@ def first_prompts(workflow: Workflow, problems: Sequence[Problem], length: Calla
     async def measure(problem: Problem) -> int:
         stage = [0]
 
-        async def call(role: str, messages: list[Message], slot: int = 0, round: int = 0) -> Turn:
+        async def call(role: str, messages: list[Message], *_: object, **__: object) -> Turn:
             stage.append(length(messages))
             raise PromptOverflow
 
-        with suppress(PromptOverflow):
+        try:
             await workflow.run(problem, call)  # type: ignore[arg-type]
+        except Exception as error:
+            if not is_overflow(error):
+                raise
         return max(stage)
 
     async def measure_all() -> list[int]:

@@ -66,7 +66,9 @@ class Progress(MultiRoleCallback):
         scored = mean_reward(episodes), accuracy(episodes)
         say(iteration_line(number, planned, *scored, seconds, left, tokens, overflow_rate(episodes)))
 
-    def on_episodes_evaluated(self, trainer: Trainer, episodes: list[Episode], metrics: dict[str, float]) -> None:
+    def on_episodes_evaluated(
+        self, trainer: Trainer, episodes: list[Episode], metrics: dict[str, float], prefix: str
+    ) -> None:
         step = trainer.state.global_step
         skills = [row for row in trainer.recorder.tables["skills"] if row["step"] == step]
         say(validation_line(step, mean_reward(episodes), accuracy(episodes), len(episodes), skills))

@@ -294,7 +294,9 @@ class Recording(MultiRoleCallback):
             for e in episodes
         ]  # fmt: skip
 
-    def on_episodes_evaluated(self, trainer: Trainer, episodes: list[Episode], metrics: dict[str, float]) -> None:
+    def on_episodes_evaluated(
+        self, trainer: Trainer, episodes: list[Episode], metrics: dict[str, float], prefix: str
+    ) -> None:
         """Add the outcome of every problem, and write the first `N_INSPECTED` episodes' turns token by token."""
         self.take_sampled_tokens(trainer)  # the evaluation's, which count for no iteration
         rows = [Row(e, turn, trainer.policy[turn.role]) for e in episodes[:N_INSPECTED] for turn in e.turns]

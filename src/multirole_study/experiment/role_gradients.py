@@ -19,7 +19,7 @@ from multirole.diagnostics.gradient_signal import (
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import load_adapters, make_trainer
 from multirole_study.experiment.progress import say
-from multirole_study.experiment.run_folder import adapters_folder, read_config, saved_steps
+from multirole_study.experiment.run_folder import adapters_folder, claim, read_config, saved_steps
 from multirole_study.experiment.storage import write_table
 
 SIGNAL_FILE = "gradient_signal.parquet"
@@ -85,13 +85,14 @@ def measure_run(folder: Path, steps: Sequence[int] | None, n_batches: int) -> Pa
     """Measure a run at evaluated steps, by default at all of them, and write `gradient_signal.parquet` into its folder.
 
     Other steps that the file has already stay in it. Raises ValueError for steps whose adapters the run has not kept, and for a folder
-    that holds no run.
+    that holds no run or that another process is writing to.
     """
-    adapters, path = adapters_of(folder, steps), folder / SIGNAL_FILE
-    rows = measure_cell(cell_of(folder), adapters, n_batches)
-    if path.exists():
-        rows += [row for row in pq.read_table(path).to_pylist() if row["step"] not in adapters]
-    write_table(path, sorted(rows, key=lambda row: row["step"]))
+    adapters, path, cell = adapters_of(folder, steps), folder / SIGNAL_FILE, cell_of(folder)
+    with claim(folder):  # two measurements would erase each other's rows
+        rows = measure_cell(cell, adapters, n_batches)
+        if path.exists():
+            rows += [row for row in pq.read_table(path).to_pylist() if row["step"] not in adapters]
+        write_table(path, sorted(rows, key=lambda row: row["step"]))
     return path
 
 

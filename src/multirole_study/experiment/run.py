@@ -70,7 +70,8 @@ def run_cell(
                 stack.enter_context(open_folder(folder, cell.to_dict()))
             processes().wait_for_everyone()
             if is_done(folder):
-                conclude(folder, "was finished before")
+                if is_main:
+                    conclude(folder, "was finished before")
                 return folder
             if is_launched():
                 launch = launch.replace(n_processes=processes().num_processes)

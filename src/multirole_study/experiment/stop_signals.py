@@ -12,7 +12,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 import psutil
@@ -54,8 +54,12 @@ class Stop(TrainerCallback):
         self.is_asked, self.since = True, time.monotonic()
         if self.launcher is not None:
             logger.warning("%s: passed on to the processes of this run", name)
-            for worker in psutil.Process(self.launcher.pid).children():
-                worker.send_signal(signal.SIGUSR1)
+            with suppress(psutil.NoSuchProcess):  # it has ended
+                workers = psutil.Process(self.launcher.pid).children()
+                for worker in workers:
+                    worker.send_signal(signal.SIGUSR1)
+                if not workers:  # it has started none yet
+                    self.launcher.terminate()
         elif self.is_training:
             logger.warning("%s: the run stops after this iteration, saved. A second signal ends it at once.", name)
         else:
