@@ -7,14 +7,14 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 VENV := .venv
-BIN := $(abspath $(VENV))/bin
+BIN := $(VENV)/bin
 STAMP := $(VENV)/setup.stamp
 
 # Two torch threads on a busy 2-core machine can be 100 times slower than one. To override a variable: make cell X=y.
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 # the embedded scales need no network and must not wait for one
-export HF_HUB_OFFLINE ?= $(if $(filter-out tiny-%,$(SCALE)),0,1)
+export HF_HUB_OFFLINE ?= $(if $(filter-out tiny-%,$(SCALE))$(filter smollm2,$(MAKECMDGOALS)),0,1)
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 export VLLM_ENABLE_V1_MULTIPROCESSING ?= 0
 export VLLM_LOGGING_LEVEL ?= WARNING
