@@ -1,6 +1,7 @@
 """The study of the learning-rate clock: its declaration, its verdicts from hand-made runs, and the schedules that its figure draws."""
 
 import math
+import re
 from pathlib import Path
 
 import numpy as np
@@ -27,6 +28,7 @@ from multirole_study.paper.clock_verdicts import (
 )
 from multirole_study.paper.declarations import read_declaration
 from multirole_study.paper.grid import Grid
+from multirole_study.paper.pages import Line
 from multirole_study.paper.results import Results, Run
 from multirole_study.paper.statistics import ALPHA
 
@@ -128,6 +130,30 @@ def test_the_written_middle_rate_is_the_one_that_the_committed_calibration_choos
     folder = ROOT / "results/clock/tiny-r"
     if ABOUT["middle"] is not None:
         assert calibrated_rate(Results(folder), read_declaration(folder, "clock"))[0] == ABOUT["middle"]
+
+
+def test_the_pages_table_is_that_of_the_committed_runs():
+    """docs/deviations.md: a column for each arm that has runs at the place of the primary verdict."""
+    falls = pd.read_csv(ROOT / "results/clock/tiny-r/tables/clock_falls.csv", dtype={"rate": str}).query(
+        "workflow == 'voting' and task == 'math' and rate == '0.006' and value.notna()"
+    )
+    runs = falls.query("number == 'runs' and value > 0").set_index("arm")["value"]
+    falls = falls.set_index(["number", "arm"])
+
+    def cells(number: str, name: str) -> list[str]:
+        lines = [Line(*falls.loc[(number, arm), list(Line._fields[:3])], "accuracy", 0, 0, 0) for arm in runs.index]
+        return [name, *(line.interval for line in lines)]
+
+    names = {"IP, wrapping": "IP, wrapping clock"}
+    table = [
+        ["", *(names.get(arm, arm) for arm in runs.index)],
+        ["---"] * (len(runs) + 1),
+        ["end fallen", *(f"{falls.loc['end fallen', arm]['value']:.0f} of {n:.0f}" for arm, n in runs.items())],
+        cells("best − end", "best − end, points"),
+        cells("end", "end, %"),
+    ]
+    page = (ROOT / "docs/deviations.md").read_text()
+    assert "\n".join(f"|{'|'.join(row)}|" for row in table) in re.sub(r"(?<=\|) | (?=\|)", "", page)
 
 
 def test_a_run_has_the_parameters_of_its_arm():
