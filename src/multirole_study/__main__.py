@@ -187,7 +187,7 @@ def role_value(argv: list[str]) -> int:
     with user_errors():
         steps_of(evaluation, launch.results_dir)
         from multirole_study import plan as planner
-        from multirole_study.role_value_table import as_text, measure, plot
+        from multirole_study.paper.role_value_table import as_text, measure, plot
 
         settled = planner.settled(evaluation.cell, launch)
         table = measure(evaluation, settled, options.problems, options.draws, options.turns)
@@ -257,7 +257,7 @@ def pack(argv: list[str]) -> int:
     parser.add_argument("folder", type=Path, help="<results_dir>/<scale>, which receives the packed tables")
     runs_help = "folder that contains the runs (default: the same folder)"
     parser.add_argument("--runs", type=Path, metavar="FOLDER", help=runs_help)
-    only = "add only what `multirole signal` and `multirole credit` measured, without the runs"
+    only = "add only what `multirole signal`, `credit` and `role_value` measured, without the runs"
     parser.add_argument("--measurements", action="store_true", help=only)
     options = parser.parse_args(argv)
     folder = options.folder

@@ -51,6 +51,7 @@ def test_a_role_has_its_rows_signal_and_noise(rows):
 
 def test_questions_are_answered_by_their_bounds(rows):
     decided = {(row["role"], row["question"]): row["verdict"] for row in answers(rows)}
+    assert decided["aggregator", "detected"] == "yes" and decided["generator", "detected"] == "undecided"
     assert decided["aggregator", "dominates"] == "yes" and decided["generator", "dominates"] == "no"
     assert (
         decided["generator", "coherent"]
@@ -67,16 +68,26 @@ def test_questions_are_answered_by_their_bounds(rows):
 
 def test_an_adapter_of_one_role_dominates_nothing(rows):
     alone = rows[rows["role"] == "generator"].assign(policy="ip")
-    assert {row["question"] for row in answers(alone)} == {"coherent", "shares_push", "amplified"}
+    assert {row["question"] for row in answers(alone)} == {"detected", "coherent", "shares_push", "amplified"}
 
 
 def test_the_table_says_what_was_not_measured(rows, tmp_path):
-    table, plate = signal_table(rows), signal_figure(rows)
-    assert "iteration 30, all cells" in table.caption and "voting sp" not in missing(rows).partition("iteration 30")[0]
+    table, plate = signal_table(rows, "tiny-r"), signal_figure(rows, "tiny-r")
+    assert (
+        "iteration 30, all cells" in table.caption
+        and "voting sp" not in missing(rows, "tiny-r").partition("iteration 30")[0]
+    )
     write_tables([table], tmp_path / "tables")
     write_figure(plate, tmp_path / "figures")
     assert "∞" in (tmp_path / "tables" / "gradient_signal.md").read_text()
     assert (tmp_path / "figures" / "gradient_signal.png").exists()
+
+
+def test_cells_are_shown_in_their_declared_order_and_a_role_alone_has_no_share(rows):
+    alone = rows[rows["role"] == "generator"].assign(run="other", policy="ip", adapter="generator")
+    shown = signal_table(pd.concat([alone, rows]), "tiny-r").shown
+    assert shown["policy"].tolist()[:3] == ["SP", "SP", "IP"]
+    assert shown["share of the mean gradient"].tolist()[2] == "–" != shown["share of the mean gradient"].tolist()[0]
 
 
 def test_intervals_are_students():

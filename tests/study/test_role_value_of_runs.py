@@ -12,7 +12,19 @@ from multirole_study.__main__ import role_value
 from multirole_study.experiment.evaluation import Evaluation
 from multirole_study.experiment.launch import Launch
 from multirole_study.inspector import collect
-from multirole_study.role_value_table import N_TURN_DRAWS, TURNS, as_recorded, as_text, measure, plot, row_of, shares_of
+from multirole_study.paper import pack
+from multirole_study.paper.role_value_table import (
+    N_TURN_DRAWS,
+    TURNS,
+    as_recorded,
+    as_text,
+    measure,
+    plot,
+    row_of,
+    shares_of,
+    value_figure,
+    value_table,
+)
 
 INTERVENTIONS = [
     ("generator", "resample"), ("generator", "base"), ("aggregator", "resample"), ("aggregator", "base"), ("aggregator", "twin"),
@@ -45,7 +57,7 @@ def test_intervals_are_students_over_problems():
     assert row == {
         "role": "judge", "how": "base", "problems": 4, "replays": 8, "before": 0.5, "after": 0.75, "change": 0.4375,
         "change_low": pytest.approx(0.4375 - half), "change_high": pytest.approx(0.4375 + half),
-        "moved": 1.0, "moved_low": 1.0, "moved_high": 1.0,
+        "moved": 1.0, "moved_low": pytest.approx(1.0), "moved_high": pytest.approx(1.0),
     }  # fmt: skip
     assert math.isnan(row_of(RoleEffect("judge", "base", 1, 0.0, 1.0, (1.0,), (1.0,)))["change_low"])
 
@@ -85,13 +97,23 @@ def test_the_figure_has_a_row_of_panels_per_checkpoint(measured):
     assert list(drawn) == [100 * value for value in rows["change"]]
 
 
+def test_measured_runs_are_packed_into_a_table_and_a_figure(run_folder, measured, tmp_path):
+    """With another run of two roles: one line per run, checkpoint, role and intervention, and one row of panels per run and checkpoint."""
+    (path,) = pack.add_measurements(tmp_path, run_folder.parent)
+    rows = pd.read_parquet(path)
+    both = pd.concat([rows, rows.assign(run="other", policy="sp")])
+    shown = value_table(both, "tiny-r").shown
+    assert len(shown) == 2 * len(measured) and list(shown.columns[:4]) == ["workflow", "policy", "seed", "step"]
+    assert len(value_figure(both, "tiny-r").figure.axes) == 3 * 4
+
+
 def test_the_table_is_in_percent_with_intervals():
     row = {
         "step": 4, "role": "judge", "how": "base", "problems": 3, "replays": 6, "before": 0.5, "after": 0.25, "change": -0.25,
         "change_low": -0.5, "change_high": 0.0, "moved": 1 / 3, "moved_low": 0.1, "moved_high": 0.6, "token_share": 0.25, "grad_share": float("nan"),
     }  # fmt: skip
     cells = [cell.strip() for cell in as_text(pd.DataFrame([row])).splitlines()[-1].strip("|").split("|")]
-    assert cells == ["4", "judge", "base", "3", "6", "50.0", "25.0", "-25.0 [-50.0, +0.0]", "33.3 [10.0, 60.0]", "25.0", ""]  # fmt: skip
+    assert cells == ["4", "judge", "base", "3", "6", "50.0", "25.0", "−25.0 [−50.0, +0.0]", "33.3 [10.0, 60.0]", "25.0", ""]  # fmt: skip
 
 
 def test_what_cannot_work_is_refused(run_folder):

@@ -14,6 +14,7 @@ from multirole_study.paper.grid import Study
 from multirole_study.paper.output import write_figure, write_tables
 from multirole_study.paper.pages import write_page
 from multirole_study.paper.results import Results
+from multirole_study.paper.role_value_table import value_figure, value_table
 from multirole_study.paper.tables import sentences, tables, tables_of_study
 
 logger = logging.getLogger(__name__)
@@ -31,11 +32,14 @@ def build(folder: str | Path) -> Results:
     all_tables = [*tables(results), claims(results, sentences(results)), *studied]
     plates = [*figures(results), *(figures_of_study(results, study, studied) if study else ())]
     if (measured := pack.read_measurement(results.folder, "gradient_signal")) is not None:
-        all_tables.append(signal_table(measured))
-        plates.append(signal_figure(measured))
+        all_tables.append(signal_table(measured, results.grid.scale))
+        plates.append(signal_figure(measured, results.grid.scale))
     if (credited := pack.read_measurement(results.folder, "credit_accuracy")) is not None:
         all_tables.append(credit_accuracy_table.accuracy_table(credited))
         plates.append(credit_accuracy_table.accuracy_figure(credited))
+    if (valued := pack.read_measurement(results.folder, "role_value")) is not None:
+        all_tables.append(value_table(valued, results.grid.scale))
+        plates.append(value_figure(valued, results.grid.scale))
     write_tables(all_tables, results.folder / "tables")
     for plate in plates:
         write_figure(plate, results.folder / "figures")

@@ -27,7 +27,7 @@ TABLE_COLUMNS = {  # column of the table -> (statistic, unit)
     "of that beyond the mean gradient": ("shared_coherence", "ratio"),
 }
 CAPTION = (
-    "Not in the paper, which infers both mechanisms. Gradients of {batches} independent batches of 8 problems x 8 episodes at fixed weights, at {scale} on {task}. "
+    "Not in the paper, which infers both mechanisms. Gradients of {batches} independent batches of episodes, each as large as an iteration, at fixed weights, at {scale} on {task}. "
     "A batch's gradient is the mean gradient plus noise; signal is the squared norm of the mean gradient, from inner products between different "
     "batches, as a part of a batch's squared norm, in percent. It is unbiased and may be negative. The noise scale is noise over signal: as many "
     "batches averaged have as much signal as noise. Shares of the mean gradient are of one adapter and sum to 100 %. Coherence is the mean inner product of two slots of a role over the "
@@ -53,8 +53,9 @@ def reliability(rows: pd.DataFrame, role: str) -> float:
 def answers(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
     """Yield the verdict on every declared question, by adapter, checkpoint and role or pair of roles."""
     where = ["workflow", "policy", "seed", "step", "adapter"]
+    detected = {"detected": {"statistic": "signal_share", "above": DECLARED["detected"]}}
     for key, group in rows.groupby(where, sort=False):
-        for name, question in DECLARED["questions"].items():
+        for name, question in (detected | DECLARED["questions"]).items():
             chosen = group[(group["statistic"] == question["statistic"]) & group["value"].notna()]
             if name in ("dominates", "agree") and group["role"].nunique() < 2:
                 continue  # an adapter of one role
@@ -76,21 +77,33 @@ def cell_text(row: pd.Series, unit: str) -> str:
     return texts[0] if math.isnan(row["low"]) else f"{texts[0]} [{texts[1]}, {texts[2]}]"
 
 
-def missing(rows: pd.DataFrame) -> str:
-    """List the declared cells and checkpoints that have not been measured."""
+def missing(rows: pd.DataFrame, scale: str) -> str:
+    """List the declared cells and checkpoints of a scale that have not been measured."""
+    about = DECLARED["scales"][scale]
     there = {(f"{row.workflow} {row.policy}", row.step) for row in rows.itertuples()}
-    declared = [(cell, step) for step in DECLARED["checkpoints"] for cell in DECLARED["cells"]]
+    declared = [(cell, step) for step in about["checkpoints"] for cell in about["cells"]]
     gone = [(cell, step) for cell, step in declared if (cell, step) not in there]
     by_step = {step: [cell for cell, other in gone if other == step] for _, step in gone}
     parts = [
-        f"iteration {step}, {'all cells' if len(cells) == len(DECLARED['cells']) else ', '.join(cells)}"
+        f"iteration {step}, {'all cells' if len(cells) == len(about['cells']) else ', '.join(cells)}"
         for step, cells in by_step.items()
     ]
     return "; ".join(parts) or "nothing"
 
 
-def signal_table(rows: pd.DataFrame) -> Table:
+def ordered(rows: pd.DataFrame, scale: str) -> pd.DataFrame:
+    """Return the rows in the order of the declared cells and of the checkpoints, without shares of an adapter of one role, which are all of it."""
+    cells = DECLARED["scales"][scale]["cells"]
+    place = [cells.index(f"{row.workflow} {row.policy}") for row in rows.itertuples()]
+    rows = rows.assign(place=place).sort_values(["place", "step"], kind="stable").drop(columns="place")
+    n_roles = rows.groupby(["run", "step", "adapter"])["role"].transform("nunique")
+    is_trivial = (n_roles < 2) & rows["statistic"].isin(["batch_share", "mean_share"])
+    return rows.assign(**{name: rows[name].mask(is_trivial) for name in ("value", "low", "high")})
+
+
+def signal_table(rows: pd.DataFrame, scale: str) -> Table:
     """Build the table of every role's signal and noise, with the verdicts of `answers`."""
+    rows = ordered(rows, scale)
     decided = pd.DataFrame(answers(rows))
     shown = []
     for key, group in rows[rows["other"] == ""].groupby(LINE_KEYS, sort=False):
@@ -111,10 +124,10 @@ def signal_table(rows: pd.DataFrame) -> Table:
     seeds = ", ".join(map(str, sorted(rows["seed"].unique())))
     caption = CAPTION.format(
         batches=rows["batches"].iloc[0],
-        scale=DECLARED["scale"],
-        task=DECLARED["task"],
+        scale=scale,
+        task=DECLARED["scales"][scale]["task"],
         seeds=seeds,
-        missing=missing(rows),
+        missing=missing(rows, scale),
         version=DECLARED["version"],
     )
     return Table(
@@ -122,8 +135,15 @@ def signal_table(rows: pd.DataFrame) -> Table:
         "Signal and noise of the gradient by role",
         caption,
         pd.DataFrame(shown).fillna(MISSING),
-        decided,
+        pd.concat([decided, _batch_shares(rows)]),
     )
+
+
+def _batch_shares(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return the shares of a batch's gradient as values of the table, which no question asks for."""
+    shares = rows[(rows["statistic"] == "batch_share") & rows["value"].notna()]
+    columns = [*LINE_KEYS, "adapter", "other", "value", "low", "high"]
+    return shares[columns].assign(question="batch_share", unit="rate", verdict=MISSING)
 
 
 AXIS_LABELS = {  # statistic -> label of the axis
@@ -134,8 +154,9 @@ AXIS_LABELS = {  # statistic -> label of the axis
 }
 
 
-def signal_figure(rows: pd.DataFrame) -> Plate:
+def signal_figure(rows: pd.DataFrame, scale: str) -> Plate:
     """Draw signal, both shares and coherence of every role, with the roles on the vertical axis."""
+    rows = ordered(rows, scale)
     lines = rows[rows["other"] == ""][LINE_KEYS].drop_duplicates().reset_index(drop=True)
     names = [
         f"{WORKFLOW_NAMES[row.workflow]}-{row.policy.upper()}, {row.step}: {row.role}" for row in lines.itertuples()
@@ -151,15 +172,18 @@ def signal_figure(rows: pd.DataFrame) -> Plate:
             values = 100 * drawn[["value", "low", "high"]]
             ax.axvline(0, color="0.8", linewidth=0.8)
             ax.hlines(range(len(lines)), values["low"], values["high"], color="tab:blue", linewidth=1.5)
-            ax.plot(values["value"], range(len(lines)), "o", color="tab:blue", markersize=4)
+            ax.plot(
+                values["value"].where(values["low"].notna()), range(len(lines)), "o", color="tab:blue", markersize=4
+            )
             if statistic in ("batch_share", "mean_share"):
                 row_shares = lines.merge(rows[rows["statistic"] == "row_share"], on=LINE_KEYS, how="left")["value"]
+                row_shares = row_shares.mask(row_shares == 1)
                 ax.plot(100 * row_shares, range(len(lines)), "|", color="black", markersize=9)
             ax.set_xlabel(title)
         axes[0].set_yticks(range(len(lines)), names)
         axes[0].set_ylim(len(lines) - 0.5, -0.5)
     caption = (
-        f"Signal and noise of the gradient by role, at {DECLARED['scale']} on {DECLARED['task']}. Dots are estimates, lines 95 % jackknife intervals over {rows['batches'].iloc[0]} batches of one seed; a "
-        f"bar is the role's share of rows. Lines are named by workflow, policy, iteration and role. Not measured: {missing(rows)}."
+        f"Signal and noise of the gradient by role, at {scale} on {DECLARED['scales'][scale]['task']}. Dots are estimates, lines 95 % jackknife intervals over {rows['batches'].iloc[0]} batches of one seed; a "
+        f"bar is the role's share of rows. Lines are named by workflow, policy, iteration and role. Not measured: {missing(rows, scale)}."
     )
     return Plate("gradient_signal", figure, caption)

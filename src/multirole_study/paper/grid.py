@@ -211,8 +211,8 @@ class Study(Declaration):
         return [Evaluation(cell, "own", "best", self.rollouts) for cell in singles]
 
     def evaluations(self) -> list[Evaluation]:
-        """List the grid's evaluations, and `draws`."""
-        return [*self.grid.evaluations(), *self.draws()]
+        """List the grid's evaluations, and `draws`; none for a leaderboard, which reads only the validation of the runs."""
+        return [] if self.command == "leaderboard" else [*self.grid.evaluations(), *self.draws()]
 
     def parameters_of(self, job: Cell | Evaluation) -> dict[str, object]:
         """Return the notebook parameters of a run or of an evaluation."""

@@ -5,7 +5,7 @@
         metrics.parquet ...     the concatenated tables of all runs, with a column `run`
         turns.parquet           the turns of all runs
         evaluations.parquet     `eval.parquet` of all evaluations; their turns are in `evaluation_turns.parquet`
-    gradient_signal.parquet, credit_accuracy.parquet    measurements of runs at their checkpoints (`add_measurements`)
+    gradient_signal.parquet, credit_accuracy.parquet, role_value.parquet    measurements of runs at their checkpoints (`add_measurements`)
 
 All rows are kept, and all columns except those of `NEVER_PACKED` and `PACKED_FOR_SOME`; the latter are kept for some runs
 (`multirole_study.paper.grid.detailed`). Floats are stored as float32 (measurements with 16 significant bits, about five digits,
@@ -50,8 +50,8 @@ PACKED_FOR_SOME = {
 advantages, which follow from the rewards; and answers, which only votes need. A run's texts are kept."""
 
 
-MEASUREMENTS = ("gradient_signal", "credit_accuracy")
-"""Tables with a column `run` that `multirole signal` and `multirole credit` write into a run's folder; no part of its record."""
+MEASUREMENTS = ("gradient_signal", "credit_accuracy", "role_value")
+"""Tables with a column `run` that `multirole signal`, `credit` and `role_value` write into a run's folder; no part of its record."""
 
 
 def pack(folder: str | Path, runs: str | Path | None = None, whole: Collection[str] | None = None) -> list[str]:

@@ -87,13 +87,17 @@ def _measured(
 
 
 def answers(results: Results) -> Iterator[dict[str, object]]:
-    """Yield one row per question, line and policy of a scale: the mean, its interval, the seeds, and the verdict."""
+    """Yield one row per question, line and policy of a scale: the mean, its interval, the seeds, and the verdict.
+
+    A dash is the verdict of a line without runs, and of one that no question judges.
+    """
     study = Study.read(results.folder)
     for about in DECLARED["questions"]:
         for line in about["lines"]:
             for policy in about["policies"]:
                 interval = t_interval(numbers(results, study, about, line, policy))
                 is_accuracy = about["measure"] in ACCURACY_MEASURES
+                is_judged = interval.seeds and policy in about.get("judged", about["policies"])
                 yield {
                     "question": about["name"],
                     "line": name_of(line, policy),
@@ -102,7 +106,7 @@ def answers(results: Results) -> Iterator[dict[str, object]]:
                     "low": interval.low,
                     "high": interval.high,
                     "seeds": interval.seeds,
-                    "verdict": verdict(interval, is_accuracy) if interval.seeds else MISSING,
+                    "verdict": verdict(interval, is_accuracy) if is_judged else MISSING,
                 }
 
 
@@ -123,7 +127,11 @@ def table(folders: list[Path]) -> str:
     scales = list(dict.fromkeys(rows["scale"]))
     count = len(rows) // len(scales)
     rules = f"Rules: claims_smollm2.yaml, version {DECLARED['version']}; {count} lines, no correction for their number."
-    lines = [f"{rules} Means over seeds with 95 % t intervals; a dash has no run."]
+    answers_are = (
+        "*Yes*: the interval lies above zero; *no*: below; *equivalent*: accuracies within "
+        f"{100 * DECLARED['margin']:.0f} points. A dash has no run; a line without a verdict cannot be below zero."
+    )
+    lines = [f"{rules} Means over seeds with 95 % t intervals. {answers_are}"]
     for about in DECLARED["questions"]:
         lines += [
             "",
@@ -135,12 +143,14 @@ def table(folders: list[Path]) -> str:
         for line, answers_of_line in rows[rows["question"] == about["name"]].groupby("line", sort=False):
             cells = [_cell(answers_of_line[answers_of_line["scale"] == scale].iloc[0]) for scale in scales]
             lines.append(f"| {line} | {' | '.join(cells)} |")
+        if "note" in about:
+            lines += ["", about["note"]]
     return "\n".join([*lines, ""])
 
 
 def _cell(row: pd.Series) -> str:
-    if row["verdict"] == MISSING:
+    if not row["seeds"]:
         return MISSING
-    if row["seeds"] < 2:
-        return f"**{row['verdict']}**: {row['mean']:+.3f}, 1 seed"
-    return f"**{row['verdict']}**: {row['mean']:+.3f} [{row['low']:+.3f}, {row['high']:+.3f}], {row['seeds']} seeds"
+    mean, low, high = (f"{row[name]:+.3f}".replace("-", "−") for name in ("mean", "low", "high"))
+    number = f"{mean}, 1 seed" if row["seeds"] == 1 else f"{mean} [{low}, {high}], {row['seeds']} seeds"
+    return number if row["verdict"] == MISSING else f"**{row['verdict']}**: {number}"

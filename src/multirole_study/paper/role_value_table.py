@@ -5,8 +5,6 @@ base and replaced by its trivial twin (`multirole.diagnostics.role_value`), and 
 beside it, from the run's `roles.parquet`.
 """
 
-import math
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -14,7 +12,6 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import torch
 from matplotlib.figure import Figure
-from scipy.stats import sem, t
 
 from multirole.core.threads import use_fitting_threads
 from multirole.core.types import Episode
@@ -25,10 +22,12 @@ from multirole_study.experiment.evaluation import Evaluation, steps_of
 from multirole_study.experiment.launch import Launch
 from multirole_study.experiment.run_folder import adapters_folder, folder_of
 from multirole_study.experiment.storage import write_table
+from multirole_study.labels import POLICY_NAMES, WORKFLOW_NAMES, cell_name
+from multirole_study.paper.output import Plate, Table
+from multirole_study.paper.statistics import t_interval
 
 POINTS = ("before", "after", "change", "change_low", "change_high", "moved", "moved_low", "moved_high")
 """Columns that are accuracies or differences of them; printed in percent."""
-LEVEL = 0.95
 VALUES, TURNS = "role_value.parquet", "turn_effects.parquet"
 """Tables in the run's folder, which the inspector shows; no part of the record that DONE has checksums of."""
 N_TURN_DRAWS = 4
@@ -38,7 +37,7 @@ N_TURN_DRAWS = 4
 def measure(
     evaluation: Evaluation, launch: Launch, n_problems: int, n_draws: int, n_inspected: int = 0
 ) -> pd.DataFrame:  # fmt: skip
-    """Return one row per checkpoint, role and intervention (`row_of`), with `token_share` and `grad_share` of the role.
+    """Return one row per checkpoint, role and intervention (`row_of`), with the run and `token_share` and `grad_share` of the role.
 
     Also writes the table into the run's folder, and with `n_inspected` the effect of every single turn (`turn_effects`).
 
@@ -63,6 +62,13 @@ def measure(
     if not torch.cuda.is_available():
         use_fitting_threads(shape_of(cell).parameters)
     task, run = cell.make_task(), folder_of(cell, launch.results_dir)
+    about = {
+        "run": cell.id,
+        "workflow": cell.workflow,
+        "policy": cell.policy_name,
+        "task": cell.task,
+        "seed": cell.seed,
+    }
     problems = task.problems("validation", cell.n_validation)[:n_problems]
     reward = TaskReward(task, problems)
     trainer = make_trainer(cell, str(run), launch, problems=(problems, problems))
@@ -76,7 +82,7 @@ def measure(
             episodes = trainer.play(attempts, -1)
             reward.score_answers(episodes)
             for effect in role_values(trainer, episodes, reward.score_answers, -1, n_draws=n_draws):
-                rows.append({"step": step, **row_of(effect), **shares.get(effect.role, {})})
+                rows.append(about | {"step": step, **row_of(effect), **shares.get(effect.role, {})})
             inspected = as_recorded(run, step, episodes[:: evaluation.n_rollouts][:n_inspected])
             for turn_effect in turn_effects(trainer, inspected, reward.score_answers, -1, n_draws=N_TURN_DRAWS):
                 turns.append({"step": step, **asdict(turn_effect)})
@@ -95,15 +101,9 @@ def row_of(effect: RoleEffect) -> dict[str, object]:
         "after": effect.after,
     }  # fmt: skip
     for name, mean, values in (("change", effect.change, effect.changes), ("moved", effect.moved, effect.moves)):
-        half = half_width(values)
-        row |= {name: mean, f"{name}_low": mean - half, f"{name}_high": mean + half}
+        interval = t_interval(values)
+        row |= {name: mean, f"{name}_low": interval.low, f"{name}_high": interval.high}
     return row
-
-
-def half_width(values: Sequence[float]) -> float:
-    """Return half the width of the Student t interval of the mean of independent values; NaN for fewer than two."""
-    n = len(values)
-    return float(t.ppf(0.5 + LEVEL / 2, n - 1) * sem(values)) if n > 1 else math.nan
 
 
 def as_recorded(run: Path, step: int, episodes: list[Episode]) -> list[Episode]:
@@ -126,12 +126,17 @@ def shares_of(run: Path) -> dict[str, dict[str, float]]:
 
 
 def as_text(table: pd.DataFrame) -> str:
-    """Format the table as Markdown: accuracies and differences in percent with their intervals, shares in percent."""
+    """Format the table of one run as Markdown."""
+    return pd.DataFrame(lines_of(table)).to_markdown(index=False, disable_numparse=True)
+
+
+def lines_of(table: pd.DataFrame) -> list[dict[str, object]]:
+    """Format the rows for a reader: accuracies and differences in percent with their intervals, shares in percent."""
 
     def percent(value: float, sign: str = "") -> str:
-        return "" if pd.isna(value) else f"{100 * value:{sign}.1f}"
+        return "" if pd.isna(value) else f"{100 * value:{sign}.1f}".replace("-", "−")
 
-    lines = [
+    return [
         {
             "step": row.step, "role": row.role, "played by": row.how, "problems": row.problems, "replays": row.replays,
             "before": percent(row.before), "after": percent(row.after),
@@ -141,7 +146,25 @@ def as_text(table: pd.DataFrame) -> str:
         }
         for row in table.itertuples()
     ]  # fmt: skip
-    return pd.DataFrame(lines).to_markdown(index=False, disable_numparse=True)
+
+
+def value_table(rows: pd.DataFrame, scale: str) -> Table:
+    """Build the table of all measured runs of a scale."""
+    runs = [
+        {
+            "workflow": WORKFLOW_NAMES.get(row.workflow, row.workflow),
+            "policy": POLICY_NAMES.get(row.policy, row.policy),
+            "seed": row.seed,
+        }
+        for row in rows.itertuples()
+    ]
+    lines = [about | line for about, line in zip(runs, lines_of(rows), strict=True)]
+    caption = (
+        f"Not in the paper. Validation accuracy at {scale} when all turns of a role are drawn again, played by the untrained base, or replaced by a trivial role; "
+        "everything that follows from them is played again with its seeds. `change` is the difference in points, `moved` how often the outcome turns. Brackets are 95 % t intervals over "
+        "problems, of one seed each. Not corrected for their number, and judged by no declared rule."
+    )
+    return Table("role_value", "What each role is worth", caption, pd.DataFrame(lines), rows)
 
 
 MARKS = {"resample": "another draw", "base": "the base plays it", "twin": "a trivial role plays it"}
@@ -151,15 +174,14 @@ MARKS = {"resample": "another draw", "base": "the base plays it", "twin": "a tri
 def plot(table: pd.DataFrame) -> Figure:
     """Plot the change of accuracy and how often the outcome turns, by role and intervention, beside the role's shares of tokens and gradient.
 
-    There is one row of panels per checkpoint. Lines are 95 % intervals over problems.
+    There is one row of panels per run and checkpoint. Lines are 95 % intervals over problems.
     """
-    steps, roles = list(table["step"].unique()), list(table["role"].unique())
+    parts, roles = list(table.groupby(["run", "step"], sort=False)), list(table["role"].unique())
     figure, grid = plt.subplots(
-        len(steps), 3, figsize=(9, 1.2 + (0.5 + 0.45 * len(roles)) * len(steps)), sharex="col", sharey=True, squeeze=False,
+        len(parts), 3, figsize=(9, 1.2 + (0.5 + 0.45 * len(roles)) * len(parts)), sharex="col", sharey=True, squeeze=False,
         layout="constrained",
     )  # fmt: skip
-    for axes, step in zip(grid, steps, strict=True):
-        here = table[table["step"] == step]
+    for axes, ((_, step), here) in zip(grid, parts, strict=True):
         for i, (how, name) in enumerate(MARKS.items()):
             rows = here[here["how"] == how]
             heights = [roles.index(role) + 0.22 * (i - 1) for role in rows["role"]]
@@ -182,7 +204,9 @@ def plot(table: pd.DataFrame) -> Figure:
             )
         axes[0].set_yticks(range(len(roles)), roles)
         axes[0].set_ylim(len(roles) - 0.5, -0.5)
-        axes[0].set_title(f"iteration {step}, accuracy {100 * here['before'].iloc[0]:.1f} %", loc="left", fontsize=9)
+        name = cell_name(here["workflow"].iloc[0], here["policy"].iloc[0])
+        accuracy = f"accuracy {100 * here['before'].iloc[0]:.1f} %"
+        axes[0].set_title(f"{name}, iteration {step}, {accuracy}", loc="left", fontsize=9)
     titles = ("change of accuracy (points)", "episodes whose outcome turns (%)", "share of the role over the run (%)")
     for ax, title in zip(grid[-1], titles, strict=True):
         ax.set_xlabel(title)
@@ -192,3 +216,12 @@ def plot(table: pd.DataFrame) -> Figure:
     more, names = grid[0][2].get_legend_handles_labels()
     figure.legend([*handles, *more], [*labels, *names], loc="outside upper center", ncols=5, frameon=False, fontsize=8)
     return figure
+
+
+def value_figure(rows: pd.DataFrame, scale: str) -> Plate:
+    """Draw `plot` of all measured runs of a scale."""
+    caption = (
+        f"What each role is worth at {scale}: the change of validation accuracy when all turns of the role are drawn again, played by the base or replaced by a trivial role, and how "
+        f"often the outcome turns. Lines are 95 % t intervals over {rows['problems'].iloc[0]} problems, of one seed each."
+    )
+    return Plate("role_value", plot(rows), caption)
