@@ -116,6 +116,13 @@ def test_the_table_is_in_percent_with_intervals():
     assert cells == ["4", "judge", "base", "3", "6", "50.0", "25.0", "−25.0 [−50.0, +0.0]", "33.3 [10.0, 60.0]", "25.0", ""]  # fmt: skip
 
 
+def test_other_checkpoints_stay_in_the_file(run_folder, measured):
+    before = table(run_folder, "role_value")
+    again = measure(Evaluation(SMALL_RUN, checkpoints="4"), Launch(results_dir=str(run_folder.parents[1])), 4, 2)
+    pd.testing.assert_frame_equal(again, measured[measured["step"] == 4].reset_index(drop=True))
+    pd.testing.assert_frame_equal(table(run_folder, "role_value"), before)
+
+
 def test_what_cannot_work_is_refused(run_folder):
     launch = Launch(results_dir=str(run_folder.parents[1]))
     with pytest.raises(ValueError, match="`adapters` must be 'own'"):

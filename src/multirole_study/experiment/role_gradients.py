@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import pyarrow.parquet as pq
 from scipy.stats import t
 
 from multirole.diagnostics.gradient_signal import (
@@ -20,7 +19,7 @@ from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import load_adapters, make_trainer
 from multirole_study.experiment.progress import say
 from multirole_study.experiment.run_folder import adapters_folder, claim, read_config, saved_steps
-from multirole_study.experiment.storage import write_table
+from multirole_study.experiment.storage import add_steps
 
 SIGNAL_FILE = "gradient_signal.parquet"
 """In a run's folder; no part of the record that DONE has checksums of."""
@@ -89,10 +88,7 @@ def measure_run(folder: Path, steps: Sequence[int] | None, n_batches: int) -> Pa
     """
     adapters, path, cell = adapters_of(folder, steps), folder / SIGNAL_FILE, cell_of(folder)
     with claim(folder):  # two measurements would erase each other's rows
-        rows = measure_cell(cell, adapters, n_batches)
-        if path.exists():
-            rows += [row for row in pq.read_table(path).to_pylist() if row["step"] not in adapters]
-        write_table(path, sorted(rows, key=lambda row: row["step"]))
+        add_steps(path, measure_cell(cell, adapters, n_batches))
     return path
 
 

@@ -66,6 +66,15 @@ def write_table(path: Path, rows: list[dict]) -> None:
         pq.write_table(table, temporary, write_page_checksum=True)
 
 
+def add_steps(path: Path, rows: list[dict]) -> None:
+    """Write rows of measured checkpoints (column `step`) to a Parquet file; rows of other steps that it has stay in it."""
+    import pyarrow.parquet as pq
+
+    steps = {row["step"] for row in rows}
+    kept = [row for row in pq.read_table(path).to_pylist() if row["step"] not in steps] if path.exists() else []
+    write_table(path, sorted(kept + rows, key=lambda row: row["step"]))
+
+
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
     """Yield a temporary path for a file or folder, then sync and rename it to `path`. Raises NotWritten on failure."""

@@ -20,8 +20,8 @@ from multirole_study.experiment.base_models import shape_of
 from multirole_study.experiment.cell_trainer import TaskReward, load_adapters, make_trainer
 from multirole_study.experiment.evaluation import Evaluation, steps_of
 from multirole_study.experiment.launch import Launch
-from multirole_study.experiment.run_folder import adapters_folder, folder_of
-from multirole_study.experiment.storage import write_table
+from multirole_study.experiment.run_folder import adapters_folder, claim, folder_of
+from multirole_study.experiment.storage import add_steps
 from multirole_study.labels import POLICY_NAMES, WORKFLOW_NAMES, cell_name
 from multirole_study.paper.output import Plate, Table
 from multirole_study.paper.statistics import t_interval
@@ -39,7 +39,8 @@ def measure(
 ) -> pd.DataFrame:  # fmt: skip
     """Return one row per checkpoint, role and intervention (`row_of`), with the run and `token_share` and `grad_share` of the role.
 
-    Also writes the table into the run's folder, and with `n_inspected` the effect of every single turn (`turn_effects`).
+    Also writes the table into the run's folder, and with `n_inspected` the effect of every single turn (`turn_effects`). Checkpoints
+    that were measured before stay in both files.
 
     Args:
         evaluation: the cell, and which checkpoints of its own run.
@@ -48,7 +49,8 @@ def measure(
         n_inspected: the first of these problems whose turns are changed one by one, if they are recorded and play as recorded.
 
     Raises:
-        ValueError: for another run's adapters, for fewer than two problems, and if the run or a checkpoint is missing.
+        ValueError: for another run's adapters, for fewer than two problems, if the run or a checkpoint is missing, and if another
+            process is writing to the run's folder.
     """
     if evaluation.adapters != "own":
         raise ValueError(f"`adapters` must be 'own', the adapters of the cell's run, got {evaluation.adapters!r}.")
@@ -71,26 +73,27 @@ def measure(
     }
     problems = task.problems("validation", cell.n_validation)[:n_problems]
     reward = TaskReward(task, problems)
-    trainer = make_trainer(cell, str(run), launch, problems=(problems, problems))
-    attempts = [(problem, index) for problem in problems for index in range(evaluation.n_rollouts)]
-    shares, rows, turns = shares_of(run), [], []
-    try:
-        for step in steps:
-            if step:
-                load_adapters(trainer.peft_model, adapters_folder(run, step))
-            trainer.state.global_step = step  # tells `play` to publish the new weights
-            episodes = trainer.play(attempts, -1)
-            reward.score_answers(episodes)
-            for effect in role_values(trainer, episodes, reward.score_answers, -1, n_draws=n_draws):
-                rows.append(about | {"step": step, **row_of(effect), **shares.get(effect.role, {})})
-            inspected = as_recorded(run, step, episodes[:: evaluation.n_rollouts][:n_inspected])
-            for turn_effect in turn_effects(trainer, inspected, reward.score_answers, -1, n_draws=N_TURN_DRAWS):
-                turns.append({"step": step, **asdict(turn_effect)})
-    finally:
-        trainer.engine.close()
-    write_table(run / VALUES, rows)
-    if turns:
-        write_table(run / TURNS, turns)
+    with claim(run):  # two measurements would erase each other's rows
+        trainer = make_trainer(cell, str(run), launch, problems=(problems, problems))
+        attempts = [(problem, index) for problem in problems for index in range(evaluation.n_rollouts)]
+        shares, rows, turns = shares_of(run), [], []
+        try:
+            for step in steps:
+                if step:
+                    load_adapters(trainer.peft_model, adapters_folder(run, step))
+                trainer.state.global_step = step  # tells `play` to publish the new weights
+                episodes = trainer.play(attempts, -1)
+                reward.score_answers(episodes)
+                for effect in role_values(trainer, episodes, reward.score_answers, -1, n_draws=n_draws):
+                    rows.append(about | {"step": step, **row_of(effect), **shares.get(effect.role, {})})
+                inspected = as_recorded(run, step, episodes[:: evaluation.n_rollouts][:n_inspected])
+                for turn_effect in turn_effects(trainer, inspected, reward.score_answers, -1, n_draws=N_TURN_DRAWS):
+                    turns.append({"step": step, **asdict(turn_effect)})
+        finally:
+            trainer.engine.close()
+        add_steps(run / VALUES, rows)
+        if turns:
+            add_steps(run / TURNS, turns)
     return pd.DataFrame(rows)
 
 
