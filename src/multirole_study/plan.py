@@ -305,7 +305,9 @@ def settled(cell: Cell, launch: Launch, gpu_bytes: int | None = None) -> Launch:
     """Return the launch with the options filled in that the plan chooses.
 
     These are the sizes of vLLM's batches (`vllm_batch`), and gradient checkpointing, which is off if all layers fit easily.
+    Raises ValueError for options of vLLM's servers with another engine.
     """
+    launch.check_engine(cell.engine)
     kind, size = ("GPU", gpu_bytes) if gpu_bytes is not None else this_device()
     if kind == "GPU" and engine_of(cell, gpu_bytes is not None) == "vllm":
         launch = launch.replace(**vllm_batch(cell, launch, size) | launch.vllm_sizes())

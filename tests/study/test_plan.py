@@ -237,6 +237,8 @@ def test_the_command_line(capsys):
     assert "Time is estimated only for" in out and "GPU-hours" not in out
     with pytest.raises(UserError, match="such as --memory-gib 80"):
         command([*cell, "--memory-gib", "0"])
+    with pytest.raises(UserError, match="`engine` is 'auto'. Write engine='vllm_server' too"):
+        command([*cell, "--memory-gib", "80", "-p", "vllm_server_base_url", "http://node1:8000"])
     with pytest.raises(SystemExit, match="2"):
         command(["--unknown"])
 

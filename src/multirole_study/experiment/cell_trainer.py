@@ -100,7 +100,7 @@ def training_args(cell: Cell, output_dir: str, launch: Launch = ONE_PROCESS) -> 
         engine=engine_of(cell),
         vllm_gpu_memory_utilization=launch.vllm_memory,
         **launch.vllm_sizes(),
-        **(launch.vllm_servers() if cell.engine == "vllm_server" else {}),
+        **launch.vllm_servers(),
         eval_strategy="steps",
         save_strategy="steps",
         logging_steps=1,

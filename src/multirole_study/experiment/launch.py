@@ -61,6 +61,14 @@ class Launch(Settings):
                 f"got {n_problems}."
             )
 
+    def check_engine(self, engine: str) -> None:
+        """Raise ValueError for options of vLLM's servers with another engine, where they would do nothing."""
+        for name, value in self.vllm_servers().items():
+            if engine != "vllm_server" and value != vars(ONE_PROCESS)[name]:
+                raise ValueError(
+                    f"`{name}={value!r}` is for rollouts on vLLM's servers, and `engine` is {engine!r}. Write engine='vllm_server' too."
+                )
+
     def vllm_sizes(self) -> dict[str, Any]:
         """Return the vLLM batch sizes that are set, under the names of `MultiRoleGRPOConfig`."""
         names = ("vllm_max_num_seqs", "vllm_max_num_batched_tokens")
