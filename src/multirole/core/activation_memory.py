@@ -1,7 +1,7 @@
 """Estimate the memory of activations, and cut micro-batches on a GPU so that it suffices. Imports no torch: `multirole plan` uses it."""
 
 KEPT_FRACTION = 0.5
-"""Fraction of a GPU's memory beyond model and optimizer for which micro-batches are cut. The rest is for an engine that sleeps."""
+"""Fraction of the GPU memory left by model and optimizer that a micro-batch may fill. The rest is for an engine that sleeps."""
 MIN_KEPT_TOKENS = 4096
 """Smallest micro-batch that keeps a GPU busy (not measured). Where less would fit, larger ones are recomputed."""
 
@@ -16,7 +16,7 @@ def bytes_per_token(hidden: int, intermediate: int, n_layers: int, is_half: bool
 
 
 def kept_tokens(gpu_bytes: int, base_bytes: int, adapter_bytes: int, per_token: int, largest: int) -> int:
-    """Return the largest micro-batch with a gradient on a GPU: one whose activations fit, or `largest` if they never do.
+    """Return the largest micro-batch with a gradient on a GPU: as many tokens as fit, or `largest` if too few do.
 
     It does not depend on the memory that happens to be free, so that a resumed run has the same micro-batches. The base counts
     twice, for its layers with the adapter joined, and the adapters five times: with both moments, and gradients.

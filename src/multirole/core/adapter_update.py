@@ -29,7 +29,7 @@ def set_optimizer_mode(optimizer: object, mode: str) -> None:
 
 @dataclass(frozen=True)
 class RowGroup:
-    """Rows that are computed together: of one KL weight `beta`, and of one part (its index) where a pass gives one part alone.
+    """Rows that are computed together. They share a KL weight `beta` and, if a pass gives one part only, that part (its index).
 
     Rows without `has_gradient`, whose loss moves nothing, are only scored.
     """

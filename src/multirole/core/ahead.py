@@ -2,7 +2,7 @@
 
 Version v of the adapters is their weights after v iterations. Iteration n, counted from 0, is trained on episodes that were played with
 version max(first, n - k), where k is `max_staleness` and `first` is the iteration that this process began with. The order is fixed: a
-slow engine makes the trainer wait, and neither older rows nor another result. All turns of an episode have one version.
+slow engine makes the trainer wait, but makes no row older and changes no result. All turns of an episode have one version.
 
 The thread plays one iteration after another and makes all calls to the engine. It never reads weights that the update moves: between
 two updates the adapters are copied, and the thread publishes the copy, as a model that shares the frozen base with the trainer's.
@@ -105,7 +105,7 @@ class RolloutsAhead:
         return episodes
 
     def wait(self) -> None:
-        """Wait until the engine is idle: for all iterations that are to be played. Raises what ended the rollout of one."""
+        """Wait until all iterations to be played are finished and the engine is idle. Raises what ended the rollout of one."""
         for future in list(self.pending.values()):
             future.result()
 

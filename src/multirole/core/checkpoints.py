@@ -1,6 +1,6 @@
 """Checkpoints of several adapters: which of them a run resumes from, and how they are pushed.
 
-A checkpoint is one of a run if it holds the run's adapters, and its policy map where it names one.
+A checkpoint belongs to a run if it holds the run's adapters and, if it records a policy map, the run's map.
 """
 
 import json

@@ -44,7 +44,7 @@ REFUSED = {
 }  # fmt: skip
 """Fields of `GRPOConfig` that mean nothing here: name -> (the only value, or a tuple of the only values, and why)."""
 IMPORTANCE_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
-"""TRL's values of `vllm_importance_sampling_mode`, whose type in `GRPOConfig` is any text."""
+"""TRL's values of `vllm_importance_sampling_mode`, for which `GRPOConfig` accepts any text."""
 
 
 def parse_role_beta(text: str) -> dict[str, float]:
@@ -60,7 +60,7 @@ def parse_role_beta(text: str) -> dict[str, float]:
 
 @dataclass
 class MultiRoleGRPOConfig(GRPOConfig):
-    """Configuration of [`MultiRoleGRPOTrainer`]. All else is TRL's `GRPOConfig`, with these meanings:
+    """Configuration of [`MultiRoleGRPOTrainer`]. All other fields are those of TRL's `GRPOConfig`, with these meanings:
 
     - One global step is one *iteration*: `generation_batch_size` episodes (`generation_batch_size / num_generations` problems x
       `num_generations` episodes) and every optimizer step taken on them. `per_device_train_batch_size` and
@@ -80,7 +80,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
       schedule, `max_steps` and the logs still count iterations.
     - `entropy_coef`, `use_adaptive_entropy` and `top_entropy_quantile` act on the mini-batch of an optimizer step, not on a
       micro-batch. The adaptive coefficient is kept adapter by adapter. The quantile costs another forward pass.
-    - `mask_truncated_completions` leaves turns that reached `max_completion_length` out of the loss, and not their episodes.
+    - `mask_truncated_completions` leaves turns that reached `max_completion_length` out of the loss, but not the other turns of their episodes.
     - Dropout and NEFTune are switched off, since the ratio compares the trainer's log-probs with the engine's.
     - `num_generations_eval` episodes per evaluation problem, 1 by default.
     - `loss_type` is the paper's "grpo" by default, `use_bias_correction_kl` is off, and processes wait for each other two hours

@@ -23,7 +23,7 @@ class Sampling:
 class Request:
     """One model call. `adapter=None` means the base model; only `seed` decides the sampled tokens (temperature > 0).
 
-    Requests with the same `problem` share beginnings of prompts; an engine of several replicas sends them to one of these.
+    Requests with the same `problem` share prompt prefixes; an engine with several replicas sends them to the same one.
     """
 
     prompt_ids: list[int]

@@ -1,4 +1,4 @@
-"""Event loop that steps the engine while coroutines wait, in a thread of the rollout; and the position of a coroutine that hangs."""
+"""Run coroutines in an event loop that steps the engine while they wait, in the rollout's thread, and find where one hangs."""
 
 import asyncio
 import inspect

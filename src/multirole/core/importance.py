@@ -1,7 +1,8 @@
 """Compute importance weights between the engine's log-probs and the trainer's, as TRL does for vLLM.
 
 The weight of a token is exp(old - sampled), `old` being the trainer's log-prob under the weights at the start of the update; that of a
-sequence is the product over its tokens. These weights are the ones that sampled, or up to `max_staleness` versions newer. Weights outside [`clip_min`, `clip_max`] are moved to the bound ("truncate") or set to 0 ("mask").
+sequence is the product over its tokens. The adapters at the start of the update are those that sampled, or up to `max_staleness`
+versions newer. Weights outside [`clip_min`, `clip_max`] are moved to the bound ("truncate") or set to 0 ("mask").
 TRL's loss multiplies with them (`trl.GRPOTrainer._generate_and_score_completions`, `importance_sampling_ratio`).
 """
 

@@ -19,7 +19,7 @@ class LossMetrics:
         self.values: list[tuple[str, int, float]] = []  # name, completion tokens of the micro-batch, value
 
     def add(self, rows: list[Row], logged: Log) -> None:
-        """Take what the loss of one micro-batch has logged; of no rows, for one that counts nothing."""
+        """Add what the loss of one micro-batch has logged; without `rows`, its values get no weight."""
         n_tokens = sum(len(row.turn.completion_ids) for row in rows)
         self.values += [(name, n_tokens, value) for name, (value,) in logged.items()]
 
@@ -34,13 +34,13 @@ class LossMetrics:
 
 
 def role_metrics(rows: list[Row], roles: list[str]) -> dict[str, dict[str, float]]:
-    """role -> what can be read off its rows, for the roles that have any."""
+    """Return role -> text metrics, for the roles that have rows."""
     rows_by_role = {role: [row for row in rows if row.turn.role == role] for role in roles}
     return {role: text_metrics(role_rows) for role, role_rows in rows_by_role.items() if role_rows}
 
 
 def log_iteration(log: Log, iteration: Iteration, counts_failures: bool) -> None:
-    """Log each role's metrics, and what the iteration's episodes say."""
+    """Log each role's metrics and those of the iteration's episodes."""
     for role, values in iteration.roles.items():
         for name, value in values.items():
             if value is not None:

@@ -62,7 +62,7 @@ class AttentionHead(torch.autograd.Function):
 
 
 class LargeHead:
-    """Stands for TRL's `ChunkedLogProbFunction`: `AttentionHead` for a frozen matrix, which most models have as head, and TRL's for others."""
+    """Replacement of TRL's `ChunkedLogProbFunction`: `AttentionHead` for a frozen matrix, as most heads are, and TRL's for others."""
 
     @staticmethod
     def apply(

@@ -474,7 +474,7 @@ class Rollout:
     def _check_call(
         self, role: str, messages: Any, slot: int | None, round: int, called: Sequence[tuple[str, int | None, int]]
     ) -> None:
-        """Refuse a call by an unknown role or slot, of no messages, that was made already, and one too many (ValueError)."""
+        """Raise ValueError for an unknown role or slot, for missing messages, for a call made twice, and beyond `max_turns` calls."""
         slots = self.workflow.roles
         if role not in self.policy or slot is not None and slot not in range(slots[role]):
             unknown = "unknown role" if role not in self.policy else "no such slot"

@@ -76,7 +76,7 @@ def episode_rows(episodes: list[Episode], policy: dict[str, str], masks_truncate
 
 
 def shuffled(rows: list[Row], seed: int) -> list[Row]:
-    """Return the rows in an order that the seed draws."""
+    """Return the rows in a random order, drawn by the seed."""
     order = torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))
     return [rows[i] for i in order.tolist()]
 

@@ -48,9 +48,9 @@ from multirole.core.types import Episode, Problem, Structure, Turn, structure_of
 Place = tuple[str, int, int]
 """Role, slot and round of a turn."""
 ITERATION = 2 * 10**6
-"""Number of the measured episodes' iteration. Sampling seeds follow from it, so that none repeats an episode of the training run."""
+"""Iteration number of the measured episodes. Sampling seeds follow from it, so that none repeats an episode of the training run."""
 TAIL, COALITION = 1000, 5000
-"""Numbers of the first draws of what follows and of other roles' turns in a coalition, so that they are no draws of a reply."""
+"""First draw numbers of what follows and of other roles' turns in a coalition. Draws of a reply have smaller numbers."""
 
 
 def place_of(turn: Turn) -> Place:

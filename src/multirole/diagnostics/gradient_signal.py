@@ -36,7 +36,7 @@ from multirole.core.rows import problem_order, trained_tokens
 from multirole.core.trainer import MultiRoleGRPOTrainer
 
 FIRST_ITERATION = 10**6
-"""Number of the first batch, as an iteration. Sampling seeds follow from it, so that no batch repeats one of the training run."""
+"""Iteration number of the first batch. Sampling seeds follow from it, so that no batch repeats one of the training run."""
 CHUNK_COLUMNS = 2**18
 """Number of gradient elements that are multiplied at a time, in float64."""
 

@@ -3,10 +3,10 @@
 Every episode is replayed with the turns of one role resampled, played by the base model, or replaced by the role's trivial twin
 (`core.replay`); all other turns keep their seeds, so the difference is the role's effect and what follows from it.
 
-* `change` is the mean outcome of the replays minus that of the episodes. A role is worth what is lost without it, minus `change`
+* `change` is the mean outcome of the replays minus that of the episodes. A role's worth is what is lost without it: minus `change`
   under "base" (what its training adds) or "twin" (what it adds over a trivial one). Under "resample" its expectation is 0.
-* `moved` is the mean of |replay - episode|: with outcomes of 0 and 1, how often the outcome turns. Under "resample" it says how much of
-  the outcome hangs on the luck of this role's draw.
+* `moved` is the mean of |replay - episode|: with outcomes of 0 and 1, how often the outcome flips. Under "resample" it says how much
+  the outcome depends on the random draw of this role's replies.
 
 Both are means over problems. `changes` and `moves` hold the problems' own values, for an interval: it covers other problems and draws, not other
 training seeds.

@@ -30,11 +30,11 @@ TRANSPORT_ERRORS = (aiohttp.ClientError, TimeoutError, OSError)
 RETRIED = (404, 408, 425, 429)
 """Statuses below 500 after which a request is sent again; a restarted server answers 404, since it has no adapters."""
 TOKEN = "token_id:"
-"""Begins a token of an answer to `return_tokens_as_token_ids`."""
+"""Prefix of the tokens in an answer to `return_tokens_as_token_ids`."""
 
 
 class ServerError(EngineError):
-    """A server answered with what cannot be used, or did not answer as often as it was asked."""
+    """A server sent an answer that cannot be used, or no answer to a request and its repetitions."""
 
 
 class ServerLost(ServerError, ConnectionError):
@@ -82,7 +82,7 @@ def checked_urls(text: str) -> list[str]:
 
 
 def check_servers(text: str, seconds: float) -> None:
-    """Refuse addresses of which one does not answer within `seconds` (ServerLost) or runs another vLLM (ServerUnfit)."""
+    """Raise ServerLost if an address does not answer within `seconds`, and ServerUnfit if one runs an untested vLLM."""
     urls = checked_urls(text)
 
     async def check(server: Server) -> None:
@@ -104,7 +104,7 @@ def open_session(n_connections: int) -> aiohttp.ClientSession:
 
 
 def _kept_alive(address: tuple) -> socket.socket:
-    """Return a socket for an address of `getaddrinfo` that notices a peer that is gone."""
+    """Return a socket for an address of `getaddrinfo`, which notices if its peer is gone."""
     connection = socket.socket(*address[:3])
     connection.setblocking(False)
     connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
@@ -187,7 +187,7 @@ class Server:
         done = await self.complete(body | {"allowed_token_ids": [0]}, seconds)  # the first request may take long
         if done.logprobs != [0.0]:
             raise ServerUnfit(
-                f"The server at {self.url} gives log-probs of the logits, and not of the distribution after the temperature. Start it "
+                f"The server at {self.url} gives log-probs of the raw logits, and not of the distribution after temperature. Start it "
                 "with --logprobs-mode processed_logprobs."
             )
 
@@ -263,7 +263,7 @@ def _cause(error: Exception) -> str:
 
 
 def _field(url: str, text: str, name: str) -> Any:
-    """Return a field of a JSON answer; ServerError if vLLM's server would not answer so."""
+    """Return a field of a JSON answer; ServerError if the answer is not one of a vLLM server."""
     try:
         return json.loads(text)[name]
     except (ValueError, KeyError, TypeError) as error:

