@@ -4,6 +4,7 @@ from pathlib import Path
 
 import matplotlib.pyplot as plt
 from matplotlib.figure import Figure
+from matplotlib.ticker import LogFormatter, MaxNLocator
 
 from multirole_study.inspector import run_reader
 from multirole_study.inspector.run_reader import load, validation
@@ -47,10 +48,13 @@ def plot_roles(folder: str | Path, group: str = "main") -> Figure:
             axes.set_ylim(0, max(axes.get_ylim()[1], 1e-2))
         elif panel.scale == "log":
             axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(2, 1)))
         elif axes.get_ylim()[0] > 0:
             axes.set_ylim(bottom=0)
         axes.set_title(f"{panel.name} ({panel.unit})" if panel.unit else panel.name, fontsize=8.5, wrap=True)
         axes.set_xlabel("iteration", fontsize=8)
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.tick_params(labelsize=8)
         axes.spines[["top", "right"]].set_visible(False)
     figure.legend(lines.values(), lines.keys(), loc="outside upper center", ncols=6, frameon=False, fontsize=9)
