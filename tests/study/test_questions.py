@@ -75,6 +75,14 @@ def test_every_line_of_tiny_r_has_an_answer_and_a_place_in_the_table(tiny):
     assert text.count("10 seeds") == len(rows) and f"version {DECLARED['version']}" in text
 
 
+def test_a_question_may_leave_out_seeds_that_were_read_before_it(tiny, monkeypatch):
+    (about,) = (question for question in DECLARED["questions"] if question["name"] == "verdicts")
+    declared, line = Study.read(tiny.folder), about["lines"][0]
+    assert list(numbers(tiny, declared, about, line, "sp").index) == tiny.grid.seeds
+    some = about | {"seeds": {"tiny-r": [1, 4, 99], "smollm2": [1]}}
+    assert list(numbers(tiny, declared, some, line, "sp").index) == [1, 4]  # 99 has no run
+
+
 def test_a_gap_is_the_difference_of_the_two_policies(tiny):
     about = next(question for question in DECLARED["questions"] if question["name"] == "verbose")
     declared, line = Study.read(tiny.folder), about["lines"][0]

@@ -72,9 +72,11 @@ def parameters_of(results: Results, study: Study | None, name: str) -> dict[str,
     return study.variants[variant].parameters if study is not None and variant in study.variants else None
 
 
-def runs_of(results: Results, workflow: str, policy: str, changed: dict[str, object] | None) -> dict[int, Run]:
-    """Return seed -> packed run of a cell on the task of the questions; empty where `changed` is None."""
-    seeds = results.grid.seeds if changed is not None else []
+def runs_of(
+    results: Results, workflow: str, policy: str, changed: dict[str, object] | None, seeds: list[int] | None = None
+) -> dict[int, Run]:
+    """Return seed -> packed run of a cell on the task of the questions, of the grid's seeds or `seeds`; empty where `changed` is None."""
+    seeds = [] if changed is None else results.grid.seeds if seeds is None else seeds
     cells = {seed: results.grid.cell(workflow, policy, DECLARED["task"], seed, **(changed or {})) for seed in seeds}
     return {seed: run for seed, cell in cells.items() if (run := results.find(cell))}
 
@@ -82,7 +84,8 @@ def runs_of(results: Results, workflow: str, policy: str, changed: dict[str, obj
 def _measured(
     results: Results, about: dict, line: dict, workflow: str, policy: str, changed: dict[str, object] | None
 ) -> pd.Series:
-    runs = runs_of(results, workflow, policy, changed)
+    seeds = about.get("seeds", {}).get(results.grid.scale)
+    runs = runs_of(results, workflow, policy, changed, seeds)
     return pd.Series({seed: RUN_MEASURES[about["measure"]](run, line) for seed, run in runs.items()}, dtype=float)
 
 
