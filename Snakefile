@@ -1,5 +1,5 @@
 # Train every cell of the paper's matrix at one scale, run every evaluation, pack the results, then build tables and figures.
-# grid.yaml defines the grid, profiles/ how it is run; `make grid` runs it. Each job is a papermill command that can also be typed.
+# grid.yaml defines the grid, profiles/ how it is run; `make grid` runs it. Each job is a papermill command that can also be run by hand.
 #
 # A job is done if its DONE exists or its results are packed. File times and code do not count, so that an edit or a fresh clone
 # trains nothing again. DONE is written last and atomically.
@@ -19,7 +19,7 @@ FIELDS = ("seeds", "parameters", "base_rollouts", "workflows", "policies", "task
 if unknown := set(config) - {"scale", "results_dir", "scales", "study", "gpus", *FIELDS}:
     raise ValueError(f"{sorted(unknown)} are not options of a grid. Use scale, results_dir, study, gpus, {', '.join(FIELDS)}.")
 DECLARED = yaml.safe_load(Path(config["study"]).read_text()) if config.get("study") else {}
-study_grid = DECLARED.pop("grid", {})  # a study of other cells than the scale's
+study_grid = DECLARED.pop("grid", {})  # a study may declare cells other than the scale's
 chosen = config["scales"]["default"] | config["scales"].get(config["scale"], {}) | study_grid | config
 GPUS = int(chosen["gpus"])
 fields = {name: chosen[name] for name in FIELDS if name in chosen}

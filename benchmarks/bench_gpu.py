@@ -165,7 +165,7 @@ def save(out: Path, record: dict[str, Any]) -> None:
 
 
 def load(out: Path, settings: dict[str, Any], resumes: bool) -> dict[str, Any]:
-    """Return the record to go on with. SystemExit if there is one and it may not be continued."""
+    """Return the record to continue. Raises SystemExit if there is one and it may not be continued."""
     if not out.exists():
         return {"settings": settings, "steps": {}}
     if not resumes:

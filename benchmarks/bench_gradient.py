@@ -34,7 +34,7 @@ SETTINGS = {
 
 
 OLD = ("these weights", "the sampler")
-"""Whose log-probs are the old ones."""
+"""The sources of the old log-probs."""
 
 
 def compute(workflow: str, model: str, rows_folder: str, setting: str, path: str, reference: str) -> dict:
@@ -64,7 +64,7 @@ def compute(workflow: str, model: str, rows_folder: str, setting: str, path: str
 
 
 def gradient_of(trainer, rows: list, n_rows: int) -> Tensor:
-    """Return the gradient of the rows' share of the loss of `n_rows` rows, over all adapters, as one float64 vector."""
+    """Return the gradient of the rows' part of the loss of `n_rows` rows, over all adapters, as one float64 vector."""
     trainer.optimizer.zero_grad()
     parts = []
     for adapter in sorted({row.adapter for row in rows}):
@@ -79,7 +79,7 @@ def cosine(a: Tensor, b: Tensor) -> float:
 
 
 def compare(stored: dict[str, dict]) -> dict:
-    """Return what the table says of one workflow."""
+    """Return the values of one workflow in the table."""
     reference = stored["float32"]
     right = torch.cat(reference["logprobs"])
     result: dict = {"halves": {old: cosine(*reference["gradients"][old]) for old in OLD}, "settings": {}}

@@ -41,14 +41,14 @@ RIVALS = {
     "vllm": ("engine", "vllm"),
     "comlrl": ("voting", "comlrl"),
 }
-"""Name -> (what we measure, what we measure of the rival)."""
+"""Name -> (our measurement, the rival's measurement)."""
 
 
 # ---- measurements, each in a separate process: a dict with "seconds" and the amount of work
 
 
 def make(workflow: str, policy: str = "sp"):
-    """(cell, its trainer on 256 problems, the inputs of the first iteration)."""
+    """Return a cell, its trainer on 256 problems, and the inputs of the first iteration."""
     from bench import inputs, trainer_of
 
     from multirole_study.experiment.cell import Cell
@@ -59,7 +59,7 @@ def make(workflow: str, policy: str = "sp"):
 
 
 def rows_of_single():
-    """(cell, trainer, the first iteration's rows), each of which has a gradient."""
+    """Return the cell, its trainer, and the rows of the first iteration, each of which has a gradient."""
     cell, trainer, batch = make("single")
     rows = trainer.prepare_rows(trainer._generate_and_score_completions(batch))
     for row in rows:
@@ -192,7 +192,7 @@ def trl_iteration(micro: int) -> dict:
 
 
 def requests_of_voting():
-    """(trainer, requests) of the voters of one iteration."""
+    """Return the trainer, and the requests of the voters of one iteration."""
     _, trainer, _ = make("voting")
     requests, add = [], trainer.engine.add
     trainer.engine.add = lambda key, request: (requests.append(request), add(key, request))[1]
@@ -313,7 +313,7 @@ def comlrl() -> dict:
 
 
 def environment_with(packages: list[str], folder: Path) -> str:
-    """The Python of an environment that has this one's packages and, before them, these."""
+    """Return the Python of an environment with these packages on top of this environment's."""
     python = folder / "bin" / "python"
     if not python.exists():
         venv.create(folder, with_pip=True)
@@ -323,13 +323,13 @@ def environment_with(packages: list[str], folder: Path) -> str:
     return str(python)
 
 
-def one(python: str, benchmark: str) -> dict:
-    """A measurement in a process of its own."""
+def measure_alone(python: str, benchmark: str) -> dict:
+    """Run a measurement in a separate process."""
     return alone(str(HERE), "--measure", *benchmark.split(), python=python)
 
 
 def ratios(pairs: list[tuple[dict, dict]]) -> dict[str, dict]:
-    """rival / ours, per unit of work that both report."""
+    """Return the ratios rival / ours per unit of work that both report."""
     (ours, theirs), ratios_by_unit = pairs[0], {}
     for unit in ("tokens", "sequences", "leaves", "roots", "rows"):
         if unit in ours and unit in theirs:
@@ -350,7 +350,7 @@ NAMES = {
 
 
 def table(result: dict[str, dict]) -> str:
-    """The rows of docs/speed.md."""
+    """Return the rows of the table in docs/speed.md."""
     lines = ["| against | unit | median | from | to | pairs |", "| --- | --- | --- | --- | --- | --- |"]
     for name, ratios in ((name, result[name]) for name in RIVALS if name in result):
         words, number = name.rsplit(" ", 1) if name[-1].isdigit() else (name, "")
@@ -381,7 +381,9 @@ def main() -> None:
     for name in args.names or RIVALS:
         ours, theirs = RIVALS[name]
         python = environment_with(COMLRL, args.environment) if theirs == "comlrl" else sys.executable
-        measured = ratios([(one(sys.executable, ours), one(python, theirs)) for _ in range(args.pairs)])
+        measured = ratios(
+            [(measure_alone(sys.executable, ours), measure_alone(python, theirs)) for _ in range(args.pairs)]
+        )
         result[name] = measured
         for unit, value in measured.items():
             print(f"{name:18} {unit:12} {value['median']:6.2f}  [{value['min']:.2f}, {value['max']:.2f}]", flush=True)

@@ -13,7 +13,7 @@ scaled to the number of tokens of the stored rows, since replies are sampled ane
 shared prefixes once, and `floor` is the time of the unique tokens' arithmetic in an update at the speed of this processor's matrix products,
 measured in the same run: a forward pass for all, a backward pass for those with an advantage, and the head for completion tokens.
 
-With --out, pairs are added to those that the file has of the same commits; rows are then read from --rows, where they are stored.
+With --out, pairs are added to those of the same commits in the file; rows are then read from --rows, where they are stored.
 """
 
 import argparse
@@ -147,11 +147,11 @@ SHARES = {
     "SiLU": ("aten::silu", "aten::silu_backward"),
     "copies, casts and concatenations": ("aten::copy_", "aten::cat", "aten::fill_"),
 }
-"""Part of an update -> the operators of torch that it takes; all others are norms, RoPE, products of elements and Python."""
+"""Part of an update -> its torch operators; all other operators are norms, RoPE, elementwise products and Python."""
 
 
 def rollout_profile(workflow: str, model: str) -> dict:
-    """Return each part's share of the engine's CPU time in one rollout of this checkout. What a part calls counts as the part's."""
+    """Return each part's share of the engine's CPU time in one rollout of this checkout; nested calls count for their part."""
     from multirole.engines import bfloat16_products, kv_cache, qwen3, transformers_engine
 
     engine = transformers_engine.TransformersEngine

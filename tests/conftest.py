@@ -1,10 +1,10 @@
-"""Shared fixtures. What is heavy is imported by those who use it: pytest-xdist's controller loads this file and runs no test."""
+"""Shared fixtures. Each imports its heavy modules itself, because pytest-xdist's controller loads this file and runs no test."""
 
 import os
 
-os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch looks: the numbers here are a CPU's
+os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch is imported: the tests' numbers are a CPU's
 os.environ["HF_HUB_OFFLINE"] = "1"
-os.environ["OMP_NUM_THREADS"] = "1"  # also of the processes that tests start: their sums must round as ours do
+os.environ["OMP_NUM_THREADS"] = "1"  # inherited by the processes that tests start, so that their sums round as here
 
 import gc
 import shutil
@@ -17,11 +17,11 @@ import pytest
 from filelock import FileLock
 
 if threading.current_thread() is threading.main_thread():
-    # a shell's background job ignores SIGINT, one under nohup SIGHUP, and so would the runs that tests interrupt
+    # A shell's background job ignores SIGINT, and one under nohup ignores SIGHUP. The runs that tests interrupt would inherit that.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
-# it waits for a busy disk, and what a test kills is read again from the system's own cache
+# fsync waits for a busy disk, and is not needed: what a killed process wrote is read again from the system's cache
 os.fsync = lambda descriptor: None
 
 LONGEST = (
@@ -29,7 +29,7 @@ LONGEST = (
     "doctor", "notebook", "kl_anchor_and_process_reward", "plan", "figures", "grid_runner", "evaluation_repeats_validation", "exit_codes", "sandbox",
     "math_reward", "inspector", "matching_switches", "what_trl_users_expect", "engine_vllm",
 )  # fmt: skip
-"""Files that come first, so that the workers end together: pytest-xdist hands out files in this order."""
+"""The slowest files. They run first, so that all workers end at about the same time: pytest-xdist hands out files in this order."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -38,7 +38,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()  # what is imported by now stays; statsmodels collects garbage at every correction, half a second each time
+    gc.freeze()  # exclude all imported modules from collection: statsmodels collects garbage at every correction, half a second each
 
 
 @pytest.fixture(scope="session")
@@ -53,7 +53,7 @@ def tokenizer():
 
 @pytest.fixture(scope="session")
 def shared(tmp_path_factory):
-    """shared(name, make) -> what `make(folder)` returns, a path: made once, by the first of xdist's workers that asks for it."""
+    """shared(name, make) -> the path that `make(folder)` returns, called once, by the first of xdist's workers that asks for it."""
     folder = tmp_path_factory.getbasetemp()
     folder = folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
 
@@ -69,7 +69,7 @@ def shared(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def grid_results(shared) -> Path:
-    """The made-up results of a finished grid; to be read only."""
+    """The made-up results of a finished grid; read-only."""
     from paper_results import make_results
 
     return shared("grid", make_results)
@@ -77,7 +77,7 @@ def grid_results(shared) -> Path:
 
 @pytest.fixture(scope="session")
 def finished(shared) -> Path:
-    """The folder of `trainers.SMALL_RUN`, trained to DONE; to be read only."""
+    """The folder of `trainers.SMALL_RUN`, trained to DONE; read-only."""
     from trainers import SMALL_RUN
 
     from multirole_study.experiment.run import run_cell
@@ -112,7 +112,7 @@ def make_trainer(make_model, tokenizer, tmp_path):
 
 @pytest.fixture
 def make_library_trainer(tokenizer, tmp_path):
-    """make_library_trainer(workflow, **config) -> a trainer without any callback of ours, built as TRL's is."""
+    """make_library_trainer(workflow, **config) -> a trainer without the study's callbacks, built as TRL's is."""
     from trainers import library_trainer
 
-    return lambda workflow, *given, **config: library_trainer(workflow, tokenizer, tmp_path, *given, **config)
+    return lambda workflow, *args, **config: library_trainer(workflow, tokenizer, tmp_path, *args, **config)

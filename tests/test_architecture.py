@@ -1,4 +1,4 @@
-"""The rooms of the house import each other in one direction, and the library type-checks."""
+"""The packages import each other in one direction only, and the library type-checks."""
 
 import json
 import subprocess
@@ -63,7 +63,7 @@ REFUSED = {  # what it says
 
 
 def test_help_refusals_and_the_plan_load_no_framework():
-    """One process, so that what a command imports is seen in those after it, too."""
+    """All commands run in one process, so that an import by one command is also noticed in the later ones."""
     helps = [f"{name} --help".strip() for name in ("", *COMMANDS)]
     done = subprocess.run(
         [sys.executable, "-c", COMMAND_LINES], input=json.dumps([*helps, PLAN, *REFUSED]), capture_output=True, text=True, check=False

@@ -22,7 +22,7 @@ PAGE, FACTS = ROOT / "docs" / "smollm2.md", ROOT / "docs" / "smollm2.json"
 BEGIN, END = "<!-- card -->", "<!-- /card -->"
 ROLLOUTS = 3
 WANTED = {"accuracy": (0.10, 0.40), "one of three right - accuracy": (0.15, 1.0)}
-"""What a task must give, so that there is something to choose from and room to learn."""
+"""Fact -> the bounds that a task must meet, so that there is something to choose from and room to learn."""
 
 
 def mean_interval(values: pd.Series) -> dict[str, float]:

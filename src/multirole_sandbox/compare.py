@@ -5,19 +5,19 @@ the number of lines must be equal. A line is correct if it is the same text, or 
 numbers are equal as numbers: 1.50 and 1.5, 7.0 and 7, 1e3 and 1000. Brackets and commas separate words, so that a
 printed list is compared number by number. If a line has a word that is not a number, the spaces between its words must
 be equal too. LiveCodeBench compares the same way, but it has no tolerance (LiveCodeBench/LiveCodeBench#129, #133), it
-compares numbers only on lines of nothing else, and it takes 0101 for 101; numbers with superfluous leading zeros are
-text here, because outputs such as bit strings are.
+compares numbers only on lines that contain nothing else, and it takes 0101 for 101; here numbers with superfluous
+leading zeros are text, because outputs such as bit strings are text.
 
 Tolerance. Whole numbers must be equal. If the expected number has a decimal point or an exponent, a difference of 1e-6
 (relative or absolute) is allowed, as judges do (NVIDIA-NeMo/Gym#2956; numpy's `allclose`, with which APPS and TACO
 compare, allows ten times as much); if it has five decimals, as LeetCode's do, the tolerance is half a unit of the
 fifth.
 
-Returned values. Tuples are lists; integers and floats by value, with the same tolerance where the expected
-value is a float; true and false are not 1 and 0 (the field, comparing with `==`, takes them); a key of a dict is a
-string, as in JSON; NaN equals nothing.
+Returned values. Tuples count as lists. Integers and floats are compared by value, with the same tolerance if the expected
+value is a float. true and false are not 1 and 0 (graders that compare with `==` accept them). Keys of a dict are strings,
+as in JSON. NaN equals nothing.
 
-An output longer than `_LONGER` times the expected output plus `_SLACK` bytes is wrong without being read, so that the cost
+An output longer than `_LONGER` times the expected output plus `_SLACK` bytes is wrong and is not read, so that the cost
 of comparing is proportional to the expected output.
 """
 
@@ -108,7 +108,7 @@ class Expected(float):
         """Return whether a program's number is within the tolerance."""
         try:
             return abs(got - self) <= self.tolerance
-        except OverflowError:  # an integer beyond every float
+        except OverflowError:  # an integer too large for a float
             return False
 
 

@@ -6,7 +6,7 @@ RULES = ("fraction", "all_pass")
 
 
 class SandboxError(RuntimeError):
-    """The sandbox failed or does not contain programs. This says nothing about the graded program."""
+    """The sandbox failed, or it does not confine programs. This says nothing about the graded program."""
 
 
 @dataclass(frozen=True)

@@ -172,13 +172,13 @@ def vllm_server(argv: list[str]) -> int:
 
 
 def role_value(argv: list[str]) -> int:
-    """Measure what each role of a trained cell is worth: resampled, played by the base, replaced by its twin."""
+    """Measure what each role of a trained cell is worth: replay episodes with it resampled, played by the base, or replaced by its trivial twin."""
     from multirole_study.experiment.evaluation import Evaluation, evaluation_parameters, steps_of
 
     parser = _parser(role_value, evaluation_parameters())
     parser.add_argument("--problems", type=int, default=128, help="validation problems (default: 128)")
     parser.add_argument("--draws", type=int, default=1, help="replays of each episode and intervention (default: 1)")
-    turns = "also change each turn of the first problems, for the inspector, which then shows the turns that decided (default: 0)"
+    turns = "number of problems whose turns are also changed one by one, so that the inspector shows which turns decided (default: 0)"
     parser.add_argument("--turns", type=int, default=0, metavar="PROBLEMS", help=turns)
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the table as CSV, in fractions")
     parser.add_argument("--figure", type=Path, metavar="FILE", help="also draw it, as PNG, PDF or SVG")
@@ -222,7 +222,7 @@ def signal(argv: list[str]) -> int:
         "folder", type=Path, metavar="RUN", help="a run's folder, which receives gradient_signal.parquet"
     )
     parser.add_argument("--at", type=int, nargs="+", metavar="ITERATION", help="evaluated iterations (default: all)")
-    batches = "independent batches of episodes at each, each as large as an iteration (default: 16)"
+    batches = "independent batches of episodes per checkpoint, each as large as an iteration's (default: 16)"
     parser.add_argument("--batches", type=int, default=16, help=batches)
     options = parser.parse_args(argv)
     if options.batches < 2:
@@ -241,7 +241,7 @@ def credit(argv: list[str]) -> int:
         "folder", type=Path, metavar="RUN", help="a run's folder, which receives credit_accuracy.parquet"
     )
     parser.add_argument("--at", type=int, nargs="+", metavar="ITERATION", help="evaluated iterations (default: all)")
-    problems = "training problems, of each of which the turns of one episode are measured (default: 128)"
+    problems = "number of training problems; the turns of one episode of each are measured (default: 128)"
     parser.add_argument("--problems", type=int, default=128, help=problems)
     options = parser.parse_args(argv)
     from multirole_study.experiment.credit_measurement import measure_run
@@ -279,7 +279,7 @@ def pack(argv: list[str]) -> int:
 def paper(argv: list[str]) -> int:
     """Build every table, figure and claim from a grid's packed results."""
     parser = _parser(paper)
-    parser.add_argument("folder", type=Path, help="<results_dir>/<scale>, with the grid.json of the grid")
+    parser.add_argument("folder", type=Path, help="<results_dir>/<scale>, which holds the grid's grid.json")
     only = "write only the results pages, from existing tables and figures"
     parser.add_argument("--page", action="store_true", help=only)
     options = parser.parse_args(argv)
@@ -333,11 +333,11 @@ def questions(argv: list[str]) -> int:
 
 
 def clock(argv: list[str]) -> int:
-    """Answer whether the late cliff is the learning-rate clock, from the packed runs of study_clock.yaml."""
+    """Answer whether the learning-rate clock causes the late cliff, from the packed runs of study_clock.yaml."""
     parser = _parser(clock)
     parser.add_argument("folder", type=Path, nargs="?", help="<results_dir>/<scale>, such as results/clock/tiny-r")
     parser.add_argument(
-        "--power", action="store_true", help="print the chance of a verdict by number of seeds, and stop"
+        "--power", action="store_true", help="print the probability of a verdict by number of seeds, and stop"
     )
     options = parser.parse_args(argv)
     if (options.folder is None) != options.power:

@@ -132,7 +132,7 @@ def memory_in_use() -> int:
 
 
 class Trial(MultiRoleCallback):
-    """Callback that records two iterations of a trainer; in the second it does nothing that takes time."""
+    """Callback that records two iterations of a trainer; the second is measured, so nothing slow is done in it."""
 
     trainer: MultiRoleGRPOTrainer
 
@@ -147,7 +147,7 @@ class Trial(MultiRoleCallback):
         self.peaks = dict.fromkeys(PHASES, 0)
         """Peak bytes of each phase over the iterations."""
         self.moved: list[tuple[int, int, int]] = []
-        """For each step of the first iteration: the number of its adapter's tensors, of those that changed, and of others that did."""
+        """For each step of the first iteration: how many tensors its adapter has, how many of them changed, and how many other tensors changed."""
         self.reached = torch.zeros(0)
 
     def run(self) -> None:
@@ -359,7 +359,7 @@ TRIAL_ANSWERS: dict[str, tuple[object, str, str]] = {
 
 
 def examine(cell: Cell, launch: Launch, folder: str) -> tuple[dict[str, Finding], dict[str, float]]:
-    """Train two iterations in a folder; return the same findings by check, and measurements, on every process."""
+    """Train two iterations in a folder. Return the findings by check and the measurements, the same on every process."""
     short = {"iterations": ITERATIONS, "save_every": ITERATIONS, "eval_every": ITERATIONS + 1}
     rate = STEP_SIZE / math.sqrt(shape_of(cell).hidden)
     trial_cell = cell.replace(**short, learning_rate=rate, warmup_iterations=0)
@@ -396,8 +396,8 @@ def measurements(trial: Trial) -> dict[str, float]:
 def run(cell: Cell, launch: Launch, planned: Mapping[str, int] | None = None) -> int:
     """Print the preflight, the findings and the measurements, on the first process only; return 1 if a check fails, else 0.
 
-    `planned` are the bytes that the plan expects in each phase, printed with the measured ones. ValueError or OSError if the cell
-    cannot run.
+    `planned` are the bytes that the plan expects in each phase, printed with the measured ones. Raises ValueError or
+    OSError if the cell cannot run.
     """
     is_main, widths = processes().is_main_process, (None, None, 60, 60)
     if is_main:

@@ -40,7 +40,7 @@ HEAD_TOKENS, HEAD_COLUMNS = 4096, 32768
 ENGINE_ROWS = 384
 """Number of requests that the "transformers" engine runs at once."""
 PREFIX_BYTES, PREFIX_PARAMETERS = GIB, 10_000_000
-"""Size of that engine's prefix cache, and the smallest model that has one."""
+"""Size of the "transformers" engine's prefix cache, and parameters of the smallest model that has one."""
 GENERATE_ROWS = 128
 """Number of requests in a batch of the "generate" engine."""
 MAX_GRAPH_ROWS = 512
@@ -178,8 +178,9 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
 def own_engine(cell: Cell, s: Shape, engine: str, n_processes: int, lengths: str) -> list[Part]:
     """Return the memory of the engines "transformers" and "generate"; `lengths` is what to change for a smaller cache.
 
-    "transformers" copies the base: in float32 once for each adapter, merged, and once without; in bfloat16 once, with a float32 head and
-    each adapter beside it. The bound of the KV cache has every row of the largest batch, evaluations included, at full length.
+    "transformers" holds copies of the base. In float32 there is one for each adapter, merged, and one without adapter. In bfloat16 there
+    is one, with a float32 head and the unmerged adapters. The bound of the KV cache assumes that every row of the largest batch,
+    evaluations included, has full length.
     """
     names, n_bytes = adapter_names(cell.policy), BYTES[dtype_of(cell)]
     row = (cell.max_prompt_tokens + cell.max_response_tokens) * n_bytes * s.kv_elements
@@ -203,7 +204,7 @@ def own_engine(cell: Cell, s: Shape, engine: str, n_processes: int, lengths: str
 def tokens_kept(cell: Cell, gpu_bytes: int) -> int:
     """Return the largest micro-batch whose activations are kept on a GPU although gradient checkpointing is on.
 
-    As the trainer decides it (`activation_memory.kept_tokens`); the cell's `micro_batch_tokens` if all are recomputed.
+    The trainer decides it in the same way (`activation_memory.kept_tokens`). It is the cell's `micro_batch_tokens` if all are recomputed.
     """
     s, n_bytes = shape_of(cell), BYTES[dtype_of(cell)]
     per_token = bytes_per_token(s.hidden, s.intermediate, s.layers, n_bytes == 2)
@@ -284,7 +285,7 @@ def vllm_batch(cell: Cell, launch: Launch, gpu_bytes: int) -> dict[str, int]:
     """Choose the tokens of vLLM's steps, and how many requests run at once.
 
     The number of requests is the smallest of three: the requests of a stage, those of the shortest stage that fit into the cache
-    (of longer ones vLLM admits fewer), and the largest CUDA graph. More would only take workspace from the cache.
+    (of longer ones vLLM admits fewer), and the largest CUDA graph. More requests would only take memory from the cache for their workspace.
     """
     s = shape_of(cell)
     step = next(

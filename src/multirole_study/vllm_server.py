@@ -15,14 +15,14 @@ from multirole_study.experiment.hardware import dtype_of
 from multirole_study.experiment.launch import Launch
 
 MEMORY_SHARE = 0.9
-"""Of a GPU that does nothing else."""
+"""Share of a GPU's memory for a server that has the GPU to itself."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def command_of(cell: Cell, launch: Launch, host: str, port: int, more: Sequence[str] = ()) -> list[str]:
     """Return the command line of a server for a cell, with vLLM's batch sizes where the launch has them.
 
-    ValueError for an address that other machines reach where there is no key: whoever can call a server can load files into it.
+    Raises ValueError for an address that other machines can reach if no key is set: whoever can call the server can make it load files.
     """
     if host not in LOOPBACK and not os.environ.get(API_KEY):
         raise ValueError(
@@ -36,10 +36,10 @@ def command_of(cell: Cell, launch: Launch, host: str, port: int, more: Sequence[
 
 
 def as_text(command: Sequence[str]) -> str:
-    """Return the command as one types it into a shell, with its variables and without a key."""
+    """Format the command for a shell, with its environment variables and without the key."""
     return " ".join([*(f"{name}={value}" for name, value in serve_environment().items()), shlex.join(command)])
 
 
 def start(command: Sequence[str]) -> None:
-    """Become the server: signals reach it, and its exit code is ours."""
+    """Replace this process by the server, which then receives its signals and sets its exit code."""
     os.execvpe(command[0], list(command), os.environ | serve_environment())

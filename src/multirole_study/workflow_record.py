@@ -21,15 +21,15 @@ def describe_workflow(workflow: Workflow) -> dict[str, Any]:
 
 
 def observed_edges(turns: pd.DataFrame) -> list[Edge]:
-    """Return who spoke after whom in the recorded turns, which are in the order of their calls; back to an earlier role is a loop."""
+    """Return an edge for each pair of roles that spoke in succession in `turns` (in call order); an edge to an earlier role is a loop."""
     if not len(turns):
         return []
-    place = {role: i for i, role in enumerate(dict.fromkeys(turns["role"]))}
+    order = {role: i for i, role in enumerate(dict.fromkeys(turns["role"]))}
     edges: dict[Edge, None] = {}
     for _, rows in turns.groupby(["step", "problem"], sort=False):
         roles = [role for role, _ in groupby(rows["role"])]
         edges[Edge("question", roles[0])] = edges[Edge(roles[-1], "answer")] = None
-        edges |= {Edge(a, b, is_loop=place[b] < place[a]): None for a, b in pairwise(roles)}
+        edges |= {Edge(a, b, is_loop=order[b] < order[a]): None for a, b in pairwise(roles)}
     return list(edges)
 
 

@@ -11,7 +11,7 @@ from multirole.workflows import Single
 
 REWARDS = [1.0, 0.0, 0.0, 0.0, 1.0, 0.5, 0.25]
 GROUPS = ["a", "a", "a", "a", "b", "b", "c"]  # means 1/4, 3/4 and 1/4; std 1/2 and sqrt(1/8); c has one member
-BY_HAND = {  # alone, a reward stays what it is
+BY_HAND = {  # the reward of a group of one stays unchanged
     True: [1.5, -0.5, -0.5, -0.5, 0.5**0.5, -(0.5**0.5), 0.25],
     False: [0.75, -0.25, -0.25, -0.25, 0.25, -0.25, 0.25],
 }

@@ -85,7 +85,7 @@ def test_smaller_micro_batches_with_a_gradient_give_the_same_gradient(make_libra
     torch.testing.assert_close(*gradients, atol=1e-6, rtol=0)
     with_gradient, scored = ([size for size in sizes[64] if size[0] is kept] for kept in (True, False))
     assert all(n_tokens <= 64 or n_rows == 1 for _, n_tokens, n_rows in with_gradient)
-    assert max(n_tokens for _, n_tokens, _ in scored) > 512, "what keeps no activations need not be cut"
+    assert max(n_tokens for _, n_tokens, _ in scored) > 512, "micro-batches that keep no activations need not be cut"
 
 
 # ---- old log-probs
@@ -99,7 +99,7 @@ def test_smaller_micro_batches_with_a_gradient_give_the_same_gradient(make_libra
 def test_old_log_probs_are_scored_only_for_later_steps(
     make_library_trainer, monkeypatch, policy, num_iterations, n_scored
 ):
-    """Of 16 episodes of three voters and an aggregator, trained 16 rows a step: 3 + 1 steps under IP, 4 under SP."""
+    """16 episodes of three voters and an aggregator, trained in steps of 16 rows, make 3 + 1 steps under IP and 4 under SP."""
     trainer = make_library_trainer(
         Voting(), policy=policy, old_logprobs="recomputed", num_iterations=num_iterations, learning_rate=0.0
     )
@@ -116,7 +116,7 @@ def test_old_log_probs_are_scored_only_for_later_steps(
     assert [row.old_logps is None for row in rows].count(True) == 64 - n_scored
 
 
-def test_every_row_is_scored_or_in_a_first_step(make_library_trainer):
+def test_every_row_is_either_scored_or_in_a_first_step(make_library_trainer):
     trainer = make_library_trainer(Voting(), policy="ip")
     steps = plan_steps(rows_of(trainer, episodes_of(trainer.workflow.roles)), trainer.adapters, trainer.args)
     assert {name: len(planned) for name, planned in steps.items()} == {"generator": 3, "aggregator": 1}

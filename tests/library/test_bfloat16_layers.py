@@ -16,7 +16,7 @@ from multirole.workflows import Voting
 
 
 class Parts(MultiRoleCallback):
-    """Keeps the parts of a gradient, log-probs, and how many passes made them."""
+    """Keeps the parts of a gradient, the log-probs, and the number of passes that computed them."""
 
     def __init__(self) -> None:
         self.passes, self.logps = 0, {}
@@ -76,7 +76,7 @@ def test_all_parts_come_from_one_pass(tokenizer, tmp_path):
         assert cosine(gradient, several.gradients[several.parts.index(part)]) > 0.999  # autocast's
 
 
-def test_the_base_is_not_touched_and_the_layers_are_put_back(tokenizer, tmp_path):
+def test_the_base_is_unchanged_and_the_layers_are_restored(tokenizer, tmp_path):
     _, _, trainer = gradients(tokenizer, tmp_path, bf16=True)
     fresh = build_model(tokenizer, trainer.policy)
     for (name, one), (_, other) in zip(trainer.peft_model.named_parameters(), fresh.named_parameters(), strict=True):
@@ -87,7 +87,7 @@ def test_the_base_is_not_touched_and_the_layers_are_put_back(tokenizer, tmp_path
 
 
 def test_an_update_is_not_merged_into_rounded_weights(tokenizer):
-    """Each number of W' is W's or B's: an update that is small beside W's last digit keeps its own digits."""
+    """Each number of the joined weight is one of W or of B, so an update smaller than W's last digit keeps its own digits."""
     model = build_model(tokenizer, {"a": "shared"})
     layer = next(module for module in model.modules() if hasattr(module, "lora_A"))
     layer.lora_B["shared"].weight.data.mul_(1e-4)

@@ -36,8 +36,8 @@ class Own:
 
 
 @pytest.mark.parametrize("name", SHIPPED)
-def test_every_template_that_trl_ships_writes_what_is_said(name):
-    """Those of vision models, too, which iterate over the parts of a message (huggingface/trl#5871)."""
+def test_every_template_that_trl_ships_writes_every_message(name):
+    """Includes the templates of vision models, which iterate over the parts of a message (huggingface/trl#5871)."""
     tokenizer = with_template(template(name))
     shown = tokenizer.decode(chat_template(tokenizer, [user("What is 1+1?")]))
     assert "What is 1+1?" in shown
@@ -72,7 +72,7 @@ def test_a_system_turn_that_a_template_refuses(tmp_path):
         chat_template(tokenizer, [SYSTEM, user("q")])
 
 
-def test_own_workflows_may_declare_their_chats():
+def test_user_supplied_workflows_may_declare_their_conversations():
     class Debate(Own):
         structure = Structure(chats=(("user", "user"),))
 
@@ -94,7 +94,7 @@ def test_own_workflows_may_declare_their_chats():
     ],
     ids=["no template", "one that says the same", "one that refuses", "one with a mistake"],
 )
-def test_a_template_without_use_is_not_blamed_on_the_workflow(text, message):
+def test_an_unusable_template_is_not_blamed_on_the_workflow(text, message):
     tokenizer = with_template(text)
     for workflow in (Single(), Own()):
         with pytest.raises(ValueError, match=message) as error:
@@ -109,7 +109,7 @@ def test_a_trainer_is_refused_before_its_engine_is_built(text, tmp_path, monkeyp
         library_trainer(EvalOpt(), with_template(text), tmp_path)
 
 
-def test_a_renderer_of_ones_own_needs_no_template(tmp_path):
+def test_a_user_supplied_renderer_needs_no_template(tmp_path):
     tokenizer = FAMILIES["slow"]()
     check_chats(lambda tokenizer, messages: tokenizer.encode(str(messages)), tokenizer, EvalOpt(), [])
 

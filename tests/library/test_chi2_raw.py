@@ -63,7 +63,7 @@ def test_at_temperature_1_it_is_chi2_and_costs_no_pass(make_trainer, monkeypatch
 
 
 def test_the_sums_of_two_processes_are_those_of_one():
-    """Only the first process's rows were sampled: the other's tokens must not thin the mean."""
+    """Only the first process has sampled rows. The tokens of the other one must not count in the mean's denominator."""
     turns: list[tuple[object, Turn]] = [(e, t) for e in episodes_of({"generator": 3}, n_problems=1) for t in e.turns][
         :6
     ]

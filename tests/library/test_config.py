@@ -50,7 +50,7 @@ def test_the_refused_options_exist_and_trls_defaults_are_accepted():
     ],
     ids=str,
 )  # fmt: skip
-def test_nothing_else_takes_steps_inside_an_iteration(options, why):
+def test_options_that_take_steps_inside_an_iteration_are_refused(options, why):
     with pytest.raises(ValueError, match=why):
         config(**options)
 
@@ -73,7 +73,7 @@ def test_the_docs_list_every_refused_option_and_no_other():
 @pytest.mark.parametrize(
     "options", [{"vllm_enable_sleep_mode": True}, {"min_p": 0.0}, {"top_k": -1}, {"generation_kwargs": {}}], ids=str
 )
-def test_options_that_ask_for_what_happens_anyway_are_accepted(options):
+def test_options_that_change_nothing_are_accepted(options):
     config(**options)
 
 
@@ -92,8 +92,8 @@ def test_bfloat16_is_off_without_a_gpu_unless_it_is_asked_for(monkeypatch):
     [(12, 2, 4, 2), (15, 2, 6, 3), (12, 0.5, 1, 2), (3, 2, 2, 1), (3, 10, 6, 1), (17, 1, 3, 3)],
 )
 def test_epochs_are_as_many_iterations_as_in_trl(n_rows, epochs, max_steps, per_epoch):
-    """Five problems per iteration. TRL leaves out what is left over; it cannot train on fewer rows than that, and here an
-    iteration of fewer rows draws some of them again."""
+    """An iteration has five problems. TRL drops the remaining rows of an epoch and cannot train on fewer than five; here an
+    iteration over fewer rows draws some of them again."""
     args = config(
         generation_batch_size=20,
         num_generations=4,
@@ -161,8 +161,8 @@ def test_without_a_ratio_to_correct_no_correction_is_no_change():
     assert config(vllm_importance_sampling_correction=False).old_logprobs == "sampled"
 
 
-def test_batch_sizes_only_serve_to_compute_the_episodes_of_an_iteration():
-    """Whatever is given, HF sees one batch with all of a process's episodes, and steps once per iteration."""
+def test_batch_sizes_only_determine_the_episodes_of_an_iteration():
+    """Whatever batch sizes are set, HF sees one batch with all of a process's episodes, and steps once per iteration."""
     for sizes, n_episodes in (
         ({"generation_batch_size": 64}, 64),
         ({"generation_batch_size": 12, "num_generations": 4}, 12),  # not a multiple of TRL's default of 8 per device

@@ -36,7 +36,7 @@ def test_moments_by_hand():
 
 
 def test_parts_by_hand():
-    """X = 2 A + noise: the effect has the variance 1, so that it makes 4 of the mean square of 10, beside a bias of 1 and a baseline of 2."""
+    """X = 2 A + noise. The effect has variance 1, so it contributes 4 to the mean square of 10; the bias contributes 1 and the baseline 2."""
     parts = parts_of(Moments(effect=1.0, shared=2.0, within=5.0, between=2.0, square=10.0))
     assert parts == pytest.approx({"effect": 0.4, "bias": 0.1, "baseline": 0.2, "noise": 0.3, "scale": 2.0})
     assert parts_of(Moments(0.0, 0.3, 0.1, 0.1, 1.0))["effect"] == 0.0
@@ -99,13 +99,13 @@ def test_tokens_per_row_count_what_is_sampled(measured):
     """An episode has 3 turns of 2 tokens. A fork of a first turn samples it and the last one, a fork of the last one it alone."""
     costs = measured.tokens_per_row
     assert costs["outcome"] == costs["permuted"] == 2.0
-    # of 3 forks of each turn; a replay draws all that follows anew, also where the prompt is the same
+    # of 3 forks of each turn; a replay redraws all later turns, even if their prompts are the same
     assert costs["branches"] == costs["leave_one_out"] == pytest.approx((2 + 3 * (4 + 4 + 2) / 3) / 4)
     # base everywhere: 6 tokens; base first: 4, and 2 where the last prompt has changed; base last: 2
     assert 2 + (6 + 4 + 2) / 3 < costs["shapley"] < 2 + (6 + 4 + 2 + 2) / 3
 
 
-def test_a_replay_keeps_what_it_is_told_and_draws_the_rest(tokenizer):
+def test_a_replay_keeps_the_given_turns_and_redraws_the_others(tokenizer):
     rollout = relay(tokenizer)
     (episode,) = rollout.run([(PROBLEM, 0)], 3, SAMPLING)
     slot_0, slot_1, last = episode.turns

@@ -97,15 +97,15 @@ DEBATE = Structure({"generator": Duty("solves"), "critic": Duty("selects", "gene
 @pytest.mark.parametrize(
     ("generators", "reward", "advantage"),
     [
-        ([False, False, False], 1.0, 1.0),  # the critic corrects everybody
-        ([True, True, True], 1.0, 0.0),  # it repeats what all say
+        ([False, False, False], 1.0, 1.0),  # the critic corrects all generators
+        ([True, True, True], 1.0, 0.0),  # the critic repeats all generators' answer
         ([True, False, False], 1.0, 2 / 3),
         ([True, True, False], 0.0, -2 / 3),
         ([True, True, True], 0.0, -1.0),
     ],
 )
 def test_a_critic_is_compared_with_the_generators_it_read(generators, reward, advantage):
-    """Half of the paper's 2 R_acc - 2 acc_G, with its reward of length left out."""
+    """The advantage is half of the paper's 2 R_acc - 2 acc_G, without its length reward."""
     episode = Episode(Problem("p", "", "", None), 0, reward=Reward(reward), advantage=0.25)
     episode.turns = [turn("planner")] + [turn("generator", slot, 0, flag) for slot, flag in enumerate(generators)]
     episode.turns += [turn("critic"), turn("generator", 0, 1, True)]  # a later draft, which the critic has not read
@@ -129,7 +129,7 @@ def test_leave_one_out_and_normalised_by_hand():
 
 
 def test_shapley_values_by_hand():
-    """The glove game: a left glove is worth nothing without one of two right ones. And values add up to what there is to share."""
+    """The glove game: a left glove is worth nothing without one of two right ones. The values add up to the value of all players."""
     players = ["left", "right", "other"]
     subsets = [frozenset(p for i, p in enumerate(players) if mask >> i & 1) for mask in range(8)]
     glove = {s: float("left" in s and len(s) > 1) for s in subsets}
@@ -146,7 +146,7 @@ def score(episodes):
 
 
 def trainer_of(rollout, n):
-    """What credit needs of a trainer, over a rollout."""
+    """Return a stand-in with the parts of a trainer that the estimators use, over a rollout."""
 
     def play(attempts, iteration, replays=None):
         return rollout.run(attempts, iteration, SAMPLING, replays)
@@ -226,7 +226,7 @@ def test_leave_one_out_has_the_advantage_of_enumeration_as_its_mean(tokenizer):
 
 
 def test_the_shapley_value_of_roles_is_that_of_enumeration(tokenizer):
-    """With the chances of the base in place of those of the roles outside a coalition."""
+    """Roles outside a coalition play with the base's probabilities."""
     n = 2000
     rollout = relay(tokenizer)
     episodes = rollout.run([(PROBLEM, i) for i in range(n)], 3, SAMPLING)
@@ -254,7 +254,7 @@ def test_the_shapley_value_of_roles_is_that_of_enumeration(tokenizer):
 
 
 def test_roles_equal_to_the_base_have_shapley_values_that_differ_by_episode(tokenizer, monkeypatch):
-    """As at the start of training. Their mean is 0, and a right reply is worth more than a wrong one, or nothing would be trained."""
+    """This is the state at the start of training. The mean is 0, but a right reply is worth more than a wrong one; otherwise nothing would be trained."""
     monkeypatch.setattr(TwoTokens, "chance", lambda self, request: BASE)
     n, rollout = 400, relay(tokenizer)
     episodes = rollout.run([(PROBLEM, i) for i in range(n)], 3, SAMPLING)

@@ -32,10 +32,10 @@ QUICK = (
     "recurrent_gemma",
 )
 ROUGH = {"gpt_neo": 5e-5, "granite": 5e-5, "qwen3_next": 5e-5}
-"""Families that round more: no scaling of attention, a chunked recurrence."""
+"""Families with larger rounding errors: unscaled attention, or a chunked recurrence."""
 WITH_MOE_LOSS = ("mixtral", "qwen3_moe", "gpt_oss", "qwen3_next", "jamba")
 WITH_MAMBA = {"falcon_h1": ["q_proj", "gate_proj"], "mamba": ["in_proj", "x_proj"], "mamba2": ["in_proj"]}
-"""Modules for LoRA: PEFT refuses some of "all-linear"."""
+"""LoRA's target modules of families for which PEFT refuses "all-linear"."""
 ADAPTERS = {
     "lora": {},
     "dora": {"use_dora": True},
@@ -63,7 +63,7 @@ def test_a_cache_changes_nothing(family):
 
 
 def test_a_model_that_samples_by_itself_is_scored(monkeypatch, caplog):
-    """As one whose code of the Hub has a `generate` that ignores logits processors."""
+    """An example is a model with custom code on the Hub whose `generate` ignores logits processors."""
     model = decoder("qwen2", VOCAB, EOS).eval()
     replies = torch.tensor([[5, 6, 7, 8], [9, EOS, 0, 0]])
     monkeypatch.setattr(model, "generate", lambda input_ids, **_: torch.cat([input_ids, replies], 1))
@@ -99,7 +99,7 @@ class Gap(MultiRoleCallback):
 
 
 def train(base, tokenizer, folder, lora, policy="ip", **options):
-    """Three iterations, one optimizer step each and adapter; returns the trainer and its `Gap`."""
+    """Train three iterations with one optimizer step per adapter; return the trainer and its `Gap`."""
     usual = {
         "generation_batch_size": 8, "num_generations": 4, "max_steps": 3, "max_completion_length": 12, "learning_rate": 1e-3,
         "lr_scheduler_type": "constant", "updates": "one", "bf16": False, "use_cpu": True, "report_to": "none", "disable_tqdm": True,
@@ -176,7 +176,7 @@ def test_tokens_do_not_depend_on_the_batch_and_equal_the_fast_engines(make_model
 
 
 def test_the_models_own_sampling_defaults_are_not_used(make_model, tokenizer):
-    """As instruction-tuned models have them in generation_config.json."""
+    """Instruction-tuned models have such defaults in generation_config.json."""
     model, requests = make_model(POLICY), make_requests(12, len(tokenizer))
     engine = GenerateEngine(tokenizer.eos_token_id, pad_id=tokenizer.pad_token_id)
     engine.publish(model, 0)
@@ -244,6 +244,6 @@ def test_the_protocol_is_kept(make_model):
     engine.close()
 
 
-def test_an_engine_that_is_none_is_refused_before_anything_is_loaded(tokenizer, tmp_path):
+def test_an_unknown_engine_is_refused_before_anything_is_loaded(tokenizer, tmp_path):
     with pytest.raises(ValueError, match=r"`engine` must be 'auto', one of \['generate', .*got 'sglang'"):
         train("no/such/model", tokenizer, tmp_path, {}, engine="sglang")

@@ -51,7 +51,7 @@ def test_shared_prompts_change_nothing(engine, tokenizer, monkeypatch):
     assert [c.token_ids for c in together] == [c.token_ids for c in alone]
     assert len({tuple(c.token_ids) for c in together}) > 1
 
-    engine.add(0, requests[0])  # the rest arrives while the first is running, and shares its prompt
+    engine.add(0, requests[0])  # the others arrive while the first is running, and share its prompt
     assert not engine.step()
     computed.clear()
     for key, request in enumerate(requests[1:], 1):
@@ -78,8 +78,8 @@ def test_rows_leave_when_they_finish(engine, tokenizer):
     assert engine.step() == []
 
 
-def test_a_completion_ends_with_any_of_the_ends(make_model, tokenizer):
-    """As in TRL, which takes those of the model's generation config beside the tokenizer's."""
+def test_a_completion_ends_with_any_end_of_sequence_token(make_model, tokenizer):
+    """As in TRL, these are the tokenizer's and those of the model's generation config."""
     requests = make_requests(60, len(tokenizer))
     one = TransformersEngine(tokenizer.eos_token_id)
     one.publish(make_model(POLICY), 0)
@@ -109,7 +109,7 @@ def test_bad_requests_are_refused(engine):
             engine.add(0, request)
 
 
-def test_another_thread_may_drive(engine, tokenizer):
+def test_another_thread_may_drive_the_engine(engine, tokenizer):
     requests = make_requests(10, len(tokenizer))
     expected, replies = run_all(engine, requests), []
     thread = threading.Thread(target=lambda: replies.extend(run_all(engine, requests)))

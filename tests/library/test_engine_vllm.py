@@ -1,6 +1,6 @@
 """vLLM serves the same policies as the transformers engine: same log-probs, no stale cache, base rows get the base.
 
-All through one vLLM: starting it costs more than everything else here. The base is random and private to this module:
+All tests use one vLLM, because starting it takes longer than everything else here. The base is random and private to this module:
 trained weights have logits so large that HF's own float32 error reaches the 1e-5 that is asserted here.
 """
 
@@ -117,7 +117,7 @@ def test_bad_requests_are_refused(engine, model):
 
 
 def test_the_environments_imports_work_together(engine):
-    """Versions of torchvision and the like that vLLM brings may break those of the others."""
+    """vLLM brings versions of torchvision and similar packages that may break the other packages."""
     assert "vllm" in sys.modules
     for name in (
         "transformers.models.auto",

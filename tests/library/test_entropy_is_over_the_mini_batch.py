@@ -60,7 +60,7 @@ def test_padding_changes_shapes_alone(make_library_trainer):
 
 
 def test_the_bonus_is_the_mean_entropy_of_the_trained_tokens(make_library_trainer):
-    """The loss without and with it differ by coef x the mean, rows without advantage included and masked ones not."""
+    """The losses with and without the bonus differ by coef x the mean. Rows without advantage are included, masked ones are not."""
     loss = []
     for coef in (0.0, 0.5):
         trainer = make_library_trainer(
@@ -75,7 +75,7 @@ def test_the_bonus_is_the_mean_entropy_of_the_trained_tokens(make_library_traine
 
 
 def test_masked_rows_do_not_train(make_library_trainer):
-    """What is in them has no effect; that they are there has one, since TRL's mean over rows counts them."""
+    """Their content has no effect, but their number has one, because TRL's mean over rows counts them."""
     gradients = []
     for change in (None, "tokens", "absent"):
         trainer = make_library_trainer(Voting(2, prompts="tiny_chain"), mask_truncated_completions=True)
@@ -134,7 +134,7 @@ def test_the_adaptive_coefficient_by_hand():
 
 
 def test_each_adapter_has_a_coefficient(make_library_trainer):
-    """A first step has no bonus: nothing has been measured."""
+    """The first step has no bonus, because no entropy has been measured yet."""
     options = {"use_adaptive_entropy": True, "entropy_coef": 0.1, "entropy_target": 1e9, "entropy_coef_delta": 0.5}
     trainer = make_library_trainer(Voting(2, prompts="tiny_chain"), policy="ip", updates="per_batch", **options)
     trainer.update(trainer.model, trainer.prepare_rows(episodes_of(trainer.workflow.roles)))

@@ -41,7 +41,7 @@ def play(tokenizer, workflow, engine=None, **limits):
     return rollout.run(PROBLEMS, 0, Sampling(10, 1.0)), engine
 
 
-def test_the_others_are_played_to_their_end(tokenizer, caplog):
+def test_the_other_episodes_are_played_to_their_end(tokenizer, caplog):
     (episodes, engine), (whole, _) = (
         play(tokenizer, Fragile(second_of_problem_1), max_failed_episodes=1), play(tokenizer, Fragile()),
     )  # fmt: skip
@@ -67,7 +67,7 @@ def test_one_more_than_allowed_ends_the_rollout(tokenizer):
         play(tokenizer, Fragile(second_of_problem_1), max_failed_episodes=1)
 
 
-def test_calls_beside_the_one_that_failed_do_not_go_on(tokenizer):
+def test_calls_concurrent_with_a_failed_one_are_cancelled(tokenizer):
     class Siblings(Fragile):
         async def run(self, problem, call):
             async def talk():
@@ -108,7 +108,7 @@ def trained(make_library_trainer, tokenizer):
     return run
 
 
-def test_its_group_is_compared_without_it(trained):
+def test_a_failed_episode_is_left_out_of_its_group(trained):
     trainer, episodes = trained(Fragile(second_of_problem_1), max_failed_episodes=1)
     assert episodes[6].reward is None and episodes[6].advantage == 0.0
     values = torch.tensor([0.0, 1.0, 0.0])  # of indices 0, 1 and 3; index 2 failed
@@ -121,7 +121,7 @@ def test_its_group_is_compared_without_it(trained):
     assert len(rows) == 7 * 3 and all(row.episode is not episodes[6] for row in rows)
 
 
-def test_it_is_counted_in_training_and_in_evaluation(make_library_trainer, tokenizer):
+def test_failed_episodes_are_counted_in_training_and_in_evaluation(make_library_trainer, tokenizer):
     engine = ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
     workflow = Fragile(lambda problem, attempt: problem == "1" and attempt % 4 == 2)
     sizes = {
@@ -142,7 +142,7 @@ def test_it_is_counted_in_training_and_in_evaluation(make_library_trainer, token
     assert metrics["eval_reward"] == pytest.approx((0 + 1 + 2 + 0 + 0 + 1 + 0) / 7)
 
 
-def test_by_default_the_first_ends_the_run_with_a_short_message(make_library_trainer, tokenizer):
+def test_by_default_the_first_failure_ends_the_run_with_a_short_message(make_library_trainer, tokenizer):
     engine = ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
     trainer = make_library_trainer(
         Fragile(second_of_problem_1), engine, reward, 2, generation_batch_size=8, num_generations=4
@@ -155,7 +155,7 @@ def test_by_default_the_first_ends_the_run_with_a_short_message(make_library_tra
     assert where.tb_frame.f_code.co_filename == __file__ and where.tb_next is None  # where a debugger begins
 
 
-def test_ten_iterations_without_reward_are_said_once(make_library_trainer, tokenizer, caplog):
+def test_ten_iterations_without_reward_are_warned_of_once(make_library_trainer, tokenizer, caplog):
     values = {"now": 0.0}
 
     def nothing(completions, **_):

@@ -65,7 +65,7 @@ def mean(values):
 
 
 def close_to(exact, n):
-    """Within four standard errors of a mean of `n` draws."""
+    """Compare equal within four standard errors of a mean of `n` draws."""
     return pytest.approx(exact, abs=4 * math.sqrt(max(abs(exact) * (1 - abs(exact)), 0.01) / n))
 
 
@@ -93,11 +93,11 @@ def test_the_effect_of_a_role_is_that_of_enumeration(tokenizer):
     assert played("last", "base") == close_to(BASE, n)
     assert played(("first", "last"), "base") == close_to(BASE, n)
     assert played("first", "resample") == close_to(expectation((0.6, 0.6), last_chance), n)
-    assert played("last", "twin") == close_to(0.6, n)  # which repeats slot 0
+    assert played("last", "twin") == close_to(0.6, n)  # the twin repeats slot 0
 
 
 def test_the_effect_of_a_turn_with_all_other_seeds_held(tokenizer):
-    """Every value of one turn's reply, weighted by its probability, with the other turns as their seeds have them."""
+    """The exact effect averages over the replies of one turn by probability; the other turns keep their seeds."""
     n, rollout = 2000, relay(tokenizer)
     engine = rollout.engine
     for index in range(6):
@@ -169,7 +169,7 @@ def test_a_fork_that_changes_nothing_is_the_episode_and_costs_nothing(played):
 
 
 def test_what_a_fork_generates_is_the_same_as_playing_everything_again(played):
-    """At every turn: kept replies are what the engine would say, and only turns with another prompt are generated."""
+    """This holds at every turn: kept replies equal what the engine would sample, and only turns with a changed prompt are generated."""
     rollout, episodes = played
     for episode in episodes:
         for turn in episode.turns:
@@ -224,7 +224,7 @@ def test_draw_0_of_the_base_keeps_the_seed_and_drops_the_adapter(tokenizer):
     ids=lambda value: getattr(value, "name", value),
 )
 def test_the_twin_of_a_role_is_the_trivial_workflow(tokenizer, workflow, role, twin):
-    """With the twin in its place the answer is the solver's first turn, as the declared trivial workflow has it."""
+    """With the twin in the role's place, the answer is the solver's first turn, as in the declared trivial workflow."""
     engine = ScriptedEngine(lambda key, r: ([*tokenizer(SAYS[r.adapter][r.seed % len(SAYS[r.adapter])], add_special_tokens=False)["input_ids"], tokenizer.eos_token_id], 1), tokenizer.eos_token_id)  # fmt: skip
     rollout = Rollout(workflow, engine, tokenizer, {r: r for r in workflow.roles}, bool, 0, 400)
     episodes = rollout.run([(PROBLEM, i) for i in range(8)], 5, SAMPLING)

@@ -10,7 +10,7 @@ import torch
 from multirole.core.recomputation import return_freed_memory
 
 N_TENSORS, SIZE = 2000, 30_000
-"""A quarter of a gigabyte, in tensors that the C library takes from its heap."""
+"""Parameters of a quarter of a gigabyte, in tensors small enough for the C library's heap."""
 
 
 def mib_held() -> float:
@@ -23,7 +23,7 @@ def model(n_parameters: int) -> SimpleNamespace:
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc, which keeps freed memory")
 def test_a_large_models_memory_is_returned_and_a_small_ones_kept():
-    """Every other tensor is freed, so that nothing lies free at the end of the heap, which glibc would return by itself."""
+    """Every second tensor is freed, so that no free memory is at the end of the heap, which glibc would return by itself."""
     tensors = [torch.ones(SIZE) for _ in range(2 * N_TENSORS)]
     del tensors[::2]
     freed = N_TENSORS * SIZE * 4 / 2**20

@@ -49,7 +49,7 @@ def test_shares_sum_to_one_and_a_role_without_gradient_has_none():
     assert opposed.of_role("aggregator")["grad_share"] == pytest.approx(-0.5)
 
 
-def test_steps_add_up_and_norms_are_each_steps_own():
+def test_steps_add_up_and_each_step_has_its_norm():
     parts = GradientParts()
     first = parts.add_step([("generator", 0), ("generator", 1)], torch.tensor([[3.0, 0.0], [0.0, 4.0]]))
     second = parts.add_step([("generator", 1)], torch.tensor([[6.0, 8.0]]))
@@ -58,7 +58,7 @@ def test_steps_add_up_and_norms_are_each_steps_own():
 
 
 class Parts(MultiRoleCallback):
-    """Keeps what it is told of the last optimizer step's gradient."""
+    """Keeps the parts of the last optimizer step's gradient."""
 
     def on_gradient_parts(self, trainer, adapter, parts, gradients):
         self.parts, self.matrix = parts, gradients.clone()
@@ -85,7 +85,7 @@ def test_the_parts_sum_to_the_applied_gradient_bit_for_bit(make_trainer, policy,
 
 
 class Surgery(MultiRoleCallback):
-    """Doubles the first voter's part and takes the aggregator's away."""
+    """Doubles the first voter's part and removes the aggregator's."""
 
     def on_gradient_parts(self, trainer, adapter, parts, gradients):
         factors = [{("generator", 0): 2.0, ("aggregator", 0): 0.0}.get(part, 1.0) for part in parts]
@@ -93,7 +93,7 @@ class Surgery(MultiRoleCallback):
 
 
 def test_a_callback_may_change_the_parts(make_trainer):
-    """What comes after it, and the step itself, have the changed gradient; what was before it has seen the one that the rows ask for."""
+    """Later callbacks and the step itself get the changed gradient; earlier callbacks have seen the gradient of the rows."""
     cell, before = Cell("voting", "sp", max_grad_norm=1e9), Parts()
     trainer = make_trainer(cell, callbacks=[before, Surgery()])
     rows = rows_of(trainer, make_episodes(cell))
@@ -104,8 +104,8 @@ def test_a_callback_may_change_the_parts(make_trainer):
     assert step.grad_norm == pytest.approx(expected.norm().item(), rel=1e-4)
 
 
-def test_duplicate_voters_are_announced_as_coherent(make_trainer):
-    """Slots 1 and 2 say what slot 0 said: their gradients are one direction."""
+def test_duplicate_voters_are_measured_as_coherent(make_trainer):
+    """Slots 1 and 2 repeat slot 0, so their gradients have one direction."""
     cell = Cell("voting", "ip")
     trainer, episodes = make_trainer(cell), make_episodes(cell)
     for episode in episodes:
@@ -131,7 +131,7 @@ def test_a_role_without_advantage_has_no_share(make_trainer):
 
 
 def as_sampled(trainer, cell: Cell, n_problems: int) -> list[Row]:
-    """Rows whose engine agrees with the trainer to the last digit."""
+    """Return rows whose sampled log-probs equal the trainer's to the last digit."""
     rows = trainer.prepare_rows(make_episodes(cell, n_problems=n_problems))
     for row, logps in zip(rows, trainer.logprobs_of(rows), strict=True):
         row.turn.logprobs = logps.tolist()
@@ -139,7 +139,7 @@ def as_sampled(trainer, cell: Cell, n_problems: int) -> list[Row]:
 
 
 def test_chi2_after_sees_what_a_single_step_moved(make_trainer):
-    """An aggregator takes one step per iteration: during it its chi2 is zero, afterwards it is not."""
+    """An aggregator takes one step per iteration. Its chi2 is zero during that step and positive afterwards."""
     cell = Cell("voting", "ip", old_logprobs="recomputed")
     trainer = make_trainer(cell)
     rows, diagnostics = as_sampled(trainer, cell, 4), diagnostics_of(trainer)

@@ -135,7 +135,7 @@ def test_bad_products_are_refused():
 
 @pytest.mark.parametrize("policy", ["sp", "ip"])
 def test_a_batch_is_drawn_as_training_draws_it(make_trainer, policy):
-    """Independent batches at fixed weights: new problems, whole groups, and the gradient that one optimizer step of all rows has."""
+    """Batches are independent and at fixed weights. Each has new problems, whole groups, and the gradient of one optimizer step on all rows."""
     cell = Cell("voting", policy, n_problems=2, n_episodes=4)
     trainer = make_trainer(cell)
     played: list[list[Episode]] = []
@@ -165,7 +165,7 @@ def test_a_batch_is_drawn_as_training_draws_it(make_trainer, policy):
 
 
 def test_a_measurement_leaves_training_as_it_was(make_trainer):
-    """Nothing of it is logged or counted, and the entropy's coefficient adapts to training alone."""
+    """The measurement is not logged or counted, and the entropy coefficient adapts to training only."""
     trainer = make_trainer(Cell("voting", "sp", n_problems=2, n_episodes=4))
     trainer.args.use_adaptive_entropy = trainer.use_adaptive_entropy = trainer.has_entropy_bonus = True
     trainer._metrics["train"]["reward"].append(0.5)

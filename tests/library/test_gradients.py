@@ -90,8 +90,8 @@ def test_partial_mini_batch_is_under_weighted_only_in_the_released_code(make_lib
     )
 
 
-def test_recomputed_old_log_probs_ignore_what_the_engine_said(make_library_trainer):
-    """pi_old by the trainer: the same gradient as sampled ones that the engine reported without error."""
+def test_recomputed_old_log_probs_ignore_the_engine_s(make_library_trainer):
+    """With pi_old from the trainer, the gradient is that of exact sampled log-probs."""
     trainer, _ = make(make_library_trainer, old_logprobs="recomputed", vllm_importance_sampling_correction=False)
     rows = trainer.prepare_rows(episodes_of(trainer.workflow.roles))
     recomputed = gradient(trainer, "shared", rows)
@@ -126,7 +126,7 @@ def test_recomputed_old_log_probs_come_from_each_rows_own_adapter(make_trainer):
 @pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dapo", "dr_grpo", "cispo"])
 def test_no_loss_type_depends_on_the_micro_batches(make_library_trainer, loss_type):
     """On rows of one role, whose micro-batches differ in rows and in tokens."""
-    wide = {"epsilon_high": 5.0} if loss_type == "cispo" else {}  # TRL's advice; its bound is of the ratio itself
+    wide = {"epsilon_high": 5.0} if loss_type == "cispo" else {}  # TRL's recommended value; it bounds the ratio itself
     trainer, rows = make(make_library_trainer, loss_type=loss_type, **wide)
     rows = [row for row in rows if row.turn.role == "generator"]
     trainer.args.micro_batch_tokens = 100_000

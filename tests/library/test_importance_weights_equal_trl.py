@@ -33,7 +33,7 @@ def test_weights_of_planted_gaps(mode):
     generator = torch.Generator().manual_seed(0)
     old = -torch.rand(6, 9, generator=generator)
     sampled = old - 0.3 * torch.randn(6, 9, generator=generator)
-    sampled[2, 3] = math.nan  # vLLM could not say
+    sampled[2, 3] = math.nan  # vLLM returned no log-prob
     mask = (torch.arange(9) < torch.tensor([9, 1, 5, 9, 3, 7])[:, None]).long()
     weights, _ = Correction(*mode).weigh(old, sampled, mask)
     expected = trls_weights(old, sampled, mask, *mode)
@@ -51,7 +51,7 @@ def test_rounding_has_weight_one(mode):
 @pytest.mark.parametrize("loss_type", ["grpo", "dapo", "cispo", "vespo"])
 @pytest.mark.parametrize("mode", MODES[::2], ids=lambda mode: mode[0])
 def test_the_loss_is_stock_trls(tokenizer, tmp_path, monkeypatch, mode, loss_type):
-    """A first step's loss and gradient, whose old log-probs are its own, and those of a batch for which TRL was given both."""
+    """Compares a first step, whose old log-probs are its own, with TRL on a batch that has both kinds of log-probs."""
     trainer = library_trainer(
         Single(), tokenizer, tmp_path, old_logprobs="recomputed", updates="one", loss_type=loss_type, beta=0.1,
         vllm_importance_sampling_mode=mode[0], vllm_importance_sampling_clip_min=mode[1], vllm_importance_sampling_clip_max=mode[2],
@@ -84,7 +84,7 @@ def test_the_loss_is_stock_trls(tokenizer, tmp_path, monkeypatch, mode, loss_typ
     torch.testing.assert_close(gradient, expected, atol=1e-5, rtol=1e-4)  # weights are products over rounded log-probs
 
 
-def test_on_where_the_ratio_does_not_start_from_the_sampler(tokenizer, tmp_path):
+def test_correction_is_on_if_the_ratio_does_not_start_from_the_sampler(tokenizer, tmp_path):
     def correction(**options):
         return library_trainer(Voting(), tokenizer, tmp_path, **options).correction
 

@@ -1,4 +1,4 @@
-"""Behaviours that TRL's own tests of its GRPO trainer ask for, of one role: what works as there, and what is refused in a sentence."""
+"""Behaviours that TRL's tests of its GRPO trainer require, with one role: each works as in TRL or is refused with a clear message."""
 
 import itertools
 import json
@@ -61,7 +61,7 @@ def assert_equal(one, other):
     assert one.keys() == other.keys() and all(torch.equal(value, other[name]) for name, value in one.items())
 
 
-# ---- ways in. The model does not exist: what is refused is refused before it would be loaded.
+# ---- arguments. The model does not exist, so every refusal comes before it would be loaded.
 
 
 class Pair:
@@ -103,7 +103,7 @@ class Pair:
         ({"train_dataset": ROWS.to_iterable_dataset(), "args": "save per epoch"}, ValueError, "`save_strategy='epoch'` cannot be counted"),
     ],
 )  # fmt: skip
-def test_a_way_in_that_cannot_work_is_refused_before_anything_is_loaded(tmp_path, changes, error, message):
+def test_arguments_that_cannot_work_are_refused_before_anything_is_loaded(tmp_path, changes, error, message):
     named = {
         "stock": lambda: config(tmp_path, GRPOConfig, per_device_train_batch_size=8),
         "epochs": lambda: config(tmp_path, max_steps=-1),
@@ -122,7 +122,7 @@ def test_a_way_in_that_cannot_work_is_refused_before_anything_is_loaded(tmp_path
 
 
 @pytest.mark.parametrize("name", ["episodes", "prompts", "completions", "trainer_state", "log_metric", "_index"])
-def test_columns_with_a_name_that_is_taken_are_refused(make, name):
+def test_columns_with_a_reserved_name_are_refused(make, name):
     with pytest.raises(
         ValueError,
         match=f"has (a|the) column '{name}', (where the trainer stores|but the trainer passes another argument)",
@@ -139,14 +139,14 @@ def test_arguments_of_trl_that_are_none_are_accepted(tmp_path):
 
 
 def test_a_stream_trains_as_the_dataset_does(make, tmp_path):
-    """In its order, over two passes."""
+    """Rows come in the stream's order, over two passes."""
     options = {"shuffle_dataset": False, "max_steps": 6}
     rows, stream = make(**options), make(rows=ROWS.to_iterable_dataset(), folder=tmp_path / "stream", **options)
     assert [stream.problems[i].question for i in range(8)] == [f"{i % 6}+1" for i in range(8)]
     rows.train()
     stream.train()
     rewards = [[row["reward"] for row in t.state.log_history if "reward" in row][:3] for t in (rows, stream)]
-    assert rewards[0] == rewards[1]  # of the first pass; later problems have other names, and so other seeds
+    assert rewards[0] == rewards[1]  # only the first pass: later problems have other ids and therefore other seeds
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
@@ -198,7 +198,7 @@ def test_the_trainer_keeps_the_datasets_that_it_was_given(make):
 
 @pytest.mark.parametrize("form", ["torch", "numpy", "transform"])
 def test_rows_may_be_formatted_or_transformed(make, form):
-    """As in TRL, which reads one row after the other; a transform may make the prompts."""
+    """As in TRL, rows are read one by one, so a transform may create the prompts."""
     answers = []
 
     def reward(completions, answer, **_):
@@ -237,7 +237,7 @@ def test_workflow_and_reward_see_the_same_row_of_a_random_transform(make):
 
 
 def test_the_length_of_a_run_follows_a_dataset_that_is_replaced(make):
-    """Two rows are one iteration of an epoch; twenty are ten. What was set by hand stays."""
+    """Two rows make one iteration per epoch, twenty make ten. A number that the user set stays."""
     trainer = make(rows=ROWS.select(range(2)), num_train_epochs=1, max_steps=-1, save_strategy="epoch")
     assert (trainer.args.max_steps, trainer.args.save_steps) == (1, 1)
     trainer.train_dataset = Dataset.from_list([{"prompt": f"{i}-1"} for i in range(20)])
@@ -277,7 +277,7 @@ def test_a_dataset_given_to_evaluate_is_checked(make):
 
 
 def test_rows_of_a_stream_may_lack_columns(make):
-    """TRL passes the columns of a batch's first row; a stream of dicts may have others in others."""
+    """TRL passes the columns of a batch's first row, but the dicts of a stream may have different keys."""
     from datasets import IterableDataset
 
     seen = []
@@ -303,13 +303,13 @@ def peft_model(**options):
 
 @pytest.mark.parametrize("beta", [0.0, 0.1])
 def test_a_peft_model_with_the_adapter_default_is_trained_as_it_is(make, tmp_path, beta):
-    """And resumed: with `beta`, stock TRL 1.16 resumes without the trained adapter, because of its adapter "ref"."""
+    """It is also resumed. With `beta`, stock TRL 1.16 resumes without the trained adapter, because of its adapter "ref"."""
     trainer = make(model=peft_model(), peft_config=None, max_steps=3, save_strategy="steps", save_steps=1, beta=beta)
     before = weights(trainer)
     trainer.train()
     assert trainer.adapters == ["default"] and any(not torch.equal(v, before[n]) for n, v in weights(trainer).items())
     folder = tmp_path / "out" / "checkpoint-1"
-    assert (folder / "adapter_model.safetensors").exists()  # where TRL has it
+    assert (folder / "adapter_model.safetensors").exists()  # where TRL stores it
     resumed = make(model=peft_model(), peft_config=None, max_steps=3, folder=tmp_path / "resumed", beta=beta)
     resumed.train(resume_from_checkpoint=str(folder))
     assert_equal(weights(trainer), weights(resumed))
@@ -396,7 +396,7 @@ def test_kl_of_fresh_adapters_is_measured_from_the_base(make):
 # ---- epochs, evaluations and what they log
 
 
-def test_epochs_are_trls(make):
+def test_epochs_are_those_of_trl(make):
     trainer = make(max_steps=-1, num_train_epochs=2, eval_dataset=ROWS.select(range(2)), eval_strategy="epoch", save_strategy="epoch",
                    generation_batch_size=16)  # fmt: skip
     trainer.train()  # four problems in an iteration of six rows: TRL makes one iteration per epoch
@@ -418,7 +418,7 @@ def test_an_evaluation_shows_and_saves_its_own_episodes(make, tmp_path, capsys):
 
 
 def test_an_evaluation_reports_a_loss(make):
-    """The objective at a ratio of 1: minus the advantages' mean, by rows or by tokens."""
+    """It is the objective at a ratio of 1: minus the mean advantage, over rows or over tokens."""
     episodes = []
 
     def reward(completions, episodes: list, **_):
@@ -452,7 +452,7 @@ def adapter_in(folder, name):
 
 
 def test_the_best_adapters_are_loaded_at_the_end(make, tmp_path):
-    """Of every role, and the engine samples from them."""
+    """This holds for every role, and the engine samples from these adapters."""
     rewards = iter([3.0, 5.0, 1.0, 4.0, 5.0])
 
     def reward(completions, episodes, **_):
@@ -512,7 +512,7 @@ def test_predict_is_an_evaluation(make):
         trainer.predict(ROWS.rename_column("prompt", "q"))
 
 
-def test_the_first_log_after_predict_is_an_iterations(make, tmp_path):
+def test_the_first_log_after_predict_is_that_of_an_iteration(make, tmp_path):
     trainer = make(log_completions=True, max_steps=1)
     trainer.predict(ROWS)
     trainer.train()
@@ -574,7 +574,7 @@ def test_the_entropy_coefficient_of_one_adapter_is_a_number(make, tmp_path):
 
 
 def test_the_entropy_mask_outside_a_loss_is_trls():
-    """As TRL's tests call it, on a trainer that is not one; threshold 0.8 of ten tokens keeps two."""
+    """TRL's tests call it on a stand-in for a trainer. A threshold of 0.8 keeps two of ten tokens."""
     trainer = Mock(spec=MultiRoleGRPOTrainer)
     trainer.accelerator = SimpleNamespace(num_processes=1, gather=lambda x: x, pad_across_processes=lambda x, **_: x)
     entropies, mask = torch.arange(12.0).view(2, 6), torch.tensor([[1] * 6, [1] * 4 + [0] * 2])

@@ -32,15 +32,15 @@ def test_neutral_values_are_the_default_run_to_the_last_bit(finished, tmp_path):
 
 
 def applied(make_library_trainer, **options) -> tuple[torch.Tensor, list[Row], object]:
-    """The gradient of one step on all rows, clipping off, after whatever `prepare_rows` does. KL is measured from the base."""
+    """Return the gradient of one step on all rows, without clipping, after `prepare_rows`. KL is measured from the base."""
     trainer = make_library_trainer(Voting(), **options)
-    trainer.reference = Reference(trainer.peft_model, [])  # as of fresh adapters
+    trainer.reference = Reference(trainer.peft_model, [])  # as for fresh adapters
     rows = trainer.prepare_rows(episodes_of(trainer.workflow.roles))
     return gradient(trainer, trainer.adapters[0], rows), rows, trainer
 
 
 def k3_gradient(trainer, rows: list[Row], weights: dict[str, float]) -> torch.Tensor:
-    """Of the weighted mean over rows of token means of exp(q - p) - (q - p) - 1, q being the base's log-probs."""
+    """Return the gradient of the weighted mean over rows of token means of exp(q - p) - (q - p) - 1, with q the base's log-probs."""
     total = 0.0
     for row in rows:
         with torch.no_grad(), trainer.model.disable_adapter():
@@ -94,7 +94,7 @@ def judged(workflow: str, answers: dict[tuple[str, int, int], str], outcomes: di
     return {(turn.role, turn.slot, turn.round): turn.is_right for turn in episode.turns}
 
 
-def test_every_kind_of_turn_is_judged_by_its_own_work():
+def test_every_kind_of_turn_is_judged_by_its_own_result():
     drafts = {("generator", 0, 0): "wrong", ("generator", 0, 1): "right"}
     turns = judged("eval_opt", drafts, {0: "incorrect", 1: "unparsed"}, True)
     assert turns == {
@@ -114,7 +114,7 @@ def test_every_kind_of_turn_is_judged_by_its_own_work():
 
 
 def test_process_advantages_are_added_by_role_and_round(make_library_trainer):
-    """Four drafts of round 0, one of them right: +-; a second round that one episode alone has teaches nothing."""
+    """Of four drafts of round 0 one is right. A second round, which only one episode has, adds no advantage."""
     remedy = ProcessReward(0.5, lambda episodes: None)
     trainer = make_library_trainer(EvalOpt(), policy="ip", num_generations=4, callbacks=[remedy])
     episodes = episodes_of(trainer.workflow.roles, 4, n_problems=1, rounds=2)

@@ -31,7 +31,7 @@ def computed(hidden: Tensor, head: Tensor, targets: Tensor, softcap: float | Non
 
 @pytest.mark.parametrize("weights", [(1.0, 0.0), (0.0, 1.0), (1.0, 0.3)])
 def test_values_and_gradients_in_float32(weights):
-    """Of a loss with log-probs, with entropies (an entropy bonus), and with both."""
+    """The losses contain log-probs, entropies (an entropy bonus), or both."""
     hidden, head, targets = inputs()
     gradients = []
     for scores in (computed, expected):
@@ -42,7 +42,7 @@ def test_values_and_gradients_in_float32(weights):
         torch.testing.assert_close(one, other, atol=2e-5, rtol=1e-4)
 
 
-def test_in_bfloat16():
+def test_values_and_gradients_in_bfloat16():
     """Log-probs are those of rounded factors, and the gradient is near that of float32."""
     hidden, head, targets = inputs()
     with products_in("bf16"):

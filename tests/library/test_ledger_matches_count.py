@@ -41,7 +41,7 @@ def test_steps_rows_and_tokens_by_adapter(make_trainer, workflow, policy):
             assert sum(entry["rows"] for entry in entries) == n_rows
             assert sum(entry["tokens"] for entry in entries) == n_tokens
             assert not any(entry["duplicated_rows"] for entry in entries)
-            if updates == "tokens":  # within a row of each end
+            if updates == "tokens":  # within one row of each end
                 assert all(abs(entry["tokens"] - n_tokens / expected) <= 20 for entry in entries)
 
 
@@ -102,4 +102,4 @@ def test_a_whole_training_step_keeps_the_count(make_trainer, tokenizer, workflow
         expected = expected_ledger(cell, {role: 8 * n for role, n in ROWS[workflow].items()}, len(reply), iteration)
         assert [(e["adapter"], e["rows"], e["tokens"], e["lr"]) for e in ledger] == expected
         assert expected
-    assert engine.versions == [0, None, 1, None]  # published once per iteration, at rest during the updates
+    assert engine.versions == [0, None, 1, None]  # published once per iteration; asleep during the updates

@@ -31,7 +31,7 @@ assert trainer.state.global_step == 1 and set(trainer.adapters) == {"adapter_wri
 
 
 def required(name: str, names: set[str] | None = None) -> set[str]:
-    """The distributions that a distribution requires without extras, directly or not."""
+    """Return the distributions that a distribution requires without extras, directly or indirectly."""
     names = set() if names is None else names
     try:
         texts = requires(name) or []
@@ -60,7 +60,7 @@ def test_the_library_requires_what_it_imports_and_nothing_else():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     extras = project["optional-dependencies"]
     optional = {Requirement(text).name for extra in ("openai", "server") for text in extras[extra]}
-    optional |= {"vllm", "safetensors"}  # of the vLLM engine; vLLM requires safetensors
+    optional |= {"vllm", "safetensors"}  # used only by the vLLM engine; vLLM requires safetensors
     required_names = {Requirement(text).name for text in project["dependencies"]}
     assert imported(ROOT / "src" / "multirole") == required_names | optional
 

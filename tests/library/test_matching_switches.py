@@ -93,14 +93,14 @@ def test_the_aggregations_are_three_different_gradients(make_library_trainer):
 
 @pytest.mark.parametrize("kind", AGGREGATES)
 def test_a_partial_step_of_the_released_code_is_smaller_under_every_aggregation(make_library_trainer, kind):
-    """It is divided by the full number of rows (`RowCuts`)."""
+    """The partial step is divided by the number of rows of a full one (`RowCuts`)."""
     trainer = make_library_trainer(Voting(), loss_type=kind)
     rows = rows_of(trainer, episodes_of(trainer.workflow.roles))[:12]
     whole, partial = (gradient(trainer, "shared", rows, divisor) for divisor in (12, 48))
     torch.testing.assert_close(partial, whole / 4, atol=1e-6, rtol=0)
 
 
-def test_old_logprobs_are_those_of_the_steps_that_callbacks_have_cut(make_library_trainer):
+def test_old_logprobs_follow_the_steps_that_callbacks_have_cut(make_library_trainer):
     """Rows of all steps but an adapter's first have recomputed log-probs, also where a callback puts the last step first."""
 
     class LastFirst(MultiRoleCallback):

@@ -79,13 +79,13 @@ def test_the_engine_samples_a_llama_as_transformers_scores_it(tmp_path):
 @pytest.mark.parametrize("is_tied", [True, False])
 @pytest.mark.parametrize(("model", "config"), [(LlamaForCausalLM, LlamaConfig), (Qwen3ForCausalLM, Qwen3Config)])
 def test_shapes_are_read_from_the_folder(model, config, is_tied, tmp_path):
-    """Counted as a Qwen3: a Llama has two norms of a head's width less in each layer."""
+    """Parameters are counted as for a Qwen3, except that a Llama lacks two norms of a head's width per layer."""
     folder = saved(tmp_path / "m", model, config, tie_word_embeddings=is_tied)
     shape, real = shape_of(cell_of(folder)), model.from_pretrained(folder).num_parameters()
     assert shape.is_tied == is_tied and 0 <= shape.parameters - real <= 2 * shape.layers * shape.head_dim
 
 
-def test_a_gemma_is_not_served_wrongly(tmp_path):
+def test_a_gemma_is_refused_by_the_fast_engine(tmp_path):
     folder = saved(tmp_path / "toy-gemma", GemmaForCausalLM, GemmaConfig)
     with pytest.raises(ValueError, match="holds a GemmaForCausalLM.*Use engine='auto'"):
         run_cell(cell_of(folder, engine="transformers"), tmp_path / "runs")

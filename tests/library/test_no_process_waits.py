@@ -1,4 +1,4 @@
-"""Several processes get near-equal shares of an update: an hour on n devices is n hours of one."""
+"""Several processes get nearly equal shares of an update, so that n devices are almost n times as fast as one."""
 
 import random
 from collections import defaultdict
@@ -16,7 +16,7 @@ REPLY = 0.25  # mean length, as a part of its cap
 
 
 def idle(cell: Cell, n: int, is_sharded: bool) -> float:
-    """The part of an update in which one of `n` processes waits for others, by dealing made-up rows as the trainer deals real ones.
+    """Return the fraction of an update in which one of `n` processes waits, from dealing made-up rows as the trainer deals real ones.
 
     Replies have log-normal lengths, later prompts quote what was written before, and every other episode has an advantage.
     Scoring a row takes a third of training it.

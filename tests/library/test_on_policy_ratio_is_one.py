@@ -33,7 +33,7 @@ def falcon(tokenizer):  # reads its configuration in the forward pass
     )
 
 
-NOISY = {  # base, LoRA options, GRPO options, what is said
+NOISY = {  # base, LoRA options, GRPO options, message
     "lora": (lambda tokenizer: toy_model(tokenizer, head_dim=16), {"lora_dropout": 0.1}, {}, "lora_dropout=0.1: sw"),
     "attention": (qwen3, {}, {}, "attention_dropout=0.3: sw"),
     "attention and TRL's switch": (qwen3, {}, {"disable_dropout": True}, "attention_dropout=0.3: sw"),

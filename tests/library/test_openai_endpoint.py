@@ -44,7 +44,7 @@ def long_answers(completions, **_):
 
 
 def assert_same_training(start, one, other):
-    """Two runs have moved the weights alike, up to rounding: which requests share a step of the engine depends on when they arrive."""
+    """Assert that two runs moved the weights equally up to rounding: the requests that share an engine step depend on arrival times."""
     start, one, other = (torch.cat([p.detach().flatten() for p in weights]) for weights in (start, one, other))
     moved = (one - start).norm()
     assert moved > 0 and (one - other).norm() < 0.01 * moved
@@ -75,7 +75,7 @@ def test_a_resumed_run_ends_as_the_unbroken_one(make_library_trainer):
 
 
 def play(tokenizer, workflow, n=1, **limits):
-    """Episodes over an engine that answers with the first letters of the prompt's hash, slower for some."""
+    """Play episodes over an engine that answers with the first letters of the prompt's hash, and takes longer for some prompts."""
 
     def reply(key, request):
         rng = random.Random(request.seed)
@@ -89,7 +89,7 @@ def play(tokenizer, workflow, n=1, **limits):
 
 
 def shuffled_workers(seed: int):
-    """Three workers are asked different things, in an order and at times of chance."""
+    """Return an agent that asks three workers different questions, in random order and at random times."""
 
     def solve(question, client):
         rng, texts = random.Random(seed), {}
@@ -141,7 +141,7 @@ def test_a_thousand_calls_of_many_episodes_do_not_mix(tokenizer, use_socket):
         assert {(turn.slot, turn.round) for turn in episode.turns} == {(i, 0) for i in range(20)}
 
 
-def test_a_prompt_over_the_cap_ends_the_episode_whatever_the_agent_makes_of_it(tokenizer):
+def test_a_prompt_over_the_cap_ends_the_episode_even_if_the_agent_catches_the_error(tokenizer):
     async def stubborn(question, client):
         try:
             await client.chat.completions.create(model="solver", messages=[{"role": "user", "content": "1" * 600}])
@@ -153,7 +153,7 @@ def test_a_prompt_over_the_cap_ends_the_episode_whatever_the_agent_makes_of_it(t
     assert episode.answer.reason == OVERFLOW and not episode.turns
 
 
-def test_a_client_that_goes_away_loses_no_turn(tokenizer):
+def test_a_client_that_disconnects_loses_no_turn(tokenizer):
     async def impatient(question, client):
         call = client.chat.completions.create(model="solver", messages=[{"role": "user", "content": question}])
         task = asyncio.ensure_future(call)

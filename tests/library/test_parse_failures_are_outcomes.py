@@ -86,7 +86,7 @@ LINES = [
 @pytest.mark.parametrize("line", LINES)
 @pytest.mark.parametrize("word", ["Correct", "INCORRECT", "not correct", "wrong"])
 def test_verdict_in_the_last_line(line, word):
-    """NVIDIA-NeMo/Gym#1161 reads the last word, joshuaswarren/remnic#673 missed negations. A box goes before, and prose is no verdict."""
+    """NVIDIA-NeMo/Gym#1161 reads the last word, joshuaswarren/remnic#673 missed negations. A box has priority, and prose is no verdict."""
     verdict = "correct" if word == "Correct" else "incorrect"
     assert parse_verdict(line % word) == verdict
     assert parse_verdict(line % word, "last_box") == "unparsed"

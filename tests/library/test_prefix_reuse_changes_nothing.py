@@ -14,7 +14,7 @@ BYTES = 1 << 22
 
 
 def conversations(engine: TransformersEngine, adapters: list[str | None], n_turns: int = 3) -> tuple[list, list]:
-    """(requests, completions) of conversations that go on from each reply, three episodes of four problems per adapter."""
+    """Return (requests, completions) of conversations that continue from each reply: three episodes of four problems per adapter."""
     rng = random.Random(0)
     questions = [[7] * 20 + [rng.randrange(3, 200) for _ in range(rng.randint(1, 60))] for _ in range(4)]
     prompts = [(question, adapter) for adapter in adapters for question in questions for _ in range(3)]
@@ -35,7 +35,7 @@ def conversations(engine: TransformersEngine, adapters: list[str | None], n_turn
 
 
 def computed_tokens(engine: TransformersEngine, monkeypatch) -> list[int]:
-    """Filled with the tokens of every prefill."""
+    """Return a list that is filled with the number of tokens of every prefill."""
     counts, prefill = [], engine._prefill_spans
     monkeypatch.setattr(
         engine, "_prefill_spans", lambda kv, adapter, spans: (counts.append(sum(s.n_new for s in spans)), prefill(kv, adapter, spans))
@@ -81,7 +81,7 @@ def test_nothing_is_reused_across_versions_and_adapters(make_model, tokenizer, m
         change_adapters(model, version)
 
 
-def test_sleep_forgets(make_model, tokenizer):
+def test_sleep_empties_the_cache(make_model, tokenizer):
     engine = TransformersEngine(tokenizer.eos_token_id, prefix_bytes=BYTES)
     engine.publish(make_model(POLICY), 0)
     run_all(engine, [Request(list(range(3, 60)), None, 0, 3, 1.0)])
@@ -90,21 +90,21 @@ def test_sleep_forgets(make_model, tokenizer):
     assert engine.prefixes is None
 
 
-def test_small_models_compute_their_prompts(make_model, tokenizer):
+def test_small_models_have_no_prefix_cache(make_model, tokenizer):
     engine = TransformersEngine(tokenizer.eos_token_id)
     engine.publish(make_model(POLICY), 0)
     assert engine.prefixes is None
 
 
 def kv_of(ids: list[int], empty: torch.Tensor):
-    """Keys and values that can be told apart: those of a token are the sum of the tokens up to it."""
+    """Return distinguishable keys and values: those of a token are the sum of the tokens up to it."""
     sums = torch.tensor(ids).cumsum(0).float()
     whole = sums[:, None].expand(empty.shape[0], 2, empty.shape[3], -1, empty.shape[5])
     return lambda start, stop: whole[:, :, :, start:stop]
 
 
-def test_a_full_cache_forgets_what_was_not_used_for_longest():
-    """Whatever is found was computed for exactly these tokens, also after slots have changed hands many times."""
+def test_a_full_cache_evicts_the_least_recently_used():
+    """Every entry found was computed for exactly these tokens, even after slots were reused many times."""
     empty = torch.zeros(2, 2, 0, 1, 0, 4)
     block_bytes = 2 * 2 * 1 * BLOCK * 4 * 4
     cache = PrefixCache(empty, 12 * block_bytes)

@@ -1,4 +1,4 @@
-"""Two processes, data-parallel or sharded by FSDP2, train what one process trains, and end together where it diverges."""
+"""Two processes, data-parallel or sharded by FSDP2, train what one process trains, and stop together if the run diverges."""
 
 import json
 import shutil
@@ -28,7 +28,7 @@ FIELDS = {  # ragged numbers of turns, and of micro-batches per role and process
 
 
 def compare(one: Path, other: Path) -> None:
-    """Every table and every adapter of two runs, to the rounding of float additions in another order."""
+    """Compare every table and every adapter of two runs, up to the rounding of float additions in another order."""
     for kind in [kind for kind in TABLES if (one / f"{kind}.parquet").exists()]:
         a, b = (table(folder, kind) for folder in (one, other))
         a, b = (frame.drop(columns=[name for name in frame if name.endswith("seconds")]) for frame in (a, b))
@@ -44,12 +44,12 @@ def compare(one: Path, other: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def alone(tmp_path_factory) -> Path:
+def run_of_one_process(tmp_path_factory) -> Path:
     return run_cell(Cell(**FIELDS), tmp_path_factory.mktemp("alone"))
 
 
 def torchrun(command: list[str]) -> None:
-    """Do in forked processes what a launcher's command asks for."""
+    """Run a launcher's command in forked processes."""
     _, _, launcher, _, n_processes, patience, *rest = command
     assert launcher == "torch.distributed.run" and rest[:3] == ["-m", "multirole_study", "train"]
     assert patience == "--shutdown-timeout=900"  # an iteration takes longer than torchrun's 30 s after a signal
@@ -58,25 +58,25 @@ def torchrun(command: list[str]) -> None:
     assert set(codes) == {0}, Path(f"{log}.0").read_text()[-3000:]
 
 
-def test_two_processes(alone, tmp_path):
+def test_two_processes(run_of_one_process, tmp_path):
     spawn(Cell(**FIELDS).parameters(), Launch(results_dir=str(tmp_path), n_processes=2), torchrun)
-    other = tmp_path / "tiny-r" / alone.name
+    other = tmp_path / "tiny-r" / run_of_one_process.name
     assert is_done(other) and json.loads((other / "provenance.json").read_text())["processes"] == 2
-    compare(alone, other)
+    compare(run_of_one_process, other)
 
 
 @pytest.mark.slow
-def test_two_processes_continue_a_nearly_finished_run(alone, tmp_path):
+def test_two_processes_continue_a_nearly_finished_run(run_of_one_process, tmp_path):
     launch = Launch(results_dir=str(tmp_path), n_processes=2)
     spawn(Cell(**FIELDS).parameters(), launch, torchrun)
-    folder = tmp_path / "tiny-r" / alone.name
+    folder = tmp_path / "tiny-r" / run_of_one_process.name
     for lost, start in ((), "checkpoint-3"), (("checkpoints/checkpoint-3", "adapters/step_00003"), "checkpoint-2"):
         for name in lost:
             shutil.rmtree(folder / name)
         (folder / "DONE").unlink()
         spawn(Cell(**FIELDS).parameters(), launch, torchrun)
         assert json.loads((folder / "provenance.json").read_text())["resumed"][-1]["from"] == start
-        compare(alone, folder)
+        compare(run_of_one_process, folder)
 
 
 def under_fsdp2(parameters: dict, folder: Path) -> None:
@@ -86,21 +86,21 @@ def under_fsdp2(parameters: dict, folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_sharded_by_fsdp2_and_resumed(alone, tmp_path):
+def test_two_processes_sharded_by_fsdp2_and_resumed(run_of_one_process, tmp_path):
     under_fsdp2(FIELDS, tmp_path)
-    folder = tmp_path / "tiny-r" / alone.name
-    compare(alone, folder)
+    folder = tmp_path / "tiny-r" / run_of_one_process.name
+    compare(run_of_one_process, folder)
     (folder / "DONE").unlink()
     shutil.rmtree(folder / "checkpoints" / "checkpoint-3")
     shutil.rmtree(folder / "adapters" / "step_00003")
     under_fsdp2(FIELDS, tmp_path)  # from checkpoint-2
     assert is_done(folder)
-    compare(alone, folder)
+    compare(run_of_one_process, folder)
 
 
 @pytest.mark.slow
 def test_fsdp2_in_bfloat16_with_checkpointing_keeps_log_probs_in_float32(tmp_path):
-    """What a paper-scale cell combines."""
+    """A cell at a paper scale combines these options."""
     fields = FIELDS | {"dtype": "bfloat16", "iterations": 2, "eval_every": 2, "save_every": 2}
     one = run_cell(Cell(**fields), tmp_path / "one")
     under_fsdp2(fields | {"gradient_checkpointing": True}, tmp_path)

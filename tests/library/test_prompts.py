@@ -1,4 +1,4 @@
-"""The paper's prompts and turn structure: what each role is asked, and what each model call sees."""
+"""The paper's prompts and turn structure: the prompt of each role, and the messages of each model call."""
 
 import asyncio
 from importlib.resources import files
@@ -30,7 +30,7 @@ def template(task: str, role: str) -> str:
 
 
 class Script:
-    """A scripted `call`: replies by role, in turn; keeps the messages of every call, as they were at that moment."""
+    """A scripted `call`: gives each role its replies in order, and keeps a copy of the messages of every call."""
 
     def __init__(self, **replies: list[str]) -> None:
         self.replies, self.calls = {role: list(texts) for role, texts in replies.items()}, []

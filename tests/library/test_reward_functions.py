@@ -1,4 +1,4 @@
-"""Reward functions with TRL's signature: what they are given, how several are weighed, and who is named when one fails."""
+"""Reward functions with TRL's signature: their arguments, the weights of several functions, and the error when one fails."""
 
 import math
 import re
@@ -38,7 +38,7 @@ def by_index(episodes, **_):
     return [float(episode.index) for episode in episodes]
 
 
-def test_it_is_called_as_trl_calls_it_and_sees_the_whole_episodes(score):
+def test_a_function_is_called_as_trl_calls_it_and_sees_whole_episodes(score):
     seen = {}
 
     def reward(prompts, completions, completion_ids, task, episodes, trainer_state, **others):
@@ -68,7 +68,7 @@ def test_a_function_may_set_the_reward_with_its_reason(score):
     ]
 
 
-def test_several_are_added_up_by_their_weights(score):
+def test_several_functions_are_added_with_their_weights(score):
     def constant(completions, **_):
         return [10.0] * len(completions)
 
@@ -93,7 +93,7 @@ def test_a_reward_that_one_function_sets_has_the_value_of_all(score):
 
 
 def test_what_is_trained_is_what_a_function_returns(score):
-    """Whatever value it sets on the episode; and an episode that it leaves out counts nowhere."""
+    """The returned value counts, not the one that the function sets on the episode. An episode that it leaves out counts nowhere."""
 
     def contradicts_itself(episodes, **_):
         for episode in episodes:
@@ -106,7 +106,7 @@ def test_what_is_trained_is_what_a_function_returns(score):
 
 
 def test_completion_ids_are_those_of_the_answer(score, tokenizer):
-    """Voting answers with a voter's reply, or with none of its turns' texts where it extracts."""
+    """Voting answers with a voter's reply. An answer that is no turn's reply is encoded."""
     seen = []
 
     def reward(completion_ids, completions, **_):
@@ -180,7 +180,7 @@ def test_rewards_may_be_in_any_kind_of_sequence(score, whole):
 
 
 @pytest.mark.parametrize("nan", [math.nan, np.float32("nan"), torch.tensor(math.nan)], ids=["float", "numpy", "torch"])
-def test_nan_leaves_an_episode_out_as_none_does_and_is_said_once(score, caplog, nan):
+def test_nan_leaves_an_episode_out_as_none_does_and_is_warned_of_once(score, caplog, nan):
     def ranked(nothing):
         return lambda episodes, **_: [nothing if e.index == 1 else float(e.index) for e in episodes]
 
@@ -191,7 +191,7 @@ def test_nan_leaves_an_episode_out_as_none_does_and_is_said_once(score, caplog, 
 
 
 def test_a_function_with_trls_arguments_alone_is_called_with_those(make_library_trainer, tokenizer):
-    """TRL's own names without `**kwargs`: it is not given `episodes`."""
+    """A function with TRL's argument names and no `**kwargs` is not given `episodes`."""
     seen = []
 
     def exact(prompts, completions, completion_ids, trainer_state, log_extra, log_metric, task):

@@ -30,7 +30,7 @@ def test_completion_masks_partition_the_trained_tokens_by_role():
                     mask = tensors["completion_mask"][i].bool()
                     assert tensors["completion_ids"][i][mask].tolist() == row.turn.completion_ids
                     prompt = tensors["prompt_ids"][i][tensors["prompt_mask"][i].bool()]
-                    assert prompt.tolist() == row.turn.prompt_ids  # in another tensor than what is trained
+                    assert prompt.tolist() == row.turn.prompt_ids  # in a different tensor from the trained tokens
                     trained[row.turn.role] = trained.get(row.turn.role, 0) + int(mask.sum())
     assert trained == sampled
 

@@ -44,13 +44,13 @@ def test_role_values_are_those_of_enumeration(tokenizer):
     for key, effect in effects.items():
         assert effect.after == close_to(exact[key], n) and effect.before == close_to(as_played, n), key
         assert abs(effect.change - (exact[key] - as_played)) < 4 * stdev(effect.changes) / n**0.5, key
-    # given how many of the first two said x, the last turn and its resampled one are two draws of p
+    # given how many of the first two said x, the last turn and its redraw are two draws with probability p
     differ = expectation((0.6, 0.6), lambda k: 2 * CHANCE["last", k] * (1 - CHANCE["last", k]))
     assert effects["last", "resample"].moved == close_to(differ, n)
 
 
-def test_the_effect_of_a_turn_counts_the_replays_that_end_otherwise(tokenizer):
-    """Given k of the first two turns said x, a redraw of the last turn ends otherwise with the chance p_k or 1 - p_k."""
+def test_the_effect_of_a_turn_counts_the_replays_with_another_outcome(tokenizer):
+    """If k of the first two turns said x, redrawing the last turn changes the outcome with probability p_k or 1 - p_k."""
     n, rollout = 300, relay(tokenizer)
     episodes = rollout.run([(Problem(str(i), "tiny_chain", "q", None), 0) for i in range(n)], 3, SAMPLING)
     score(episodes)

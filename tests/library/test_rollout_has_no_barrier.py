@@ -1,4 +1,4 @@
-"""An episode moves on the moment its own calls are done; what is sampled does not depend on scheduling."""
+"""An episode continues as soon as its own calls are done, and sampling does not depend on scheduling."""
 
 import asyncio
 import re
@@ -52,7 +52,7 @@ def test_short_episodes_do_not_wait_for_long_ones(tokenizer):
     assert engine.steps == 51  # lockstep stages would take 50 + 1 too, but start every last stage at 50
 
 
-def test_an_episode_is_announced_when_it_ends_and_not_with_the_last_one(tokenizer):
+def test_an_episode_is_reported_when_it_ends_and_not_with_the_last_one(tokenizer):
     slow = tokenizer.apply_chat_template([user("q3")], add_generation_prompt=True, return_dict=False)
     engine = ScriptedEngine(
         lambda key, request: ([tokenizer.eos_token_id], 50 if request.prompt_ids == slow else 1), tokenizer.eos_token_id
@@ -97,7 +97,7 @@ def test_a_prompt_over_the_cap_ends_the_episode_and_is_recorded(tokenizer):
     assert all(not episode.turns for episode in episodes)
 
 
-def test_a_workflow_that_waits_for_nothing_is_an_error_and_does_not_hang(tokenizer, monkeypatch):
+def test_a_workflow_that_waits_forever_is_an_error_and_does_not_hang(tokenizer, monkeypatch):
     class Stuck(Relay):
         async def run(self, problem, call):
             await asyncio.get_running_loop().create_future()
@@ -126,8 +126,8 @@ def test_tools_in_threads_and_processes_may_be_slower_than_all_model_calls(token
     assert {episode.answer.text for episode in episodes} == {"found 7"}
 
 
-def test_a_call_that_the_workflow_cancels_leaves_nothing_to_the_engine(tokenizer):
-    """The first reply wins and the others are cancelled; a call is given up after a while. The engine finishes them all."""
+def test_a_cancelled_call_leaves_the_engine_idle(tokenizer):
+    """One workflow takes the first reply and cancels the others; one gives up a call after a while. The engine finishes all calls."""
 
     class TheFirstWins(Relay):
         async def run(self, problem, call):
@@ -188,7 +188,7 @@ def test_replies_of_one_step_are_all_recorded_before_the_episode_ends(tokenizer)
 
 
 def test_a_call_after_the_end_of_its_episode_is_not_made(tokenizer):
-    """A branch that the workflow leaves behind wakes up while another episode goes on."""
+    """A task that the workflow did not await wakes up while another episode continues."""
 
     class LeavesABranch(Relay):
         async def run(self, problem, call):
@@ -242,8 +242,8 @@ def test_after_a_rollout_that_hung_the_next_one_has_another_event_loop(tokenizer
     assert [len(episode.turns) for episode in play(engine, tokenizer, workflow)] == [1] * 4
 
 
-def test_errors_without_lines_of_a_users_file_are_placed(tokenizer):
-    """In code that a tool executes, and of a call that the workflow cancelled itself."""
+def test_errors_without_lines_of_a_users_file_are_located(tokenizer):
+    """The errors are in code that a tool executes, and in a call that the workflow cancelled itself."""
 
     class Executes(Relay):
         async def run(self, problem, call):
@@ -263,7 +263,7 @@ def test_errors_without_lines_of_a_users_file_are_placed(tokenizer):
         assert "line " in str(error.value) and not engine.running
 
 
-def test_a_call_that_was_refused_was_awaited(tokenizer):
+def test_a_refused_call_counts_as_awaited(tokenizer):
     class Careless(Relay):
         async def run(self, problem, call):
             with suppress(ValueError):
@@ -275,7 +275,7 @@ def test_a_call_that_was_refused_was_awaited(tokenizer):
 
 
 @pytest.mark.parametrize("others_are_slow", [True, False])
-def test_siblings_of_an_overlong_prompt_are_kept_whatever_runs_beside_them(tokenizer, others_are_slow):
+def test_siblings_of_an_overlong_prompt_are_kept_whatever_runs_concurrently(tokenizer, others_are_slow):
     class Ragged(Relay):
         async def run(self, problem, call):
             prompts = ["short", "far too long " * 20, "brief"]
@@ -290,7 +290,7 @@ def test_siblings_of_an_overlong_prompt_are_kept_whatever_runs_beside_them(token
 
 
 def test_calls_that_a_workflow_did_not_wait_for_are_answered_and_recorded(tokenizer):
-    """A branch that goes on after its sibling's prompt was too long, and calls that are still under way at the end."""
+    """One task continues after its sibling's prompt was too long; other calls are still running when the workflow ends."""
 
     class Branches(Relay):
         async def run(self, problem, call):
@@ -317,7 +317,7 @@ def test_calls_that_a_workflow_did_not_wait_for_are_answered_and_recorded(tokeni
 
 
 def test_a_template_sees_all_fields_of_a_message(tokenizer):
-    """Equal prompts are encoded once, and a name tells two apart."""
+    """Equal prompts are encoded once; a `name` field makes two prompts different."""
 
     class Named(Relay):
         async def run(self, problem, call):
@@ -392,7 +392,7 @@ def test_a_workflow_that_fails_is_named_with_its_problem(tokenizer, workflow, me
 class Spins(Relay):
     async def run(self, problem, call):
         await call("first", [user("a")])
-        ends = time.monotonic() + 2  # the thread is left to itself
+        ends = time.monotonic() + 2  # the thread is abandoned
         while time.monotonic() < ends:
             pass
 

@@ -73,7 +73,7 @@ def make(make_library_trainer):
 
 
 class Slowed(TransformersEngine):
-    """Takes longer than the update."""
+    """An engine that takes longer than the update."""
 
     def step(self):
         time.sleep(0.02)
@@ -158,7 +158,7 @@ def test_episodes_are_played_during_the_update(make):
 
 
 def test_importance_weights_of_stale_rows_are_trls(make):
-    """pi_old is of the weights at the start of the update; the sampler's are one version older."""
+    """pi_old belongs to the weights at the start of the update; the sampler's weights are one version older."""
     old, seen = {}, {}
 
     def on_update_begin(trainer, rows):
@@ -175,7 +175,7 @@ def test_importance_weights_of_stale_rows_are_trls(make):
         )  # fmt: skip
         torch.testing.assert_close(
             batch["importance_sampling_ratio"], expected, atol=1e-3, rtol=0
-        )  # ours has no rounding
+        )  # our log-probs have no rounding error
         seen.setdefault(trainer.state.global_step, []).append(batch["importance_sampling_ratio"].flatten())
 
     watch = Watch(on_update_begin=on_update_begin, on_micro_batch=on_micro_batch)
@@ -227,7 +227,7 @@ def test_a_killed_run_loses_no_problem_and_trains_none_twice(make, max_staleness
     assert Counter(one for n in whole.episodes.values() for one in n).total() == 4 * N_ITERATIONS
 
 
-def test_evaluations_use_the_present_weights(make):
+def test_evaluations_use_the_current_weights(make):
     def evaluate(state, control):
         if state.global_step % 2 == 0:
             trainer.evaluate(trainer.train_dataset.select_columns(["prompt", "task"]).select(range(2)))
@@ -240,7 +240,7 @@ def test_evaluations_use_the_present_weights(make):
 
 
 def test_a_stopped_run_leaves_the_engine_idle(make):
-    """Episodes that nobody will train are dropped, and an evaluation can follow."""
+    """Episodes that will not be trained are dropped, and an evaluation can follow."""
 
     def stop(state, control):
         control.should_training_stop = state.global_step == 2
@@ -294,8 +294,8 @@ class FailsInItsSecondRollout(TransformersEngine):
         return super().step()
 
 
-def test_nothing_is_asked_of_an_engine_that_has_failed(make):
-    """Each further rollout would wait for a lost server once more. The error comes when its iteration does, without our frames."""
+def test_a_failed_engine_gets_no_further_requests(make):
+    """Each further rollout would wait for a lost server again. The error is raised in its iteration, without our stack frames."""
     engine, watch = FailsInItsSecondRollout(*eos_of(make), max_length=2056), Watch()
     trainer = make(2, watch, engine)
     with pytest.raises(EngineError, match="The cable is cut") as error:
@@ -346,8 +346,8 @@ class TwoCalls:
         return Answer(first.text + (await call("solver", [user("again")], slot=1)).text)
 
 
-def test_a_stopped_rollout_leaves_nothing_to_the_next(tokenizer):
-    """Stopped with the first replies under way: the engine finishes them, no second call is made, and the next rollout is whole."""
+def test_a_stopped_rollout_leaves_nothing_behind(tokenizer):
+    """It is stopped while the first replies are sampled. The engine finishes them, no second call is made, and the next rollout is complete."""
     engine = ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], 3), tokenizer.eos_token_id)
     rollout = Rollout(TwoCalls(), engine, tokenizer, {"solver": "a"}, bool, 0, max_prompt_tokens=100)
     attempts = [(Problem(str(i), "", f"question {i}", None), 0) for i in range(4)]

@@ -37,7 +37,7 @@ def row_of(prompt: list[int], completion: list[int], slot: int = 0) -> Row:
     [
         ([1, 2, 3], [1, 2, 4], 1),  # 2 is followed by another token
         ([1, 2, 3], [1, 2, 3], 3),
-        ([1, 2], [1, 2, 3], 1),  # what ends is not what goes on
+        ([1, 2], [1, 2, 3], 1),  # an end of sequence is not a continuation
         ([1, 2, 3], [4, 2, 3], 0),
         ([1], [2], 0),
     ],
@@ -91,11 +91,11 @@ class Parts(MultiRoleCallback):
 
 
 class Steps(MultiRoleCallback):
-    """Has no use for parts."""
+    """A callback that needs no parts."""
 
 
 def conversation(workflow, n_episodes: int = 4) -> list[Episode]:
-    """Episodes whose prompts begin alike and quote what was said before."""
+    """Return episodes whose prompts share a beginning and quote earlier replies."""
     episodes = episodes_of(workflow.roles, n_episodes, rounds=3)
     for episode in episodes:
         said = [5, 6, 7, int(episode.problem.id) + 8] * 5
@@ -103,7 +103,7 @@ def conversation(workflow, n_episodes: int = 4) -> list[Episode]:
             turn.prompt_ids = said + [9, 10] * (turn.role == "evaluator")
             if turn.slot == workflow.roles[turn.role] - 1:
                 said = said + turn.completion_ids
-    episodes[1].turns[0].completion_ids = list(episodes[0].turns[0].completion_ids)  # said twice
+    episodes[1].turns[0].completion_ids = list(episodes[0].turns[0].completion_ids)  # the same reply twice
     episodes[1].turns[0].logprobs = list(episodes[0].turns[0].logprobs)
     return episodes
 
@@ -157,8 +157,8 @@ def test_gradients_and_parts_equal_the_plain_path(tokenizer, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize("merges", [True, False])
-def test_roles_share_tokens_where_nobody_asks_for_parts(tokenizer, tmp_path, monkeypatch, merges):
-    """An evaluator's prompt begins with the generator's; with parts, each role has a tree of its own."""
+def test_roles_share_tokens_where_no_callback_needs_parts(tokenizer, tmp_path, monkeypatch, merges):
+    """An evaluator's prompt begins with the generator's. If a callback needs parts, each role has a separate tree."""
     n_tokens, applied = [], []
     for watcher in (Parts(), Steps()):
         trainer = library_trainer(EvalOpt(), tokenizer, tmp_path, updates="one", callbacks=[watcher])
@@ -202,7 +202,7 @@ def test_models_with_windows_take_the_plain_path(tokenizer, tmp_path):
 
 @pytest.mark.parametrize("recomputes", [True, False])
 def test_gradient_checkpointing_changes_nothing(tokenizer, tmp_path, monkeypatch, recomputes):
-    """Only micro-batches that do not fit are computed again; packed ones, too."""
+    """Only micro-batches that do not fit are recomputed, packed ones included."""
     applied = []
     monkeypatch.setattr(model_passes, "packing_pays", lambda *_: True)
     for fits in (True, False):

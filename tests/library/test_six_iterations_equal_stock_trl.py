@@ -85,6 +85,6 @@ def test_weights_equal_stock_trl(tmp_path):
     for name, value in adapters(ours.peft_model).items():
         assert (value - theirs[name]).abs().max() < 1e-5, name
         moved = max(moved, (value - start[name]).abs().max().item())
-    assert moved > 1e-3  # or there was nothing to compare
+    assert moved > 1e-3  # otherwise nothing was compared
     logged = [[row["loss"] for row in t.state.log_history if "loss" in row] for t in (ours, stock)]
     torch.testing.assert_close(torch.tensor(logged[0]), torch.tensor(logged[1]), atol=1e-5, rtol=0)

@@ -14,7 +14,7 @@ from multirole.core.threads import are_given, fitting_threads, use_fitting_threa
         (135_000_000, 2, 0.3, 1, 2),
         (135_000_000, 2, 1.0, 1, 2),  # the load is this process
         (135_000_000, 2, 2.0, 1, 1),
-        (135_000_000, 2, 10.0, 1, 1),  # never none
+        (135_000_000, 2, 10.0, 1, 1),  # at least one
         (135_000_000, 16, 5.0, 1, 12),
         (135_000_000, 16, 4.0, 4, 4),  # four processes share what is free
     ],

@@ -60,7 +60,7 @@ def test_the_methods_are_the_ones_we_read():
 
 
 def test_every_override_is_among_them():
-    """The nearest parent that defines it, that is."""
+    """Checks the method of the nearest parent class that defines it."""
     for name, value in vars(MultiRoleGRPOTrainer).items():
         parents = [parent for parent in MultiRoleGRPOTrainer.__mro__[1:-1] if name in vars(parent)]
         if inspect.isfunction(value) and parents:
@@ -71,7 +71,7 @@ def test_every_override_is_among_them():
 
 
 def test_trl_itself_is_left_as_it_was():
-    """Its kernel is replaced for a moment, while rows are scored."""
+    """TRL's kernel is replaced only while rows are scored."""
     assert utils._use_triton is chunked_logprob._use_triton
 
 

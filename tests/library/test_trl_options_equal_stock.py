@@ -123,14 +123,14 @@ def test_weights_and_losses_equal_stock(case, tmp_path):
     start = weights(ours.peft_model, "shared")
     ours.train()
     reasons = {turn.finish_reason for iteration in tape.iterations for _, turn, _ in iteration}
-    assert reasons == {"length", "stop"}  # or masking them would be no test
+    assert reasons == {"length", "stop"}  # otherwise masking them would test nothing
 
     stock = train_stock(tape, case, tmp_path, tokenizer)
     theirs, moved = weights(stock.model, "default"), 0.0
     for name, value in weights(ours.peft_model, "shared").items():
         torch.testing.assert_close(value, theirs[name], atol=1e-5, rtol=0, msg=name)
         moved = max(moved, (value - start[name]).abs().max().item())
-    assert moved > 1e-3  # or there was nothing to compare
+    assert moved > 1e-3  # otherwise nothing was compared
     passes = case.get("num_iterations", 1)
     for name in ("loss", "policy_loss", "entropy", "clip_ratio/region_mean"):
         by_pass = logged(stock, name)  # which stock TRL logs pass by pass

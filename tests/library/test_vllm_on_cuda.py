@@ -117,7 +117,7 @@ def fake(monkeypatch) -> FakeLLM:
 
 
 def rollout(engine: VLLMEngine) -> None:
-    """As in `core.rollout`: from a thread of its own."""
+    """Run a rollout from a separate thread, as `core.rollout` does."""
 
     def play() -> None:
         engine.add(0, Request([1, 2], "a", 0, 1, 1.0))
@@ -147,8 +147,8 @@ def test_one_thread_makes_every_call_in_the_recorded_order(fake, tokenizer, monk
     assert len({path for path, _, _ in fake.published}) == 6, "a path used twice would be served from its cache"
 
 
-def test_an_adapter_is_published_through_a_shared_memory_that_is_too_small(fake, monkeypatch, tmp_path):
-    """At the 0.6B shape in the 64 MB that containers grant: to the temporary folder, in half the bytes of float32."""
+def test_an_adapter_is_published_even_if_shared_memory_is_too_small(fake, monkeypatch, tmp_path):
+    """At the 0.6B shape, with the 64 MB of shared memory that containers have, it is written to the temporary folder in half precision."""
     model, size = adapter_of(MODELS["0.6b"].shape), 28 * 64 * 22_528  # parameters
     usage = {vllm_engine.SHARED_MEMORY: 64 * 2**20}
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=usage.get(path, 2**40)))

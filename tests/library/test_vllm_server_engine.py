@@ -162,7 +162,7 @@ def test_a_slow_server_is_waited_for(server, connect, model):
     ],
     ids=["lengths", "nothing", "too many", "no token"],
 )  # fmt: skip
-def test_a_reply_that_is_not_what_was_asked_for_ends_the_rollout(server, connect, model, answer, message):
+def test_a_malformed_reply_ends_the_rollout(server, connect, model, answer, message):
     engine = connect(server)
     engine.publish(model, 0)
     server.answer = lambda body: answer
@@ -238,7 +238,7 @@ def test_servers_that_do_not_come_back_end_the_rollout(servers, connect, model):
 )
 @pytest.mark.parametrize("notices", ["the loss", "nothing"])
 def test_a_server_that_was_started_anew_with_other_options_is_refused(server, connect, model, change, message, notices):
-    """Also where it was away between two publications, while nothing was asked of it."""
+    """This includes a server that was away between two publications, while it got no requests."""
     engine = connect(server)
     engine.publish(model, 0)
     server.stop()
@@ -256,7 +256,7 @@ def test_a_server_that_was_started_anew_with_other_options_is_refused(server, co
 # ---- adapters
 
 
-def test_each_publication_has_names_and_paths_of_its_own_and_the_old_ones_go(server, connect, model):
+def test_each_publication_has_new_names_and_paths_and_the_old_ones_are_removed(server, connect, model):
     engine, seen = connect(server), set()
     for version in (0, 0, 1):  # the same version twice, as after an evaluation
         engine.publish(model, version)
@@ -374,7 +374,7 @@ def test_a_second_trainer_on_a_server_is_refused_until_the_first_has_closed(serv
     assert {name.split(":")[1] for name in server.adapters} == {"bb"}
 
 
-def test_what_a_killed_run_left_is_its_own_when_it_resumes_and_anothers_with_evict(server, connect, model):
+def test_leftover_adapters_are_removed_when_their_run_resumes_or_with_evict(server, connect, model):
     server.adapters = {"multirole:aa:7:generator@6": "/gone", "mine": "/elsewhere"}
     connect(server, run="aa").publish(model, 6)
     assert len(server.adapters) == 3 and "multirole:aa:7:generator@6" not in server.adapters
@@ -396,13 +396,13 @@ def test_a_server_that_is_not_there_is_refused(server, connect):
         check_servers(url, 0.0)
 
 
-def test_a_server_that_is_lost_while_it_is_checked_is_said_so(server, connect):
+def test_a_server_that_is_lost_while_it_is_checked_is_reported(server, connect):
     server.complete = lambda body: None  # the connection closes without an answer
     with pytest.raises(ConnectionError, match=f"{server.url} was lost while it was checked"):
         connect(server)
 
 
-def test_the_preflight_sees_what_a_server_is(servers):
+def test_the_preflight_checks_the_servers(servers):
     check_servers(",".join(server.url for server in servers), 1.0)
     servers[1].version = "0.22.0"
     with pytest.raises(ValueError, match=r"vLLM 0\.22\.0"):
@@ -412,7 +412,7 @@ def test_the_preflight_sees_what_a_server_is(servers):
 @pytest.mark.parametrize(
     "text", ["", "node1:8000", "ftp://node1", "http://", "http://a:port", "http://u:pass@a:1", "http://a,http://a/v1", "http://a?k=1"]
 )  # fmt: skip
-def test_what_is_no_address_is_refused(text):
+def test_invalid_addresses_are_refused(text):
     with pytest.raises(ValueError, match="`vllm_server_base_url`") as error:
         checked_urls(text)
     assert "pass" not in str(error.value)
@@ -425,7 +425,7 @@ def test_addresses_are_read_with_or_without_the_path_of_openais_api():
 # ---- the key
 
 
-def test_the_key_is_sent_and_never_told(server, connect, model, monkeypatch, caplog):
+def test_the_key_is_sent_and_never_shown(server, connect, model, monkeypatch, caplog):
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("VLLM_API_KEY", "sesame")
     server.key = "sesame"

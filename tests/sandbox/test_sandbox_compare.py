@@ -1,4 +1,4 @@
-"""The comparison rules and the one form of tests, against cases computed by hand."""
+"""The comparison rules and the normalised form of tests, against cases computed by hand."""
 
 import json
 import time
@@ -196,7 +196,7 @@ def call_test(arguments: str, expected: str, **metadata: object) -> dict:
         ({"fn_name": "f", "inputs": [[]], "outputs": [[7]]}, [call_test("", "[7]", is_wrapped=True)]),
     ],
 )  # fmt: skip
-def test_every_published_form_becomes_the_one_form(tests: object, expected: list[dict]) -> None:
+def test_every_published_form_is_normalised(tests: object, expected: list[dict]) -> None:
     assert normalise_tests(tests) == normalise_tests(json.dumps(tests)) == expected
 
 

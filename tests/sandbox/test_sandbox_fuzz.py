@@ -44,7 +44,7 @@ def grade(programs: list[str]) -> None:
 
 
 def mutations(count: int, seed: int) -> list[str]:
-    """Random bytes, random mixtures of pieces, and library files with pieces put into them."""
+    """Yield random bytes, random mixtures of pieces, and library files with pieces inserted."""
     rng = random.Random(seed)
     files = library_files()
     mutated = []
@@ -61,7 +61,7 @@ def mutations(count: int, seed: int) -> list[str]:
 
 
 def library_modules() -> list[str]:
-    """All modules of the standard library but its own tests, those of packages included."""
+    """Return all modules of the standard library, submodules included, except its tests."""
     names = sorted(sys.stdlib_module_names)
     for package in pkgutil.iter_modules([str(Path(os.__file__).parent)]):
         if package.ispkg and package.name in sys.stdlib_module_names - {"test"}:

@@ -14,7 +14,7 @@ LIMITS = Limits(test_seconds=1.5, memory_bytes=2 << 30)
 
 
 def check(programs: dict[str, tuple[str, list[dict], list[bool]]]) -> None:
-    """Each test of each program passes where it is due, and no other."""
+    """Check that each program passes exactly the tests that it should pass."""
     texts, tests, due = zip(*programs.values(), strict=True)
     verdicts = dict(zip(programs, sandbox.grade_batch(texts, tests, limits=LIMITS), strict=True))
     passed = {name: [reason == "passed" for reason in verdict.reasons] for name, verdict in verdicts.items()}

@@ -41,7 +41,7 @@ def quick_first(programs: dict) -> list:
 
 
 class World:
-    """Everything that a program might reach for, and whether it was touched."""
+    """The files, processes and sockets that a program might attack, with checks that none was touched."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.canary = folder, folder / "canary"
@@ -64,7 +64,7 @@ class World:
         return {p.name: (p.lstat().st_mode, p.lstat().st_mtime_ns, p.lstat().st_size) for p in self.folder.iterdir()}
 
     def aim(self, program: str) -> str:
-        """The program with its targets filled in."""
+        """Return the program with its targets filled in."""
         targets = {
             "DATAGRAM_PORT": self.datagram.getsockname()[1],
             "PORT": self.stream.getsockname()[1],
@@ -95,7 +95,7 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 
 def descendants() -> list[str]:
-    """Command lines of the processes below this one, the idle zygotes left out."""
+    """Return the command lines of this process's descendants, except idle zygotes."""
     pids, todo = [], [os.getpid()]
     idle = {worker.process.pid for worker in sandbox._running().idle}
     while todo:
@@ -145,7 +145,7 @@ NUMBERS = [stdin_test(str(n), str(n + 1)) for n in (73191111, 73192222, 73193333
 
 @pytest.mark.parametrize("name", quick_first(CARRIERS | FINDERS))
 def test_a_test_knows_nothing_of_the_others(name: str) -> None:
-    """A program that carried or found something would print it, and fail."""
+    """A program that kept or found anything of another test would print it and fail."""
     verdict = sandbox.grade((CARRIERS | FINDERS)[name], NUMBERS, limits=LIMITS)
     assert verdict.reasons == ("passed",) * 4
 

@@ -50,7 +50,7 @@ print(json.dumps({{"level": level, "through": through, "lost": lost}}))
 
 
 @pytest.mark.parametrize("as_user", [False, True])
-def test_a_default_container_still_contains(as_user: bool) -> None:
+def test_the_sandbox_works_in_a_default_container(as_user: bool) -> None:
     if as_user and os.geteuid() == 0:
         blocked = [p for p in (sys.base_prefix, sys.prefix, __file__) if not others_may_reach(p)]
         if blocked:

@@ -14,7 +14,7 @@ import pytest
 import multirole_sandbox as sandbox
 from multirole_sandbox import Limits
 
-LIMITS = Limits(test_seconds=2.0, workers=2)  # none of them hangs, and the machine may be busy
+LIMITS = Limits(test_seconds=2.0, workers=2)  # no program hangs, but the machine may be busy
 PROGRAMS = (
     "print(input())",
     "import os\nos.write(1, os.read(0, 9))",
@@ -62,8 +62,8 @@ def grade(rounds: int) -> None:
 
 @pytest.mark.parametrize("rounds", [20, pytest.param(1000, marks=pytest.mark.slow)])
 def test_gradings_in_a_row_leak_nothing(rounds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # where no other process is at work
-    grade(20)  # until the allocator of a process that has run other tests has what it needs
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))  # a folder that no other process uses
+    grade(20)  # warm-up, because the allocator of a process that has run other tests may still grow
     gc.collect()
     before = usage()
     ours, theirs = resident_kib(os.getpid()), [resident_kib(w.process.pid) for w in sandbox._running().idle]
@@ -76,7 +76,7 @@ def test_gradings_in_a_row_leak_nothing(rounds: int, tmp_path: Path, monkeypatch
 
 
 def is_alive(process: int) -> bool:
-    """Whether a process exists and is no zombie."""
+    """Return whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except (FileNotFoundError, ProcessLookupError):
@@ -118,7 +118,7 @@ def is_below(process: int, ancestor: int) -> bool:
     return False
 
 
-def test_a_forked_copy_of_the_trainer_gets_workers_of_its_own() -> None:
+def test_a_forked_copy_of_the_trainer_starts_separate_workers() -> None:
     assert sandbox.grade("print(1)", [{"input": "", "output": "1"}], limits=LIMITS).reward == 1.0
     mine = {worker.process.pid for worker in sandbox._running().idle}
     child = os.fork()

@@ -11,7 +11,7 @@ CELL = {
     "vllm_server_model": BASE, "vllm_server_timeout": 0.3,
 }  # fmt: skip
 IN_THE_SECOND_ROLLOUT = 2 * 4 + 4 * 4 + 5
-"""Calls of the validation, of the first rollout, and some."""
+"""Number of calls before the server is lost: those of the validation and the first rollout, and a few more."""
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1])

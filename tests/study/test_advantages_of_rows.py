@@ -24,7 +24,7 @@ def compared(workflow: Workflow, episodes: list[Episode], n_episodes: int, **opt
 
 
 def uneven(roles: dict[str, int], n_episodes: int = 5) -> list[Episode]:
-    """Episodes of one or two rounds, so that groups differ in size; one episode alone has a second round in problem 1."""
+    """Return episodes of one or two rounds, so that groups differ in size; in problem 1 only one episode has a second round."""
     episodes = episodes_of(roles, n_episodes, rounds=2)
     for i, episode in enumerate(episodes):
         if i % 3 == 0 or (i >= n_episodes and i != len(episodes) - 1):

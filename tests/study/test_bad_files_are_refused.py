@@ -1,4 +1,4 @@
-"""A base that lacks weights, and a disk that lacks room, are refused; `bad_inputs` has the files that are refused before that."""
+"""A base with missing weights and a disk that is too small are refused. `bad_inputs` has the files that are refused earlier."""
 
 from types import SimpleNamespace
 

@@ -22,7 +22,7 @@ QUICK = ("names", "impossible together", "own workflows and tasks", "rows")
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory) -> Path:
+def finished_results(tmp_path_factory) -> Path:
     return bad_inputs.whole_run(tmp_path_factory.mktemp("whole"))
 
 
@@ -33,8 +33,8 @@ def test_every_bad_input_is_refused_in_a_sentence_before_anything_is_written(nam
 
 
 @pytest.mark.slow
-def test_damaged_records_are_continued_from_what_is_whole_or_refused(whole, tmp_path):
-    assert bad_inputs.problems(bad_inputs.records(whole), tmp_path) == {}
+def test_damaged_records_are_continued_from_an_intact_checkpoint_or_refused(finished_results, tmp_path):
+    assert bad_inputs.problems(bad_inputs.records(finished_results), tmp_path) == {}
 
 
 def test_a_folder_in_use_is_refused(tmp_path):
@@ -93,7 +93,7 @@ def opened(results_dir: Path) -> AbstractContextManager:
 def test_a_folder_of_another_configuration_is_refused(tmp_path):
     config, held = folder_of(Cell("voting", "sp"), tmp_path) / "config.json", Cell("voting", "sp").to_dict()
     config.parent.mkdir(parents=True)
-    updates = held.pop("updates")  # a run from before this option, with one that is gone since
+    updates = held.pop("updates")  # a run from before this option, with an option that was removed since
     config.write_text(json.dumps(held | {"on_alarm": "log"}))
     with opened(tmp_path):
         pass
@@ -120,7 +120,7 @@ def test_an_unwritable_results_folder_is_refused(tmp_path):
 
 
 class LongNamed:
-    """A workflow of one's own."""
+    """A user-supplied workflow."""
 
     name, roles = "a_debate_of_two_with_a_judge_who_reads_both_of_them_twice", {"debater": 2}
 
@@ -150,10 +150,10 @@ def test_ids_tell_every_difference_apart_and_are_short():
     assert cells[2].changed() == {"policy": {"generator": "adapter_a", "aggregator": "adapter_b"}}
     assert Cell("voting", {"generator": "shared", "aggregator": "shared"}).id == cells[0].id
     whole, decimal = (Cell("voting", "sp", kl_anchor=one, dual_clip=one, process_reward=one) for one in (1, 1.0))
-    assert whole.id == decimal.id  # a run is not trained twice for how a number is written
+    assert whole.id == decimal.id  # two spellings of a number are the same run
 
 
-def test_a_hash_is_of_the_settings_that_differ():
+def test_the_id_hashes_the_settings_that_differ():
     assert Cell("voting", "sp", learning_rate=2e-3, n_problems=8, kl_anchor=0).changed() == {}
     cell = Cell("voting", "sp", learning_rate=5e-3, updates="one")
     assert cell.changed() == {"learning_rate": 5e-3, "updates": "one"}
@@ -171,7 +171,7 @@ def test_given_and_settled_values_have_different_types():
         cell.n_problems = 3
 
 
-def test_own_workflows_are_distinguished_by_their_code(tmp_path):
+def test_user_supplied_workflows_are_distinguished_by_their_code(tmp_path):
     source = "class {0}:\n    name, roles = 'echo', {{'speaker': 1}}\n    async def run(self, problem, call):\n        return '{1}'\n"
     file = tmp_path / "own.py"
     file.write_text(source.format("Echo", "one"))

@@ -65,7 +65,7 @@ def test_a_hanging_step_is_killed_with_its_children_and_what_it_measured_is_kept
             break
         time.sleep(0.05)
     else:
-        pytest.fail("the child of the step runs on, and would keep the memory of the GPU")
+        pytest.fail("the child of the step is still running and would keep the GPU's memory")
 
 
 @pytest.mark.parametrize(
@@ -101,7 +101,7 @@ def test_a_step_that_runs_out_of_device_memory_says_so(bench, steps, monkeypatch
 
 
 def test_calls_add_up(bench, make_step, tmp_path):
-    """A second call runs what is left: not what was done or had failed, but what was skipped for want of a package."""
+    """A second call runs the remaining steps: those that were skipped because a package was missing, but none that finished or failed."""
     log, out = tmp_path / "log", tmp_path / "gpu.json"
     count = f"pathlib.Path({str(log)!r}).open('a').write(NAME)\n"
     codes = {"machine": "", "publish": "raise SystemExit(1)", "plan": "", "tiny": ""}
@@ -127,7 +127,7 @@ def test_calls_add_up(bench, make_step, tmp_path):
 
     all_steps[3] = make_step(
         "tiny", WRITES + count.replace("NAME", "'tiny '"), 20.0
-    )  # the package has been carried there
+    )  # the package has been installed since
     left, done = run(bench, all_steps, out, bench.load(out, SETTINGS, resumes=True), budget=60.0)
     assert left == [] and log.read_text() == "machine publish plan tiny "
     with pytest.raises(SystemExit, match="exists. Write --resume"):
@@ -172,7 +172,7 @@ def test_the_table(bench):
     assert cells[4] == ["iteration-1.7b", "iteration 2", "61.3", "12,346", "249", "25.1%", "48.12", "6.50", "", "", ""]
 
 
-def test_a_text_of_random_ids_has_as_many_tokens_again(steps):
+def test_a_text_of_random_ids_is_encoded_to_as_many_tokens(steps):
     n_ids = steps.MODELS["1.7b"].shape.vocab
     tokenizer = steps.tokenizer_of(n_ids)
     assert len(tokenizer) == n_ids and max(tokenizer.get_vocab().values()) == n_ids - 1
@@ -203,7 +203,7 @@ def test_replies_have_the_mean_that_the_estimate_of_hours_assumes(steps):
     assert (steps.MEAN_REPLY, steps.QUESTION) == (hours.REPLY_SHARE * lengths.reply, hours.INSTRUCTION_TOKENS)
 
 
-def test_a_phase_has_the_peak_of_its_own_time(steps):
+def test_a_phase_has_the_peak_of_its_duration_only(steps):
     phases = steps.Phases()
     with phases.phase("rollout"):
         held = torch.ones(2**26)  # 256 MiB

@@ -71,7 +71,7 @@ def test_the_landing_page_and_its_runs_open(width):
 
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_documentation_opens(site, width):  # noqa: F811
-    """From a server on this machine, since its search starts a worker, which a file may not."""
+    """It is served on this machine, because its search starts a worker, which a page opened as a file may not."""
     handler = partial(SimpleHTTPRequestHandler, directory=str(site))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server, browser(width) as window:
         threading.Thread(target=server.serve_forever, daemon=True).start()

@@ -1,4 +1,4 @@
-"""A checkpoint is used only if every byte is as it was written; a run never starts over what it cannot read."""
+"""A checkpoint is used only if every byte is as it was written. A run whose checkpoints cannot be read is never started over."""
 
 import shutil
 from pathlib import Path
@@ -26,7 +26,7 @@ HARMS = {
 
 
 def iterate(recorder: Recorder, step: int, is_saved: bool = True) -> None:
-    """One iteration of a made-up run: a row per table that has rows, an evaluation's turns and adapters, a checkpoint."""
+    """Write one iteration of a made-up run: rows of two tables, an evaluation's turns and adapters, and a checkpoint."""
     folder = recorder.folder
     recorder.tables["metrics"].append({"iteration": step, "reward": step / 10})
     recorder.tables["eval"] += [{"step": step, "problem": name} for name in "ab"]
@@ -54,7 +54,7 @@ def everything(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_the_newest_two_stay_and_every_adapter(folder):
+def test_the_newest_two_checkpoints_and_all_adapters_are_kept(folder):
     assert [path.name for path in checkpoints(folder)] == ["checkpoint-3", "checkpoint-2"]
     assert sorted(path.name for path in folder.glob("adapters/*")) == ["step_00001", "step_00002", "step_00003"]
     assert newest_intact(folder) == folder / "checkpoints" / "checkpoint-3"
@@ -77,7 +77,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_it_is_used(folder, nam
     assert damage(folder / "checkpoints" / "checkpoint-3" / "checksums.json") == ""
 
 
-def test_where_none_is_whole_nothing_is_overwritten(folder):
+def test_if_all_checkpoints_are_damaged_nothing_is_overwritten(folder):
     for path in checkpoints(folder):
         HARMS["cut"](path / "optimizer.pt")
     before = everything(folder)
@@ -95,7 +95,7 @@ def test_an_unmarked_checkpoint_is_not_used(folder, caplog):
 
 @pytest.mark.parametrize("harm", HARMS)
 @pytest.mark.parametrize("name", ["metrics.parquet", "eval.parquet", "turns/step_00002.parquet"])
-def test_a_damaged_table_is_put_back_from_the_checkpoint(folder, name, harm):
+def test_a_damaged_table_is_restored_from_the_checkpoint(folder, name, harm):
     before = everything(folder)
     HARMS[harm](folder / name)
     recorder = Recorder(folder)
@@ -140,7 +140,7 @@ def test_a_run_is_done_while_every_file_is_as_it_was(folder):
         assert not is_done(folder)
 
 
-def test_what_came_after_the_checkpoint_goes(folder):
+def test_everything_later_than_the_checkpoint_is_removed(folder):
     recorder = Recorder(folder)
     recorder.rewind(newest_intact(folder))
     whole = everything(folder)
@@ -163,7 +163,7 @@ def test_tables_without_any_checkpoint_are_not_overwritten(folder):
     assert not list(folder.glob("*.parquet")) and not list(folder.glob("turns/*"))
 
 
-def test_a_folder_loses_its_name_before_its_files(tmp_path, monkeypatch):
+def test_a_folder_is_renamed_before_its_files_are_removed(tmp_path, monkeypatch):
     (tmp_path / "checkpoint-1").mkdir()
     (tmp_path / "checkpoint-1" / "file").write_text("")
 
@@ -177,7 +177,7 @@ def test_a_folder_loses_its_name_before_its_files(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["checkpoint-1.tmp"]
 
 
-def test_a_checkpoint_has_its_name_only_when_its_content_is_on_the_disk(folder, monkeypatch):
+def test_a_checkpoint_is_renamed_only_after_its_content_is_synced(folder, monkeypatch):
     synced, moved = set(), []
 
     def fsync(descriptor: int) -> None:

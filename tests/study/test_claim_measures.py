@@ -44,7 +44,7 @@ class Made:
 
 
 def steps(*levels):
-    """Twenty iterations: as many equal parts as levels."""
+    """Return a series of twenty iterations with one equal part per level."""
     return list(np.repeat(levels, 20 // len(levels)))
 
 
@@ -66,7 +66,7 @@ def test_the_answers_of_slots_are_graded_by_the_task():
                           "text": said})  # fmt: skip
     run = SimpleNamespace(cell=cell, table=lambda name, *columns: turns)
     answers = measures.slot_answers(run, "generator", 0)
-    assert answers["is_right"].tolist() == [True, False, False]  # what has no box is no answer
+    assert answers["is_right"].tolist() == [True, False, False]  # a reply without a box has no answer
     assert measures.slot_answers(run, "generator", 5).empty and measures.slot_answers(run, "aggregator", 0).empty
 
 
@@ -84,7 +84,7 @@ def test_entropy_is_weighted_by_tokens_and_kept_if_half_is_left():
     assert measures.MEASURES["entropy"](run) == pytest.approx(1 - (0.2 + 3 * 0.7) / 4)
 
 
-def test_other_roles_may_change_when_a_role_has_grown_but_not_by_then():
+def test_other_roles_may_change_after_a_role_has_grown_but_not_before():
     longer = steps(10, 10, 20, 20)
     quiet = Made(length_mean_judge=longer, jaccard_voter=steps(0.4, 0.4, 0.4, 0.9))
     assert measures.grows_unseen(quiet, "judge", "voter")

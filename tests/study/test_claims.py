@@ -71,7 +71,7 @@ def test_effects_have_the_seed_as_unit_where_five_have_every_cell():
     assert judged_effect(numbers([0.11, 0.1, 0.12, 0.1, 0.11]), about)[0] == "holds"
 
 
-def test_no_run_of_three_is_no_failure():
+def test_none_of_three_runs_does_not_decide():
     assert judged_pattern([{"value": 0.0}] * 3, {}) == ("undecided", "0 of 3 runs [0, 71] %")
     assert judged_pattern([{"value": 1.0}] * 3, {})[0] == "undecided"  # 29 to 100 %
     assert (
@@ -113,7 +113,7 @@ def test_every_claim_has_a_verdict_in_every_regime_and_policy(table):
     assert (table.shown.loc[is_judged, "stress, one step"] == "–").all()  # the fixture holds none
 
 
-def test_a_rule_names_one_way_to_judge_and_says_what_had_been_read():
+def test_a_rule_names_one_test_and_whether_it_was_written_after_reading_results():
     ways = {"effect", "pattern", "comparison", "verdict"}
     for about, rule in readings():
         assert len(ways & set(about)) == 1, about["name"]
@@ -153,7 +153,7 @@ def test_a_rule_may_turn_a_difference_around_raise_its_bound_or_ask_for_equality
     ]  # fmt: skip
 
 
-def test_a_minority_has_two_bounds():
+def test_a_claim_about_a_minority_has_two_bounds():
     about = {"share": "exists", "at_most": "usually"}
 
     def of(shown, count):

@@ -84,7 +84,7 @@ def of_line_one(cell: Cell, seeds: range) -> bool:
 
 @pytest.fixture
 def five_seeds(monkeypatch) -> Results:
-    """Line 1 as the pilot went: 4 of 5 wrapping runs fall late, none with one clock, and SP falls in seeds 10 to 12."""
+    """Line 1 with the pilot's outcome: 4 of 5 wrapping runs fall late, none with one clock, and SP falls in seeds 10 to 12."""
 
     def made_up(cell: Cell) -> list[float] | None:
         if not of_line_one(cell, range(10, 15)) or arm_of(cell) == "ip, ended":
@@ -202,7 +202,7 @@ def test_the_chance_of_five_seeds_by_hand():
 
 
 def test_line_one_by_hand(five_seeds):
-    """Fisher's p of 4 against 0 of 5 is 5 / 210 = .0238; 4 against 3 of 5 is nothing."""
+    """Fisher's p of 4 against 0 of 5 is 5 / 210 = .0238; 4 against 3 of 5 decides nothing."""
     study = declared()
     place = places(study)[0]
     by_name = answers(five_seeds, study, place)
@@ -325,7 +325,7 @@ def test_the_drawn_rates_are_those_of_the_trainer(make_trainer, workflow, arm):
     for iteration in range(12):
         trainer.state.global_step = iteration
         while trainer.lr_scheduler.last_epoch < iteration:
-            trainer.optimizer._opt_called = True  # or the scheduler warns that it was stepped first
+            trainer.optimizer._opt_called = True  # otherwise the scheduler warns that it was stepped first
             trainer.lr_scheduler.step()
         rates = [trainer.adapter_learning_rate(adapter, call) for call, adapter in enumerate(trainer.adapters)]
         assert list(drawn.loc[iteration + 1]) == pytest.approx(rates, abs=1e-15)

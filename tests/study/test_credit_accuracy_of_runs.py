@@ -1,4 +1,4 @@
-"""`multirole credit` measures a run's checkpoints, goes on where it was killed, and its table answers the declared questions."""
+"""`multirole credit` measures a run's checkpoints and continues after a kill; its table answers the declared questions."""
 
 import numpy as np
 import pandas as pd
@@ -14,7 +14,7 @@ from multirole_study.paper.output import write_figure
 SMALL = Sizes(replies=2, tails=4, branches=2, episodes=2)
 
 
-def test_a_run_is_measured_and_what_is_there_is_kept(run_folder, monkeypatch):
+def test_a_run_is_measured_and_existing_rows_are_kept(run_folder, monkeypatch):
     monkeypatch.setattr(measurement, "CHUNK", 1)
     measurement.measure_run(run_folder, [4], 2, SMALL)
     first = table(run_folder, "credit_accuracy")
@@ -67,7 +67,7 @@ def test_parts_and_gains_by_hand(rows):
     assert spread["low"] < 0.5 < spread["high"] and spread["high"] - spread["low"] < 0.05
 
 
-def test_questions_are_answered_and_gaps_are_named(rows, tmp_path):
+def test_questions_are_answered_and_unmeasured_cells_are_named(rows, tmp_path):
     table = accuracy_table(rows)
     every = table.shown[table.shown["turns"] == EVERY]
     verdicts = dict(zip(every["estimator"], every["verdicts"], strict=True))

@@ -37,7 +37,7 @@ def test_divergence_is_a_recorded_result(done, tmp_path, capsys):
     assert is_done(folder) and outcome_of(folder)["state"] == "diverged" and outcome_of(folder)["iteration"] == done + 1
     assert f"{folder.name} diverged in iteration {done + 1}" in capsys.readouterr().out
     metrics = table(folder, "metrics")["iteration"].tolist() if done else []
-    assert metrics == list(range(1, done + 1))  # those after the last checkpoint, too
+    assert metrics == list(range(1, done + 1))  # including those after the last checkpoint
     assert sorted(set(table(folder, "eval")["step"])) == list(range(done + 1))
     before = (folder / "DONE").stat().st_mtime_ns
     assert run_cell(CELL, tmp_path) == folder and (folder / "DONE").stat().st_mtime_ns == before
@@ -65,7 +65,7 @@ def test_every_evaluated_step_has_its_adapters_and_a_lost_one_is_not_done(finish
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e7])
-def test_a_reward_that_is_no_reasonable_number_is_refused(value):
+def test_a_reward_that_is_not_a_reasonable_number_is_refused(value):
     class Odd:
         name = "odd"
 

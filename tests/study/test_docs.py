@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
-    """The site; mkdocs is strict, so that a dead link or anchor fails here."""
+    """Build the site. mkdocs is strict, so a dead link or anchor fails here."""
     folder = tmp_path_factory.mktemp("site")
     command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--site-dir", str(folder)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
@@ -29,7 +29,7 @@ def site(tmp_path_factory):
 
 
 def test_every_link_of_every_page_leads_somewhere(site):
-    """Also those that mkdocs does not look at: out of docs/, to files that the site copies, and in its own frame."""
+    """This includes links that mkdocs does not check: out of docs/, to files that the site copies, and in the theme's frame."""
     pages = [page for page in site.glob("*.html") if page.name != "404.html"]
     assert {"index.html", "api.html", "metrics.html"} <= {page.name for page in pages}
     dead = []
@@ -43,7 +43,7 @@ def test_every_link_of_every_page_leads_somewhere(site):
 def test_the_api_page_describes_every_public_name(site):
     text = (site / "api.html").read_text(encoding="utf-8")
     assert [name for name in multirole.__all__ if f'id="multirole.{name}"' not in text] == []
-    assert "[<code>" not in text, "a name in brackets that is no link"
+    assert "[<code>" not in text, "a name in brackets that is not a link"
 
 
 def test_nothing_is_fetched_from_elsewhere(site):

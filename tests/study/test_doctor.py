@@ -1,4 +1,4 @@
-"""The doctor passes sound cells, sees every planted fault by the right check, and measures what it ran."""
+"""The doctor passes sound cells, detects every planted fault by the right check, and measures time and memory."""
 
 import os
 import re
@@ -30,11 +30,11 @@ SMALL = {"n_problems": 2, "n_episodes": 2, "max_response_tokens": 48, "n_train":
 
 Fault = Callable[[MonkeyPatch], None]
 FAULTS: dict[str, tuple[str, Fault]] = {}
-"""name -> (check, what plants it). All act on Voting with two adapters, on tiny_chain at temperature 0.7."""
+"""name -> (check, function that plants the fault). All act on Voting with two adapters, on tiny_chain at temperature 0.7."""
 
 
 def sees(check: str) -> Callable[[Fault], Fault]:
-    """Which check must fail under the fault."""
+    """Register a fault under the check that must detect it."""
 
     def add(fault: Fault) -> Fault:
         FAULTS[fault.__name__] = (check, fault)
@@ -147,7 +147,7 @@ def prompts_are_trained(patch):
 def masks_are_shifted_by_one(patch):
     def shifted(left_aligned, ids, mask, *args):
         ids, labels, at, inside = left_aligned(ids, mask, *args)
-        is_first_check = mask.all()  # that of the head, before training, would refuse the model
+        is_first_check = mask.all()  # the check of the head before training would refuse the model
         return ids, labels, at if is_first_check else (at + 1).clamp(max=ids.size(1) - 2), inside
 
     around(patch, logprobs, "left_aligned", shifted)
@@ -270,13 +270,13 @@ SOME = ["a_stale_prefix_cache", "prompts_are_trained", "a_step_moves_another_ada
 
 
 @pytest.mark.parametrize("name", slow_but(SOME, FAULTS))
-def test_a_fault_is_seen_by_its_check(name, monkeypatch, tmp_path):
+def test_a_fault_is_detected_by_its_check(name, monkeypatch, tmp_path):
     check, fault = FAULTS[name]
     fault(monkeypatch)
     assert check in failed(Cell("voting", "ip", temperature=0.7, **SMALL), tmp_path)
 
 
-def test_every_check_sees_a_fault():
+def test_every_check_detects_a_fault():
     assert {check for check, _ in FAULTS.values()} == set(doctor.CHECKS)
 
 
@@ -300,8 +300,8 @@ def test_an_iteration_is_measured(tmp_path):
     assert 0.2 < measured["rollout_peak_gib"] < 16 and 0.2 < measured["update_peak_gib"] < 16
 
 
-def test_a_phase_has_a_peak_of_its_own():
-    """Of two phases, the one that held 256 MiB more has the higher peak, also when it came first."""
+def test_each_phase_has_a_separate_peak():
+    """The phase that held 256 MiB more has the higher peak, even if it came first."""
     first = doctor.PhasePeak()
     held = torch.ones(2**26)  # 256 MiB
     with_it = first.bytes()
@@ -312,7 +312,7 @@ def test_a_phase_has_a_peak_of_its_own():
     assert second.bytes() < with_it - 2**27
 
 
-def test_the_peak_of_a_gpu_phase_adds_what_is_beside_torch(monkeypatch):
+def test_the_peak_of_a_gpu_phase_includes_memory_outside_torch(monkeypatch):
     """30 GiB in use of which torch reserves 5; it then reserves 9 at most, so the phase peaks at 34 GiB."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda: None)

@@ -22,7 +22,7 @@ NOT_IN_THE_CPU_LOCK = re.compile(
 
 
 def script(path: str):
-    """A script of this repository as a module."""
+    """Import a script of this repository as a module."""
     spec = importlib.util.spec_from_file_location(Path(path).stem, ROOT / path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -33,7 +33,7 @@ check_lock = script(".ci/check_lock.py")
 
 
 def installed() -> dict[str, metadata.Distribution]:
-    """The packages of this environment, without those that setuptools carries inside and puts on sys.path."""
+    """Return the packages of this environment, without those that setuptools vendors and puts on sys.path."""
     folder = sysconfig.get_path("purelib")
     return {canonicalize_name(package.name): package for package in metadata.distributions(path=[folder])}
 
@@ -54,8 +54,8 @@ def test_installed_versions_are_the_locked_ones() -> None:
     assert wrong == {}, "package: (locked, installed); `make setup` installs what is locked"
 
 
-def test_the_lock_of_this_environment_is_closed_and_tight() -> None:
-    """Nothing is missing or in conflict on any Python it is for, and nothing is there that no one asks for."""
+def test_the_lock_of_this_environment_is_complete_and_minimal() -> None:
+    """No package is missing or in conflict on any supported Python, and none is pinned that nothing requires."""
     kind = kind_of_this_environment()
     locked = pins(kind)
     requires = {name: package.requires or [] for name, package in installed().items()}
@@ -111,7 +111,7 @@ def test_the_conda_file_is_a_thin_wrapper_around_the_locks() -> None:
     assert f"python={check_lock.PYTHON}" in parsed["dependencies"]
     (pip,) = [entry["pip"] for entry in parsed["dependencies"] if isinstance(entry, dict)]
     assert pip == ["-r requirements-cuda.lock", "-e ."]
-    assert "pip" in parsed["dependencies"], "conda warns, and picks a pip of its own, where the file names none"
+    assert "pip" in parsed["dependencies"], "conda warns and chooses a pip itself if the file names none"
     commands = [re.findall(r"^#\s+(pip install .*?)(?:\s{2,}.*)?$", source, re.MULTILINE) for source in (
         (ROOT / "requirements-cpu.lock").read_text(), text)]  # fmt: skip
     assert commands[0] == commands[1] and len(commands[0]) == 3, "the CPU steps are those of the lock's header"

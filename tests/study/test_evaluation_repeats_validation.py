@@ -137,7 +137,7 @@ def test_impossible_evaluations_are_refused(wrong, words):
         Evaluation(**{"cell": Cell("voting", "sp")} | wrong)
 
 
-def test_what_was_not_trained_cannot_be_evaluated(tmp_path, results_dir):
+def test_a_run_or_checkpoint_that_does_not_exist_cannot_be_evaluated(tmp_path, results_dir):
     with pytest.raises(ValueError, match="is not finished. Train it first"):
         run_evaluation(Evaluation(Cell("voting", "sp", **SMALL)), tmp_path)
     with pytest.raises(ValueError, match=r"among \[2, 4\].* got \[3\]"):
@@ -152,7 +152,7 @@ def test_a_grid_is_the_whole_matrix_and_survives_its_file(tmp_path):
     evaluations = grid.evaluations()
     assert len(evaluations) == 8 + 28 + 2 * 2 * 3 * 2
     assert len({e.folder(tmp_path) for e in evaluations}) == len(evaluations)
-    for job in (*grid.cells(), *evaluations):  # the parameters make the same thing again
+    for job in (*grid.cells(), *evaluations):  # the parameters rebuild the same cell or evaluation
         parameters = grid.parameters_of(job)
         made = (
             Cell.from_parameters(parameters)[0] if isinstance(job, Cell) else Evaluation.from_parameters(parameters)[0]

@@ -36,7 +36,7 @@ def test_the_cell_runs_to_done(engine, workflow, policy, task, tmp_path):
     assert set(table(folder, "eval")["step"]) == {0, 2}
 
 
-def test_the_released_codes_options_run_to_done(tmp_path):
+def test_a_cell_with_the_options_of_the_released_code_runs_to_done(tmp_path):
     cell = Cell("eval_opt", "ip", "code", preset="released_code", old_logprobs="recomputed", **SMALL)
     folder = run_cell(cell, tmp_path)
     ledger = table(folder, "ledger")

@@ -28,7 +28,7 @@ def run(name: str, folder: Path) -> str:
 
 
 @pytest.mark.slow
-def test_own_workflow_rows_and_reward(tmp_path):
+def test_a_user_supplied_workflow_rows_and_reward(tmp_path):
     assert len((EXAMPLES / "debate.py").read_text().splitlines()) <= 60
     output = run("debate.py", tmp_path)
     assert "eval_reward" in output

@@ -19,20 +19,20 @@ FIELDS = {
     "workflow": "voting", "policy": "ip", "iterations": 9000, "n_problems": 2, "n_episodes": 2, "n_validation": 4, "n_train": 8,
     "save_every": 2, "eval_every": 9000, "max_response_tokens": 24,
 }  # fmt: skip
-CONTAINER = "SIGTERM to the container"  # to its process group, as tini -g passes on what `docker stop` sends
-ENDS = {  # what is done -> papermill's exit code, the errors in its notebook, whether a checkpoint is saved at the end
+CONTAINER = "SIGTERM to the container"  # to its process group, as `tini -g` passes on the signal of `docker stop`
+ENDS = {  # event -> papermill's exit code, the errors in its notebook, whether a checkpoint is saved at the end
     CONTAINER: (1, ["Stopped"], True),
     "SIGTERM": (-15, [], False),
     "SIGKILL": (-9, [], False),
     "SIGKILL to the kernel": (138, [], False),
-    "SIGINT": (1, None, False),  # papermill may end its kernel before that has said KeyboardInterrupt
+    "SIGINT": (1, None, False),  # papermill may end its kernel before it reports KeyboardInterrupt
 }
 PATIENCE = 900  # seconds, on a busy machine
 
 
 @pytest.fixture
 def processes():
-    """Those that a test has started; a failing test leaves none of them, nor a kernel."""
+    """Collect the processes that a test starts, and kill them and their kernels even if it fails."""
     started: list[subprocess.Popen] = []
     yield started
     for process in started:
@@ -110,7 +110,7 @@ def test_every_end_leaves_a_run_that_the_same_command_continues(names, tmp_path,
         assert errors is None or errors_in(folder / "out.ipynb") == errors, name
         assert not (run / "DONE").exists(), name
         assert newest_intact(run) == checkpoints(run)[0], name
-        if saves:  # every iteration that has ended is in it, and the one at hand
+        if saves:  # it has every finished iteration and the current one
             assert not list((run / "checkpoints").glob("staging/checkpoint-*")), name
             assert int(newest_intact(run).name.split("-")[1]) > int(before.name.split("-")[1]), name
 

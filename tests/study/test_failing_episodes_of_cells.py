@@ -1,4 +1,4 @@
-"""A cell's `max_failed_episodes`: episodes whose workflow raises are counted, and stand in no table of outcomes."""
+"""A cell's `max_failed_episodes`: episodes whose workflow raises are counted and are in no table of outcomes."""
 
 import pandas as pd
 

@@ -107,7 +107,7 @@ def test_the_program_is_found_in_every_form_of_fence(reply):
         (f"{T}cpp\nint x;\n{T}", "int x;"),
     ],
 )
-def test_the_program_is_what_was_written_between_the_fences(reply, program):
+def test_the_program_is_the_text_between_the_fences(reply, program):
     assert extract_program(reply).strip() == program
 
 

@@ -1,4 +1,4 @@
-"""The figures: the numbers they draw are those of the tables, the same results give the same bytes, and gaps are counted."""
+"""Figures draw the numbers of the tables, the same results give the same bytes, and missing runs are counted."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""Where a file cannot be written the run stops and says so, and the same command continues it exactly."""
+"""If a file cannot be written the run stops with a message, and the same command continues it exactly."""
 
 import errno
 import itertools
@@ -77,7 +77,7 @@ def test_a_disk_that_is_really_full(small_disk, tmp_path):
     assert same(unbroken, run_cell(CELL, small_disk)) == ""
 
 
-def test_what_was_there_stays_and_nothing_half_written_does(tmp_path, monkeypatch):
+def test_an_existing_file_stays_and_no_partial_file_does(tmp_path, monkeypatch):
     write_text(tmp_path / "a.json", "old")
     monkeypatch.setattr(os, "fsync", full)
     for write in (lambda: write_text(tmp_path / "a.json", "new"), lambda: write_table(tmp_path / "a.json", [{"x": 1}])):

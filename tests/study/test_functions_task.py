@@ -1,4 +1,4 @@
-"""The task functions: many functions, told apart by behaviour, with hidden tests that no other function of the table passes."""
+"""The task functions: many functions, distinguished by behaviour, with hidden tests that no other function of the table passes."""
 
 import hashlib
 import json
@@ -12,7 +12,7 @@ from multirole_study.tasks.functions import Functions, behaviour, probes, specs
 FENCE = "```python\n{}\n```"
 
 
-def test_there_are_many_functions_and_none_is_in_both_splits_in_other_words():
+def test_there_are_many_functions_and_no_paraphrase_is_in_the_other_split():
     splits = {split: Functions().problems(split) for split in ("train", "validation")}
     assert sum(map(len, splits.values())) == len(specs()) >= 200
     assert len(splits["validation"]) >= 64
@@ -50,7 +50,7 @@ def test_the_hidden_tests_of_a_function_fail_every_other_one():
 
 
 def test_inputs_suit_every_function():
-    """No function raises on a probe, or returns what is no JSON."""
+    """No function raises on a probe or returns a value that is not JSON."""
     assert all(len(behaviour(spec)) == len(probes(spec.signature)) for spec in specs().values())
 
 

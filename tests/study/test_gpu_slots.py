@@ -30,7 +30,7 @@ def test_each_job_has_its_own_gpus(env, tmp_path):
 
 
 @pytest.mark.parametrize(("changes", "shown"), [({}, "0"), ({"SLURM_JOB_ID": "7"}, "0,3")])
-def test_what_slurm_has_numbered_is_left_alone(env, changes, shown):
+def test_gpus_that_slurm_has_assigned_are_left_alone(env, changes, shown):
     job = ["bash", GPUS, "1", "bash", "-c", "echo $CUDA_VISIBLE_DEVICES"]
     assert subprocess.run(job, env=env | changes, capture_output=True, text=True, check=True).stdout == f"{shown}\n"
 
@@ -41,7 +41,7 @@ def test_too_many_gpus_are_refused(env):
 
 
 @pytest.mark.slow
-def test_the_grid_asks_for_them(tmp_path):
+def test_the_grid_requests_gpus(tmp_path):
     """A training job takes `gpus`, an evaluation one; the embedded scale none."""
     command = [sys.executable, "-m", "snakemake", "--dry-run", "--printshellcmds", "--nolock", "--snakefile", str(ROOT / "Snakefile"),
                "--configfile", str(ROOT / "grid.yaml"), "--directory", str(tmp_path), "--config", "scale=0.6b", "gpus=2"]  # fmt: skip

@@ -66,7 +66,7 @@ def test_questions_are_answered_by_their_bounds(rows):
     ]  # fmt: skip
 
 
-def test_an_adapter_of_one_role_dominates_nothing(rows):
+def test_an_adapter_of_one_role_is_not_asked_which_role_dominates(rows):
     alone = rows[rows["role"] == "generator"].assign(policy="ip")
     assert {row["question"] for row in answers(alone)} == {"detected", "coherent", "shares_push", "amplified"}
 
@@ -83,7 +83,7 @@ def test_the_table_says_what_was_not_measured(rows, tmp_path):
     assert (tmp_path / "figures" / "gradient_signal.png").exists()
 
 
-def test_cells_are_shown_in_their_declared_order_and_a_role_alone_has_no_share(rows):
+def test_cells_are_shown_in_declared_order_and_an_adapter_of_one_role_has_no_share(rows):
     alone = rows[rows["role"] == "generator"].assign(run="other", policy="ip", adapter="generator")
     shown = signal_table(pd.concat([alone, rows]), "tiny-r").shown
     assert shown["policy"].tolist()[:3] == ["SP", "SP", "IP"]

@@ -100,8 +100,8 @@ def test_a_fresh_grid_is_every_cell_and_evaluation_once_with_its_parameters(chec
     assert not (checkout / "runs").exists(), "a dry run leaves nothing"
 
 
-def test_only_what_is_missing_runs_and_never_beside_another_process(checkout):
-    """Neither edits nor times run anything again."""
+def test_only_missing_jobs_run_and_never_while_another_process_runs_them(checkout):
+    """Edits and file times do not cause anything to run again."""
     everything = folders(checkout)
     missing = next(
         folder
@@ -155,7 +155,7 @@ def test_the_snakefile_imports_neither_torch_nor_trl():
     assert subprocess.run([sys.executable, "-c", f"{imports}\n{check}"], check=False).returncode == 0
 
 
-def test_a_grid_of_ones_own_workflow_and_task():
+def test_a_grid_of_a_user_supplied_workflow_and_task():
     user_file = str(ROOT / "examples/debate.py")
     grid = Grid("tiny-r", workflows=[f"{user_file}:Debate"], policies=["sp"], tasks=[f"{user_file}:task"])
     assert [cell.workflow_name for cell in grid.cells()] == ["debate", "single"]

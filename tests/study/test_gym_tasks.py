@@ -32,8 +32,8 @@ def test_no_question_is_in_both_splits_or_twice_in_one(spec):
     assert [problem.id for problem in parse(spec).problems("train", 50)] == [p.id for p in splits[0][:50]]
 
 
-def test_splits_stay_apart_where_the_seeds_alone_would_not_keep_them_so():
-    """All 100 products of two digits: each is in one split, and a split that has no more says how many it has."""
+def test_splits_are_disjoint_even_if_the_seeds_alone_would_not_separate_them():
+    """Each of the 100 products of two digits is in one split, and the error of an exhausted split says how many problems it has."""
     train, validation = 92, 8
     assert sum(split_of(f"Solve the following multiplication: {a} * {b}. Give only the result as your final answer.")
                == "validation" for a in range(10) for b in range(10)) == validation  # fmt: skip
@@ -70,7 +70,7 @@ def test_unknown_kinds_options_and_values_are_refused(spec, message):
         Cell("single", "sp", spec, "smollm2")
 
 
-def test_the_options_tell_runs_apart_and_their_order_does_not():
+def test_options_distinguish_runs_and_their_order_does_not():
     def identity(spec):
         cell = Cell("voting", "sp", spec, "smollm2")
         assert Cell(**cell.to_dict()) == cell
@@ -86,7 +86,7 @@ def test_the_options_tell_runs_apart_and_their_order_does_not():
     )
 
 
-def test_a_box_comes_before_the_last_number_which_is_paid_less():
+def test_a_box_has_priority_over_the_last_number_which_earns_less():
     task = dataclasses.replace(parse(SMALL), malformed_reward=-0.1, fallback="last_number", unboxed_reward=0.5)
     problem = next(p for p in task.problems("train", 50) if p.reference["answer"] == "12")
     texts = ["It is \\boxed{12}.", "3 and then 12.", "12 is \\boxed{11}", "12, or \\boxed{12", "none", "\\boxed{} 12"]
@@ -116,7 +116,7 @@ def test_an_answer_that_the_scorer_evaluates_cannot_touch_this_machine(tmp_path)
 
 
 @pytest.mark.slow
-def test_every_kind_gives_its_own_answer_the_full_score_behind_the_walls():
+def test_every_kind_gives_its_own_answer_the_full_score_in_the_sandbox():
     kinds = [kind for kind in load_gym().factory.DATASETS if kind not in ("composite", "zebra_puzzles", *SLOW)]
     for kind in kinds:
         task = parse(f"gym:{kind}")

@@ -1,4 +1,4 @@
-"""The estimate of hours is what its stated inputs give by hand, and docs/scaling.md shows what it gives."""
+"""The estimate of hours follows by hand from its stated inputs, and docs/scaling.md shows the estimates."""
 
 from pathlib import Path
 
@@ -97,5 +97,5 @@ def scaling_table() -> str:
 
 
 def test_the_page_shows_the_estimates():
-    """If this fails, paste what is expected here."""
+    """If this fails, paste the expected table into docs/scaling.md."""
     assert scaling_table() in (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")

@@ -66,7 +66,7 @@ TABLE_7 = {  # ours (see each field of `Cell`) -> what the table says
 
 @pytest.mark.parametrize("scale", SCALES)
 @pytest.mark.parametrize(("workflow", "task"), PROMPT_AND_RESPONSE)
-def test_what_the_trainer_is_given_is_table_7(workflow, task, scale, tmp_path):
+def test_the_trainer_gets_the_values_of_table_7(workflow, task, scale, tmp_path):
     prompt, response = PROMPT_AND_RESPONSE[workflow, task]
     for policy in POLICIES:
         cell = Cell(workflow, policy, task, scale)

@@ -1,4 +1,4 @@
-"""The inspector's page: it needs nothing but itself, holds the run's numbers, and shows hostile text as text."""
+"""The inspector's page is self-contained, holds the run's numbers, and shows hostile text as text."""
 
 import hashlib
 import json
@@ -33,7 +33,7 @@ TURN = {"question": "2+2", "correct": True, "reason": "correct", "outcome": "ans
 def make_run(
     folder, steps=(0, 10), accuracy=None, texts=("4",), n_problems=2, role_rows=(), turn_columns=None, **config
 ):
-    """A run's folder by hand: `texts` are the turns of each of two episodes, `accuracy` the share right per step."""
+    """Write a run's folder by hand: `texts` are the turns of each of two episodes, `accuracy` is the accuracy per step."""
     (folder / "turns").mkdir(parents=True)
     policy = {"policy": {"generator": "shared"}}
     cell = {"workflow": "single", "task": "math", "scale": "tiny-r", "seed": 3, "iterations": 20} | policy | config
@@ -64,7 +64,7 @@ def role_row(iteration, role="generator", **values):
 
 
 class Elements(HTMLParser):
-    """Every start tag with its attributes, and the text of the data element, as a browser would cut the page up."""
+    """Parses a page as a browser does: every start tag with its attributes, and the text of the data element."""
 
     def __init__(self, text):
         super().__init__()
@@ -103,7 +103,7 @@ def committed(tmp_path_factory):
     )
 
 
-def test_the_page_needs_nothing_from_elsewhere(committed):
+def test_the_page_is_self_contained(committed):
     text = committed[1].read_text(encoding="utf-8")
     style = text.split("<style>")[1].split("</style>")[0]
     assert not re.search(r"@import|url\(", style)
@@ -264,7 +264,7 @@ def test_a_divergence_is_never_drawn_below_zero(tmp_path):
     assert chi2["scale"] == "divergence" and chi2["series"]["generator"] == [-0.05, 0.2, -1e-7]
 
 
-def test_a_run_that_was_cut_short_is_shown_as_far_as_it_went(tmp_path):
+def test_an_interrupted_run_is_shown_as_far_as_it_went(tmp_path):
     bare = make_run(tmp_path / "bare", steps=())
     data = read(inspect_run(bare))[1]
     assert data["episodes"] is None and data["facts"] == [] and data["training_groups"] is None
@@ -281,7 +281,7 @@ def test_a_run_that_was_cut_short_is_shown_as_far_as_it_went(tmp_path):
     assert data["episodes"]["columns"] == [0] and data["episodes"]["problems"][0]["steps"]["0"]["correct"]
 
 
-def test_a_workflow_of_your_own_has_its_roles_in_the_order_of_their_turns(tmp_path):
+def test_a_user_supplied_workflow_has_its_roles_in_the_order_of_their_turns(tmp_path):
     policy = {"judge": "x", "writer": "x", "editor": "y"}
     folder = make_run(tmp_path / "run", texts="abc", workflow="newsroom", policy=policy)
     table = pd.read_parquet(folder / "turns" / "step_00000.parquet")
@@ -332,7 +332,7 @@ def test_pages_leave_a_finished_run_finished_and_a_changed_table_does_not(commit
 
 
 def test_every_panel_is_a_column_that_a_run_records(finished, tmp_path):
-    """A renamed metric would leave an empty panel, and nobody would miss it."""
+    """A renamed metric would leave an empty panel that nobody notices."""
     folder = shutil.copytree(finished, tmp_path / finished.name)
     recorded = {name: set(pd.read_parquet(folder / f"{name}.parquet")) for name in ("roles", "metrics")}
     assert [panel for panel in PANELS if panel.column not in recorded[panel.table]] == []
@@ -364,7 +364,7 @@ def test_a_run_that_is_not_packed_whole_has_a_page(tmp_path):
 
 
 def test_arrows_of_a_workflow_without_a_structure_follow_its_turns():
-    """Its loop is drawn backwards, and the last speaker answers, whoever spoke last for the first time."""
+    """A loop is drawn backwards, and the answer comes from the last speaker of an episode, not from the role that appeared last."""
     spoken = {"a": "solver critic solver critic solver", "b": "solver critic critic solver"}
     turns = pd.DataFrame(
         [{"step": 0, "problem": name, "role": role} for name, roles in spoken.items() for role in roles.split()]

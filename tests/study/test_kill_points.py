@@ -1,4 +1,4 @@
-"""SIGKILL right before any file operation of a run, or at any moment: the restarted run ends like one that was not killed."""
+"""A run killed right before any file operation, or at any moment, and then resumed ends like one that was not killed."""
 
 import pytest
 from kill_run import sweep
@@ -17,4 +17,4 @@ CELL = Cell(
 def test_a_killed_run_resumes_to_the_same_files(n_points, n_moments, tmp_path):
     n_operations, n_attempts, failed = sweep(CELL, tmp_path, n_points, n_moments)
     assert failed == {} and n_attempts == (n_points or n_operations) + n_moments
-    assert n_operations > 200, "fewer points than a run has files: they are no longer counted"
+    assert n_operations > 200, "fewer operations than a run has files: the operations are no longer counted"

@@ -41,7 +41,7 @@ def declared(**changed: object) -> Study:
 
 
 class MadeUp(Run):
-    """A run that starts at 30 %, ends at `end` of 100 problems, and samples `tokens` per iteration, in replays if it has any."""
+    """A run that starts at 30 %, ends at `end` of 100 problems, and samples `tokens` per iteration, replays included."""
 
     def __init__(self, cell: Cell, end: float, tokens: float = 1000.0, skill: float = 0.5) -> None:
         super().__init__(cell, ROOT)
@@ -80,7 +80,7 @@ def all_boards(monkeypatch, made_up: Callable[[Cell], dict | None], **changed: o
 
 
 GAINS = {"critic": (0.10, 0.12, 0.11), "joint_return": (0.0, 0.02, -0.02), "permuted": (-0.20, -0.21, -0.22)}
-"""Credit -> what its runs with seeds 200 to 202 end above those of `outcome`."""
+"""Credit -> by how many points its runs with seeds 200 to 202 end above those of `outcome`."""
 
 
 def three_seeds(cell: Cell) -> dict | None:
@@ -147,7 +147,7 @@ def test_ten_seeds_within_three_points_are_equivalent(monkeypatch):
     assert lines["critic"].gap.sd / math.sqrt(10) == pytest.approx(0.01 / 3)
 
 
-def test_the_skill_is_the_judging_role_s_at_the_last_iteration(monkeypatch):
+def test_the_skill_is_that_of_the_judging_role_at_the_last_iteration(monkeypatch):
     """Its peak is that of a trained checkpoint: 60 % at iteration 20, not 90 % at the start."""
     board = board_of(monkeypatch, three_seeds)
     lines = {line.arm.credit: line for line in board.against_reference["skill"]}
@@ -252,7 +252,7 @@ def test_the_order_is_held_against_the_measured_shares(monkeypatch):
     assert len(order) == 1 and "1.00 at iteration 60, p < 0.001, 7 arms" in order[0].text
 
 
-def test_names_and_order_of_the_arms_are_the_study_s(monkeypatch):
+def test_names_and_order_of_the_arms_are_those_of_the_study(monkeypatch):
     """Renamed variants in reverse order; a workflow lists those that are declared for it."""
     variants = {f"{name} ({i})": about for i, (name, about) in enumerate(reversed(ABOUT["variants"].items()))}
     for workflow, single in (("voting", "Voting"), ("eval_opt", "Eval-Opt")):

@@ -14,9 +14,9 @@ C = [math.cos(math.pi * eighths / 16) ** 2 for eighths in range(9)]
 
 
 def rates(trainer, iteration: int) -> list[float]:
-    """The rates of an iteration's update calls, as shares of the cell's rate. Iterations are asked for in order."""
+    """Return the rates of an iteration's update calls, as fractions of the cell's rate. Call it for iterations in order."""
     while trainer.lr_scheduler.last_epoch < iteration:
-        trainer.optimizer._opt_called = True  # or the scheduler warns that it was stepped first
+        trainer.optimizer._opt_called = True  # otherwise the scheduler warns that it was stepped first
         trainer.lr_scheduler.step()  # as HF's loop does after every iteration
     trainer.state.global_step = iteration
     calls = enumerate(trainer.adapters)
@@ -97,7 +97,7 @@ def verl_cosine(step: int, warmup: int, total: int, least: float = 0.0, cycles: 
 def test_the_wrapped_clock_is_verl_s_scheduler_stepped_after_every_update_call(
     make_trainer, workflow, policy, adapters
 ):
-    """As its worker does: one scheduler for all adapters, whose step is counted up after each call, past the end of the cosine."""
+    """verl's worker has one scheduler for all adapters and steps it after each call, past the end of the cosine."""
     settings = {"iterations": 60, "warmup_iterations": 5, "learning_rate": RATE, "lr_clock": "update_call_wrapped"}
     trainer = make_trainer(Cell(workflow, policy, lr_schedule="cosine", **settings))
     steps = 0

@@ -27,7 +27,9 @@ HEADER, *ROWS = [line.split("\t") for line in (DATA / "math_pairs.tsv").read_tex
 REPORTED_HEADER, *REPORTED = [
     line.split("\t") for line in (DATA / "reported_pairs.tsv").read_text(encoding="utf-8").splitlines()
 ]
-PLAIN_ROWS = [row for row in ROWS if row[0] != "tower"]  # towers run into their limit: seconds each
+PLAIN_ROWS = [
+    row for row in ROWS if row[0] != "tower"
+]  # towers of powers run into the time limit, which takes seconds each
 TOWER = (r"9^{9^{9^{9}}}", "1")
 
 
@@ -73,7 +75,7 @@ def test_table_is_well_formed() -> None:
 
 
 def check(rows: list[list[str]]) -> None:
-    """`given` is what we answer today: an upgrade of math-verify that changes it, for better or worse, shows here."""
+    """The column `given` has the current verdicts, so that any change by an upgrade of math-verify is noticed."""
     assert verdicts_of(rows) == {(row[1], row[2]): row[4] for row in rows}
 
 
@@ -267,7 +269,7 @@ HUGE = [
 
 
 def test_huge_numbers_are_refused_by_their_size() -> None:
-    """They are no answer, and none of them waits for the time limit or fills the memory."""
+    """They are not answers, and none of them runs into the time limit or fills the memory."""
     assert set(grade_answers(HUGE)) <= {"timeout", "wrong", "unparsable"}
     assert grade_answers([(r"\frac{1}{2006!}", r"\frac{1}{2004!}"), (r"\frac{2!}{100!}", r"\frac{2}{100!}")]) == [
         "wrong",
@@ -307,7 +309,7 @@ def test_the_reference_of_every_math_row_is_correct_and_another_number_is_not():
 
 
 @pytest.mark.slow
-def test_a_grader_that_dies_is_replaced_and_the_batch_graded_all_the_same() -> None:
+def test_a_grader_that_dies_is_replaced_and_the_batch_is_still_graded() -> None:
     pid = grader_pid()
 
     def kill() -> None:
@@ -337,7 +339,7 @@ def test_any_thread_may_grade() -> None:
 
 @pytest.mark.slow
 def test_nothing_is_imported_after_the_preload() -> None:
-    """A locked process cannot open a file, so a late import would turn into a wrong verdict without a sound."""
+    """A sandboxed process cannot open a file, so a late import would silently become a wrong verdict."""
     script = (
         f"import json, sys\nsys.path.append({str(math_answer.MODULE.parent)!r})\nimport math_compare\nmath_compare.preload()\n"
         "before = set(sys.modules)\n"

@@ -117,7 +117,7 @@ def test_an_error_in_a_module_beside_the_file_names_its_line(tmp_path):
 
 
 def test_another_process_plays_what_it_imports_in_run(tmp_path):
-    """As a resumed, a spawned and an evaluating process does: the file is named, loaded again and played."""
+    """Resumed, spawned and evaluating processes do this: they get the name of the file, load it again and run it."""
     spec = project(tmp_path / "files", slots=1)
     program = (
         "import sys\nfrom multirole_study.experiment.cell import Cell\nfrom multirole_study.experiment.preflight import dry_run\n"

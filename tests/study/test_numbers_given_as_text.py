@@ -64,7 +64,7 @@ def test_a_map_of_weights_takes_text_too(weights):
         ("iterations", "010"), ("n_train", "none"), ("n_train", "None"), ("iterations", "1e30"), ("kl_anchor", "{'aggregator': 'much'}"),
     ],
 )  # fmt: skip
-def test_what_is_no_number_of_the_field_is_refused_as_given(name, text):
+def test_text_that_is_not_a_number_of_the_field_is_refused_as_given(name, text):
     with pytest.raises(ValueError, match=f"`{name}`"):
         Cell("voting", "sp", **{name: text})
 
@@ -96,7 +96,7 @@ def test_a_grid_and_a_study_in_yaml_are_those_of_the_numbers():
     assert [cell.learning_rate for _, _, cell in study.runs()] == [1e-4]
 
 
-def test_a_home_folder_in_yaml_is_ones_own(monkeypatch, tmp_path):
+def test_a_home_folder_in_yaml_is_that_of_the_user(monkeypatch, tmp_path):
     monkeypatch.setenv("HOME", str(tmp_path))
     assert Launch(results_dir="~/runs").results_dir == f"{tmp_path}/runs"
 

@@ -1,4 +1,4 @@
-"""Packed tables hold every row of the run folders they were made of, and give the folders back."""
+"""Packed tables hold every row of their runs' folders, and the folders can be restored from them."""
 
 import hashlib
 import json
@@ -71,7 +71,7 @@ def test_runs_that_are_not_packed_whole_keep_their_texts(folder, tmp_path):
     assert files and set(pack.read(folder, "turns", [IP.id], ["text"])["text"]) >= set(before["text"])
 
 
-def test_what_was_packed_is_unpacked(folder, tmp_path):
+def test_packed_runs_can_be_unpacked(folder, tmp_path):
     assert sorted(pack.pack(folder)) == [f"own/{IP.id}", IP.id]
     for name in (IP.id, f"evaluations/own/{IP.id}"):
         unpacked = pack.unpack(folder, name.removeprefix("evaluations/"), tmp_path / "out")
@@ -81,7 +81,7 @@ def test_what_was_packed_is_unpacked(folder, tmp_path):
         pack.unpack(folder, "x", tmp_path)
 
 
-def test_the_index_tells_settings_and_checksums(folder):
+def test_the_index_has_settings_and_checksums(folder):
     pack.pack(folder)
     row = pack.index(folder).set_index("run").loc[IP.id]
     assert (row["kind"], row["workflow"], row["policy"], row["task"], row["seed"]) == ("run", "voting", "ip", "math", 0)
@@ -90,7 +90,7 @@ def test_the_index_tells_settings_and_checksums(folder):
     assert row["done"] == hashlib.sha256(checksums.encode()).hexdigest()
 
 
-def test_packing_again_adds_what_is_new_and_replaces_what_has_changed(folder):
+def test_packing_again_adds_new_runs_and_replaces_changed_ones(folder):
     pack.pack(folder)
     before = {path.name: path.read_bytes() for path in folder.glob("*.parquet")}
     assert pack.pack(folder) == []
@@ -159,7 +159,7 @@ def test_a_reward_is_kept_where_it_does_not_follow_from_the_answer(folder):
     assert np.array_equal(outcomes["reward"], np.float32(table["reward"]).astype(float), equal_nan=True)
 
 
-def test_packed_runs_stay_when_their_folders_go(folder):
+def test_packed_runs_stay_when_their_folders_are_removed(folder):
     pack.pack(folder)
     shutil.rmtree(folder / IP.id)
     write_done(folder / SP.id)
@@ -187,7 +187,7 @@ def test_a_log_prob_out_of_range_is_the_least_that_can_be_stored(folder, tmp_pat
     assert unpacked["logprobs"][0].tolist() == pytest.approx([-32.76, 0, -0.01])
 
 
-def test_the_command_says_what_it_packed(folder, capsys):
+def test_the_command_prints_what_it_packed(folder, capsys):
     assert command([str(folder)]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"packed 2 runs and evaluations; {folder} holds 2"
 
@@ -200,7 +200,7 @@ RETIRED = {
     "balance_roles": 0.0,
     "slot_scaling": 0.0,
 }
-"""Options that committed runs were made with and that are gone, at the values that do nothing."""
+"""Options in the records of committed runs that have been removed since, at the values that changed nothing."""
 
 
 def cell_of(settings: str) -> Cell:

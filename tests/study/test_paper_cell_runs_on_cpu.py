@@ -75,7 +75,7 @@ def test_adapters_are_float32_over_a_bfloat16_base(model_folder):
     assert kinds == {(True, torch.float32), (False, torch.bfloat16)}
 
 
-def test_what_is_missing_is_said_at_once_and_all_of_it(monkeypatch, tmp_path):
+def test_everything_that_is_missing_is_reported_at_once(monkeypatch, tmp_path):
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "cache"))
     with pytest.raises(ValueError) as error:
@@ -99,7 +99,7 @@ def test_a_folder_that_is_no_model_is_refused(model_folder, tmp_path):
         locate(Cell("voting", "sp", scale="4b"), may_download=False)
 
 
-def test_a_run_is_not_continued_on_other_rows(model_folder, tmp_path):
+def test_a_run_is_not_continued_with_other_rows(model_folder, tmp_path):
     rows = tmp_path / "rows.jsonl"
     shutil.copy(ROWS["math"], rows)
     cell = Cell(
@@ -137,7 +137,7 @@ def run_and_measure(parameters: dict) -> None:
 
 @pytest.mark.slow
 def test_an_iteration_with_the_real_widths_and_vocabulary_takes_the_memory_that_was_planned(tmp_path, monkeypatch):
-    """Four of Qwen3-0.6B's layers, 151,936 words and rank 64; the anchor has every row differentiated, whatever its reward."""
+    """The model has four of Qwen3-0.6B's layers, 151,936 tokens and rank 64. The KL anchor gives every row a gradient, whatever its reward."""
     tokenizer, config = toy_tokenizer(), config_of(MODELS["0.6b"].shape)
     config.num_hidden_layers, config.eos_token_id, config.layer_types = (
         4,

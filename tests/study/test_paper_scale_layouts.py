@@ -27,7 +27,7 @@ pytestmark = pytest.mark.slow
 
 
 def examine(parameters: dict) -> None:
-    """As `multirole doctor` does, in one of several processes; an error where a check fails."""
+    """Run `multirole doctor`'s checks in one of several processes; raise if a check fails."""
     cell, launch = Cell.from_parameters(parameters)
     if launch.is_sharded:
         be_a_gpus_process()
@@ -35,7 +35,7 @@ def examine(parameters: dict) -> None:
 
 
 def same_rollouts(one: Path, other: Path, logprobs: float) -> None:
-    """The first iteration's texts are equal and its perplexities nearly: processes add floats in another order."""
+    """Check that the first iteration's texts are equal, and its perplexities nearly so: processes add floats in another order."""
     a, b = (table(folder, "roles").query("iteration == 1").reset_index() for folder in (one, other))
     pd.testing.assert_series_equal(a["tokens"], b["tokens"])
     assert (a["perplexity"] - b["perplexity"]).abs().max() < logprobs
@@ -67,7 +67,7 @@ def test_the_doctor_examines_two_processes_and_reports_once(layout, tmp_path):
 
 
 def test_the_doctor_passes_vllm_in_bfloat16(tmp_path):
-    """The first sight of its margins where engine and trainer round apart from each other, as on a GPU."""
+    """Here engine and trainer round differently, as on a GPU, so that the doctor's margins are tested."""
     pytest.importorskip("vllm")
     log, fields = tmp_path / "log", FIELDS | {"engine": "vllm", "dtype": "bfloat16", "temperature": 0.7}
     code = processes.run(log, examine, fields, VLLM_ENABLE_V1_MULTIPROCESSING="0")
@@ -75,7 +75,7 @@ def test_the_doctor_passes_vllm_in_bfloat16(tmp_path):
 
 
 def run_aloud(parameters: dict) -> None:
-    """As `multirole train` runs a cell of a paper's scale."""
+    """Run a cell as `multirole train` does at a paper scale."""
     cell, launch = Cell.from_parameters(parameters)
     if launch.is_sharded:
         be_a_gpus_process()
@@ -83,8 +83,8 @@ def run_aloud(parameters: dict) -> None:
 
 
 @pytest.mark.parametrize(("n_processes", "sharding"), [(1, "none"), (2, "none"), (2, "fsdp2")])
-def test_every_layout_says_what_its_first_minutes_go_to(n_processes, sharding, tmp_path):
-    """Each begins with a line and ends with its seconds, before the first iteration; other processes stay silent."""
+def test_every_layout_prints_what_takes_its_first_minutes(n_processes, sharding, tmp_path):
+    """Each slow action prints a line when it begins and its seconds when it ends; other processes print nothing."""
     tokenizer = toy_tokenizer()
     toy_model(tokenizer).to(torch.bfloat16).save_pretrained(tmp_path / "model")
     tokenizer.save_pretrained(tmp_path / "model")

@@ -70,7 +70,7 @@ def fill_cache(tmp_path: Path, names: list[str]) -> Path:
     return folder
 
 
-def test_a_repeated_question_stays_in_a_pinned_dataset_and_not_in_ones_own_rows(tmp_path, monkeypatch):
+def test_a_repeated_question_stays_in_a_pinned_dataset_and_not_in_user_supplied_rows(tmp_path, monkeypatch):
     rows = many(20)
     rows[7] = rows[3]
     path = write(tmp_path / "rows.parquet", rows)
@@ -129,7 +129,7 @@ def test_a_damaged_download_is_refused(pin, tmp_path):
 
 
 @pytest.mark.parametrize("suffix", sources.SUFFIXES)
-def test_own_rows_are_read_from_every_kind_of_file(tmp_path, suffix):
+def test_user_supplied_rows_are_read_from_every_kind_of_file(tmp_path, suffix):
     path = write(tmp_path / f"rows{suffix}", rows_of(DAPO))
     assert Math(str(path)).problems("train") == Math(DAPO).problems("train")
     description = Math(path).describe()
@@ -215,7 +215,7 @@ def test_a_repeated_question_is_never_in_both_splits(tmp_path):
         ("rows.jsonl", '{"prompt": "1+1?", "solution": "2"}', "'train': 0, 'validation': 1"),
     ],
 )  # fmt: skip
-def test_files_that_are_no_dataset_are_refused(tmp_path, name, content, message):
+def test_files_that_are_not_datasets_are_refused(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
     with pytest.raises(DataError, match=message):
         Math(tmp_path / name).problems("train")

@@ -1,4 +1,4 @@
-"""The planned memory is what a run then uses, and what cannot fit is refused."""
+"""The planned memory agrees with what a run uses, and cells that cannot fit are refused."""
 
 import inspect
 import json
@@ -40,7 +40,7 @@ FAKE = [  # scale, policy, tokens of a micro-batch, of a row, checkpointed
 
 @pytest.mark.slow
 def test_the_estimate_is_within_15_percent_of_fake_tensors_at_the_papers_shapes():
-    """Of a micro-batch on a GPU: the base, the adapters, the gradients and the activations, and these alone."""
+    """Compares a micro-batch on a GPU: the base, the adapters, the gradients and the activations only."""
     done = subprocess.run(
         [sys.executable, str(Path(__file__).parents[1] / "support" / "memory_on_fake_cuda.py"), json.dumps(FAKE)],
         stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
@@ -66,7 +66,7 @@ def test_the_estimate_is_within_15_percent_of_fake_tensors_at_the_papers_shapes(
         assert activations + adapter_bytes == pytest.approx(measured["peak"] - measured["before"], rel=0.15), job
 
 
-def test_constants_of_other_code_are_still_its_own():
+def test_constants_equal_those_of_the_code_they_describe():
     assert chunked_logprob.TOKEN_CHUNK_SIZE == planner.HEAD_TOKENS
     assert trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE == planner.HEAD_COLUMNS
     assert inspect.signature(TransformersEngine).parameters["max_rows"].default == planner.ENGINE_ROWS
@@ -132,7 +132,7 @@ def test_tiny_scales_are_planned_for_the_transformers_engine_on_a_gpu_too():
         ({"scale": "4b"}, {"vllm_memory": 0.1}, 80, "Raise vllm_memory"),
     ],
 )
-def test_what_cannot_fit_is_refused_and_told_what_to_lower(cell, launch, gib, advice):
+def test_a_cell_that_cannot_fit_is_refused_with_what_to_lower(cell, launch, gib, advice):
     memory = plan(Cell("voting", "ip", **cell), Launch(**launch), gib * GIB)
     assert not memory.fits and "does not fit" in memory.verdict() and advice in memory.verdict()
 
@@ -172,7 +172,7 @@ def test_disk_by_hand():
     assert disk_need(Cell("voting", "ip", scale="0.6b", eval_every=120)) == (3 * 3 + 5 / 2) * adapter_bytes
 
 
-def test_layers_are_kept_where_they_fit_and_computed_again_where_not():
+def test_activations_are_kept_if_they_fit_and_recomputed_otherwise():
     cell = Cell("voting", "sp", scale="0.6b", micro_batch_tokens=10240)
     assert not settled(cell, Launch(), 141 * GIB).recomputes("0.6b")
     assert settled(cell, Launch(), 24 * GIB).recomputes("0.6b")
@@ -181,7 +181,7 @@ def test_layers_are_kept_where_they_fit_and_computed_again_where_not():
 
 
 def test_micro_batches_whose_activations_are_kept():
-    """As many tokens as the trainer cuts them to on such a GPU; the plan has their activations, and the time no third pass."""
+    """The plan uses the trainer's size of micro-batches on such a GPU: it counts their activations, and no recomputation in the time."""
     cell = Cell("voting", "ip", scale="1.7b")
     kept_tokens, s = planner.tokens_kept(cell, 80 * GIB), MODELS["1.7b"].shape
     per_token = s.layers * (14 * s.hidden + 6 * s.intermediate) * 2
@@ -243,7 +243,7 @@ def test_the_command_line(capsys):
         command(["--unknown"])
 
 
-def test_without_a_gpu_the_memory_of_one_is_asked_for(monkeypatch):
+def test_without_a_gpu_the_error_asks_for_the_memory_of_one(monkeypatch):
     monkeypatch.setattr(planner, "has_cuda", lambda: False)
     with pytest.raises(UserError, match="scale='1.7b' needs a GPU.*--memory-gib 80"):
         command(["-p", "scale", "1.7b"])
@@ -257,7 +257,7 @@ def test_one_process_is_not_told_to_use_fewer(monkeypatch):
     assert "lower n_processes" in plan(cell, Launch(n_processes=2)).verdict()
 
 
-def test_the_report_on_a_cpu_speaks_of_ram_and_of_no_hours(monkeypatch, capsys):
+def test_the_report_on_a_cpu_names_ram_and_no_hours(monkeypatch, capsys):
     monkeypatch.setattr(planner, "this_device", lambda: ("CPU", 24 * GIB))
     monkeypatch.setattr(planner, "has_cuda", lambda: False)
     assert command(["-p", "scale", "tiny-r"]) == 0

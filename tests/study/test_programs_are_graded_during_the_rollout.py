@@ -30,7 +30,7 @@ class Lengths:
 
 
 def episodes(*answers: tuple[int, str]) -> list[Episode]:
-    """Ended episodes whose problems are as the trainer knows them, without a reference."""
+    """Return finished episodes whose problems have no reference, as in the trainer."""
     made = [Episode(Problem(str(i), "code", f"q{i}", None), n) for n, (i, _) in enumerate(answers)]
     for episode, (_, text) in zip(made, answers, strict=True):
         episode.answer = Answer(text)
@@ -61,7 +61,7 @@ def test_an_error_of_the_grading_is_raised_where_the_rewards_are_asked_for():
         TaskReward(ahead, PROBLEMS)([], [], played)
 
 
-def test_only_programs_at_a_papers_scale_on_a_gpu(monkeypatch):
+def test_only_programs_at_a_paper_scale_on_a_gpu_are_graded_early(monkeypatch):
     for cuda in (True, False):
         monkeypatch.setattr(module, "has_cuda", lambda cuda=cuda: cuda)
         assert grades_ahead(Cell("voting", "sp", "code", "1.7b")) == cuda

@@ -1,4 +1,4 @@
-"""Hidden tests in every form that datasets publish: read and passed by the right program, or refused with what is there."""
+"""Hidden tests in every published form are read and passed by the right program, or refused with a description of what was found."""
 
 import base64
 import json
@@ -136,7 +136,7 @@ REFUSED = {  # what the message has to name
 
 
 @pytest.mark.parametrize(("tests", "message"), REFUSED.values(), ids=REFUSED)
-def test_what_cannot_be_read_is_refused_with_what_is_there(tests, message, tmp_path, monkeypatch):
+def test_unreadable_tests_are_refused_with_a_description(tests, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=f"{message}.*Write a non-empty list"):
         normalise_tests(tests)

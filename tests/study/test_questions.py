@@ -64,7 +64,9 @@ def test_every_line_of_tiny_r_has_an_answer_and_a_place_in_the_table(tiny):
     rows = list(answers(tiny))
     assert len(rows) == sum(len(question["lines"]) * len(question["policies"]) for question in DECLARED["questions"])
     falls_of_one_policy = [row for row in rows if row["question"] == "farther" and "−" not in row["line"]]
-    assert all(row["mean"] >= 0 and row["verdict"] == "–" for row in falls_of_one_policy)  # it could not be "no"
+    assert all(
+        row["mean"] >= 0 and row["verdict"] == "–" for row in falls_of_one_policy
+    )  # a verdict "no" is impossible
     assert {row["verdict"] for row in rows if row not in falls_of_one_policy} <= {
         "yes",
         "no",
@@ -75,7 +77,7 @@ def test_every_line_of_tiny_r_has_an_answer_and_a_place_in_the_table(tiny):
     assert text.count("10 seeds") == len(rows) and f"version {DECLARED['version']}" in text
 
 
-def test_a_question_may_leave_out_seeds_that_were_read_before_it(tiny, monkeypatch):
+def test_a_question_may_leave_out_seeds_that_were_read_before_it(tiny):
     (about,) = (question for question in DECLARED["questions"] if question["name"] == "verdicts")
     declared, line = Study.read(tiny.folder), about["lines"][0]
     assert list(numbers(tiny, declared, about, line, "sp").index) == tiny.grid.seeds
@@ -83,7 +85,7 @@ def test_a_question_may_leave_out_seeds_that_were_read_before_it(tiny, monkeypat
     assert list(numbers(tiny, declared, some, line, "sp").index) == [1, 4]  # 99 has no run
 
 
-def test_a_gap_is_the_difference_of_the_two_policies(tiny):
+def test_sp_minus_ip_is_the_difference_of_the_two_policies(tiny):
     about = next(question for question in DECLARED["questions"] if question["name"] == "verbose")
     declared, line = Study.read(tiny.folder), about["lines"][0]
     sp, ip, gap = (numbers(tiny, declared, about, line, policy) for policy in ("sp", "ip", "sp − ip"))
@@ -118,7 +120,7 @@ def test_a_line_of_one_seed_has_no_interval():
 
 
 def test_accuracy_is_drawn_over_the_optimizer_steps_of_all_adapters(tiny):
-    """Voting takes four steps of an iteration's rows, whoever's they are."""
+    """Voting takes four optimizer steps per iteration, under both policies."""
     run = tiny.find(tiny.grid.cell("voting", "ip", "math", 0))
     curve = over_optimizer_steps(run)
     assert list(curve.index[:2]) == [0, 4 * run.accuracy.index[1]] and list(curve) == list(run.accuracy)

@@ -26,7 +26,7 @@ def test_every_make_target_that_it_names_exists():
 
 
 def test_the_output_of_make_cell_is_what_the_run_printed():
-    """Its lines are those that a run prints, of the record of one `make cell`. If this fails, paste what is expected here."""
+    """Its lines are those that the record of one `make cell` gives. If this fails, paste the expected lines into the README."""
     metrics, roles, outcomes, skills = (
         pd.read_parquet(ROOT / "tests" / "data" / "make_cell" / f"{name}.parquet")
         for name in ("metrics", "roles", "eval", "skills")
@@ -66,37 +66,37 @@ HARDER = "four times the problems, four steps"
 
 
 def finding(pattern: str) -> list[float]:
-    """The numbers of one sentence of the README: "N" stands for one, "I" for one with its interval."""
+    """Return the numbers of one sentence of the README. In `pattern`, "N" stands for a number and "I" for a number with its interval."""
     match = re.search(re.sub(r"\b[NI]\b", lambda one: {"N": NUMBER, "I": INTERVAL}[one[0]], pattern), SAID)
     assert match, pattern
     return [float(number.replace("−", "-")) for number in match.groups()]
 
 
 def rows(table: str, **where: object) -> pd.DataFrame:
-    """Lines of a committed table, with what its correction makes of them."""
+    """Return lines of a committed table, with their verdicts after its correction."""
     lines = corrected(pd.read_csv(ROOT / "results" / "tiny-r" / "tables" / f"{table}.csv"))
     return lines[(lines[list(where)] == list(where.values())).all(axis=1)]
 
 
 def points(table: str, *columns: str, digits: int = 1, **where: object) -> list[float]:
-    """Numbers of a row of a table in percentage points: its value, low and high, or those of these columns."""
+    """Return numbers of one row of a table in percentage points: value, low and high, or the named columns."""
     row = rows(table, **where).squeeze()
     return [round(100 * row[column], digits) for column in columns or ("value", "low", "high")]
 
 
 def is_decided(table: str, **where: object) -> bool:
-    """Whether every such line differs from zero after the correction."""
+    """Return whether every such line differs from zero after the correction."""
     return bool((rows(table, **where)["p_holm"] < ALPHA).all())
 
 
 def is_undecided(table: str, **where: object) -> bool:
-    """Whether every such line is neither different from zero nor equivalent to it, after the correction."""
+    """Return whether every such line is neither different from zero nor equivalent to it after the correction."""
     chosen = rows(table, **where)
     return bool(len(chosen) and (chosen["p_holm"] >= ALPHA).all() and not (chosen["p_match_holm"] < ALPHA).any())
 
 
 def judged(claim: str, regime: str, verdict: str) -> list[float]:
-    """A claim's mean over cells with its t interval over seeds, in points; its verdict must be this one."""
+    """Return a claim's mean over cells with its t interval over seeds, in points. Its verdict must be `verdict`."""
     numbers = rows("claims", claim=claim, regime=regime)
     assert set(numbers["verdict"]) == {verdict}
     return [round(100 * number, 1) for number in t_interval(numbers.groupby("seed")["value"].mean())[:3]]

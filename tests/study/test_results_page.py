@@ -74,7 +74,7 @@ def test_a_line_is_written_with_its_interval_and_its_verdict(table):
     assert total(table.lines("made", workflow="single")) == 3
 
 
-def test_a_page_stops_at_a_line_that_is_not_there_and_at_a_sentence_that_is_no_longer_so(table):
+def test_a_page_fails_at_a_missing_line_and_at_a_sentence_that_is_no_longer_true(table):
     with pytest.raises(ValueError, match="has no line with"):
         table.line("made", workflow="orch_workers")
     with pytest.raises(ValueError, match="has 2 lines"):

@@ -1,4 +1,4 @@
-"""The same seed gives the same weights and metrics; kill -9 and resume give the same as never killed."""
+"""The same seed gives the same weights and metrics, and so does a run that was killed with SIGKILL and resumed."""
 
 import os
 import shutil

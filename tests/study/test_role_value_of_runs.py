@@ -45,7 +45,7 @@ def test_every_role_and_intervention_of_each_checkpoint(run_folder, measured):
 
 
 def test_untrained_roles_are_worth_what_the_base_is(measured):
-    """At step 0 the adapters are the base, and the first of two draws keeps every seed: it is the episode itself."""
+    """At step 0 the adapters equal the base, and the first of two draws keeps every seed, so it repeats the episode."""
     start = measured[(measured["step"] == 0) & (measured["how"] == "base")]
     assert (start["moved"] <= 0.5).all()
 
@@ -71,7 +71,7 @@ def test_shares_are_the_runs(run_folder, measured):
 
 
 def test_the_page_has_the_effect_of_every_turn(run_folder, measured):
-    """Of the first two problems at both checkpoints: 4 turns, redrawn and played by the base, and one with a twin."""
+    """It covers the first two problems at both checkpoints: 4 turns, each redrawn and played by the base, and one replaced by its twin."""
     effects = table(run_folder, TURNS.removesuffix(".parquet"))
     assert len(effects) == 2 * 2 * (4 * 2 + 1) and set(effects["replays"]) == {1, N_TURN_DRAWS}
     outcomes = table(run_folder, "eval").set_index(["step", "problem"])["correct"]

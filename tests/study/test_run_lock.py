@@ -1,4 +1,4 @@
-"""A second process is refused within seconds; a dead process's lock holds nothing."""
+"""A second process is refused within seconds, and the lock of a dead process is free."""
 
 import fcntl
 import signal
@@ -64,7 +64,7 @@ def test_a_second_run_and_a_second_evaluation_are_refused(tmp_path, hold):
         assert [path.name for path in folder.iterdir()] == [LOCK]
 
 
-def test_a_killed_process_holds_nothing(tmp_path, hold):
+def test_the_lock_of_a_killed_process_is_free(tmp_path, hold):
     first = hold(tmp_path)
     first.send_signal(signal.SIGKILL)
     first.wait()
@@ -75,7 +75,7 @@ def test_a_killed_process_holds_nothing(tmp_path, hold):
     assert not (tmp_path / LOCK).exists()
 
 
-def test_who_waits_gets_it_when_the_holder_is_done(tmp_path, hold, monkeypatch):
+def test_a_waiting_process_gets_the_lock_when_the_holder_ends(tmp_path, hold, monkeypatch):
     monkeypatch.setattr(run_folder, "LOCK_SECONDS", 60.0)
     first = hold(tmp_path)
     subprocess.Popen([sys.executable, "-c", f"import os, time; time.sleep(1); os.kill({first.pid}, 9)"])
@@ -83,14 +83,14 @@ def test_who_waits_gets_it_when_the_holder_is_done(tmp_path, hold, monkeypatch):
         fcntl.flock((tmp_path / LOCK).open(), fcntl.LOCK_EX | fcntl.LOCK_NB)
 
 
-def test_an_error_lets_go(tmp_path):
+def test_an_error_releases_the_lock(tmp_path):
     with pytest.raises(KeyError), claim(tmp_path):
         raise KeyError
     with claim(tmp_path):
         pass
 
 
-def test_what_a_refused_run_has_written_in_a_new_folder_goes(tmp_path):
+def test_a_new_folder_of_a_refused_run_is_removed(tmp_path):
     with pytest.raises(UserError), claim(tmp_path / "tiny-r" / "new"):
         (tmp_path / "tiny-r" / "new" / "turns").mkdir()
         (tmp_path / "tiny-r" / "new" / "config.json").touch()
@@ -98,7 +98,7 @@ def test_what_a_refused_run_has_written_in_a_new_folder_goes(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_an_empty_folder_goes_and_no_other(tmp_path):
+def test_only_an_empty_folder_is_removed(tmp_path):
     (tmp_path / "held").mkdir()
     (tmp_path / "held" / "eval.parquet").touch()  # of a run whose config.json is lost
     for name in ("empty", "held"):

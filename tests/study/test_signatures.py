@@ -114,7 +114,7 @@ def test_rounds_are_not_slots():
     assert signatures([draft])["generator"]["slot_pairs"] == 0
 
 
-def test_one_roles_numbers_by_hand():
+def test_the_signatures_of_one_role_by_hand():
     voters = [
         turn("generator", "Wait, a b\n\\boxed{7}", 40, slot=0),
         turn("generator", "Wait, a c\n", 20, slot=1, finish_reason="length"),

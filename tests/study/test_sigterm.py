@@ -36,7 +36,7 @@ def told(signum: int, results_dir: Path) -> None:
 
 
 @pytest.mark.parametrize("signum", slow_but([signal.SIGTERM], [signal.SIGTERM, signal.SIGINT]))
-def test_the_iteration_at_hand_is_saved_and_the_run_continues_exactly(signum, finished, tmp_path):
+def test_the_current_iteration_is_saved_and_the_run_continues_exactly(signum, finished, tmp_path):
     log = tmp_path / "log"
     assert processes.run(log, told, signum, tmp_path) == RESUMABLE == 75, log.read_text()[-2000:]
     folder = folder_of(SMALL_RUN, tmp_path)
@@ -55,7 +55,7 @@ def wait(is_training: bool, ready: Path) -> None:
             time.sleep(0.1)
 
 
-def test_before_training_it_ends_at_once_and_a_second_signal_does_not_wait(tmp_path):
+def test_before_training_a_signal_ends_the_run_at_once_and_a_second_one_does_not_wait(tmp_path):
     for is_training, signals, code in ((False, 1, RESUMABLE), (True, 2, -signal.SIGTERM)):
         ready = tmp_path / str(is_training)
         process = processes.start(tmp_path / "log", wait, is_training, ready)
@@ -64,13 +64,13 @@ def test_before_training_it_ends_at_once_and_a_second_signal_does_not_wait(tmp_p
         for _ in range(signals):
             assert process.is_alive()
             os.kill(process.pid, signal.SIGTERM)
-            time.sleep(0.5)  # the echo of a signal is no second one
+            time.sleep(0.5)  # a repeated delivery of one signal does not count as a second signal
         process.join(30)
         assert process.exitcode == code
 
 
 @pytest.mark.parametrize("signum", SIGNALS)
-def test_handlers_of_others_are_put_back(signum):
+def test_previous_handlers_are_restored(signum):
     before = signal.getsignal(signum)
     with handle_signals() as stop:
         assert signal.getsignal(signum) == stop.ask
@@ -99,6 +99,6 @@ def test_several_processes_stop_after_the_same_iteration(signum, code, tmp_path)
     workers = psutil.Process(process.pid).children(recursive=True)
     process.send_signal(signum)
     assert process.wait(240) == code
-    assert not psutil.wait_procs(workers, 240)[1]  # who started them may be gone before they are
+    assert not psutil.wait_procs(workers, 240)[1]  # the launcher may end before them
     folder = written[0].parents[1]
     assert newest_intact(folder) == checkpoints(folder)[0] and not (folder / "DONE").exists()

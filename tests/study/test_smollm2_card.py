@@ -1,4 +1,4 @@
-"""The card of scale smollm2 on docs/smollm2.md is made from its recorded facts, and the facts say what the tasks must give."""
+"""The card of scale smollm2 on docs/smollm2.md is made from the recorded facts, and the facts are within the required bounds."""
 
 import importlib.util
 import json

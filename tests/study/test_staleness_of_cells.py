@@ -31,7 +31,7 @@ def test_a_run_records_its_staleness(tmp_path):
         ({"engine": "transformers"}, {"n_processes": 2}),
     ],
 )  # fmt: skip
-def test_what_cannot_play_during_the_update_is_refused_before_a_model_is_loaded(cell, launch):
+def test_engines_that_cannot_play_during_the_update_are_refused_before_a_model_is_loaded(cell, launch):
     (message,) = blocking_problems(preflight_checks(Cell("voting", "sp", max_staleness=1, **cell), Launch(**launch)))
     assert message.startswith("rollouts during the update: max_staleness=1")
     assert not blocking_problems(preflight_checks(Cell("voting", "sp", max_staleness=1)))

@@ -73,7 +73,7 @@ FACTORIAL = {
 
 @pytest.fixture(scope="module")
 def results(grid_results, tmp_path_factory):
-    """Every variant ends all right on IP and as its twin on SP; else it is its twin."""
+    """Every variant ends with all answers right under IP and like its twin under SP; otherwise it equals its twin."""
     folder = tmp_path_factory.mktemp("results") / grid_results.name
     shutil.copytree(grid_results, folder)
     results = Results(folder)
@@ -107,7 +107,7 @@ class MadeUp(Run):
 
 @pytest.fixture
 def arm_results(monkeypatch) -> Results:
-    """Arms of four steps fall in every seed but at a quarter of the rate."""
+    """Arms of four steps fall in every seed, except at a quarter of the rate."""
 
     def made_up(self: Results, cell: Cell) -> Run | None:
         if cell.workflow != "single":
@@ -137,7 +137,7 @@ def study(results):
     return Study(results.grid, **GIVEN)
 
 
-def test_what_tells_unstable_arms_apart_by_hand(arm_results):
+def test_predictors_of_unstable_arms_by_hand(arm_results):
     study = Study(arm_results.grid, **FACTORIAL)
     values = pd.DataFrame(predictors(arm_results, study)).set_index(["quantity", "number"])["value"]
     assert (values[:, "arms"] == 5).all() and (values[:, "unstable arms"] == 2).all()
@@ -177,7 +177,7 @@ def test_an_arm_protects_a_role_by_the_declared_rule(monkeypatch, results, study
 
 
 def test_a_variant_may_have_seeds_of_its_own_and_is_no_twin_of_itself(results):
-    """As an arm that is read against another arm, which is then not compared with itself."""
+    """Such an arm is compared with another arm, which is not compared with itself."""
     declaration = GIVEN | {"variants": {
         "control": {"question": "judges", "parameters": {"updates": "one"}, "cells": ["voting sp math"]},
         "arm": {"question": "judges", "parameters": {"kl_anchor": 0.1}, "cells": ["voting sp math"], "seeds": [1, 7]},
@@ -212,7 +212,7 @@ def test_a_vote_by_hand():
     answers = pd.DataFrame(
         [("a", 0, box(1), False), ("a", 1, box(2), True), ("a", 2, box(2), True),  # two against one
          ("b", 0, box(3), True), ("b", 1, box(4), False), ("b", 2, "no box", False),  # a tie: the first
-         ("c", 0, "none", False), ("c", 1, "none", False), ("c", 2, box(5), True)],  # silence does not vote
+         ("c", 0, "none", False), ("c", 1, "none", False), ("c", 2, box(5), True)],  # a reply without an answer does not vote
         columns=["problem", "rollout", "answer", "correct"],
     )  # fmt: skip
     answers["extracted"] = answers["answer"].map(Cell("single", "sp").make_task().extract)
@@ -220,8 +220,8 @@ def test_a_vote_by_hand():
     assert vote(answers, 2).to_dict() == {"a": 0.0, "b": 1.0, "c": 0.0}
 
 
-def test_a_workflow_is_held_against_the_vote_that_takes_its_tokens():
-    """With the same seeds on both sides, the paired difference is that of the means; the votes are the two beside its tokens."""
+def test_a_workflow_is_compared_with_the_votes_of_as_many_tokens():
+    """Both sides have the same seeds, so the paired difference is that of the means. The votes are the next smaller and the next larger in tokens."""
     table = pd.read_csv(ROOT / "results/tiny-r/tables/inference.csv").pivot_table("value", "run", "number", sort=False)
     is_vote = table.index.str.match("Single agent, (once|vote)")
     votes, workflows = table[is_vote], table[~is_vote & ~table.index.str.contains("oracle")]
@@ -341,7 +341,7 @@ def test_the_rules_were_committed_before_the_runs_that_they_judge():
 
 
 def test_the_leaderboard_of_credit_trains_every_estimator_on_the_same_seeds():
-    """With as many optimizer steps: one per iteration, also of the single agent. Sampled tokens are measured, not planned."""
+    """All take the same number of optimizer steps: one per iteration, the single agent too. Sampled tokens are measured, not planned."""
     declared = yaml.safe_load((ROOT / "study_credit.yaml").read_text())
     grid = Grid("tiny-r", **declared.pop("grid"))
     cells = Study(grid, **declared).cells()

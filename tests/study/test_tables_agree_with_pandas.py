@@ -31,7 +31,7 @@ def folder(grid_results) -> Path:
 
 
 @pytest.fixture(scope="module")
-def made(folder):
+def built_tables(folder):
     return {table.name: table for table in tables(Results(folder))}
 
 
@@ -61,7 +61,7 @@ def number(values: pd.DataFrame, name: str, **where: str) -> pd.Series:
     return rows.iloc[0]
 
 
-def test_table_1(folder, made):
+def test_table_1(folder, built_tables):
     steps = by_step(folder)
     base, peak = steps[0], steps[[s for s in steps if s > 0]].max(axis=1)
     for task, workflow in CELLS:
@@ -74,7 +74,7 @@ def test_table_1(folder, made):
             "SP − SA-RL": peak[workflow, "sp", task] - peak["single", "sp", task],
         }
         for name, by_seed in expected.items():
-            row = number(made["table_1"].values, name, task=task, workflow=workflow)
+            row = number(built_tables["table_1"].values, name, task=task, workflow=workflow)
             assert row["value"] == pytest.approx(by_seed.mean()) and row["seeds"] == 3
             low, high = ttest_1samp(by_seed, 0).confidence_interval()
             if name.startswith(("IP −", "SP −")):
@@ -83,20 +83,24 @@ def test_table_1(folder, made):
                 assert (row["low"], row["high"]) == pytest.approx((max(0, low), min(1, high)))
 
 
-def test_table_1_checks(folder, made):
+def test_table_1_checks(folder, built_tables):
     steps = by_step(folder)
     for (workflow, policy, task), runs in steps.groupby(level=[0, 1, 2]):
-        row = number(made["table_1_checks"].values, "final − peak", task=task, workflow=workflow, policy=policy)
+        row = number(built_tables["table_1_checks"].values, "final − peak", task=task, workflow=workflow, policy=policy)
         trained = runs.drop(columns=0)
         assert row["value"] == pytest.approx((trained[20] - trained.max(axis=1)).mean())
-        halves = number(made["table_1_checks"].values, "split-half peak", task=task, workflow=workflow, policy=policy)
+        halves = number(
+            built_tables["table_1_checks"].values, "split-half peak", task=task, workflow=workflow, policy=policy
+        )
         assert halves["value"] <= trained.max(axis=1).mean()
-    collapsed = number(made["table_1_checks"].values, "final − peak", task="math", workflow="voting", policy="ip")
+    collapsed = number(
+        built_tables["table_1_checks"].values, "final − peak", task="math", workflow="voting", policy="ip"
+    )
     assert collapsed["high"] < -0.5
 
 
-def test_ip_against_sp_pools_over_cells(folder, made):
-    steps, values = by_step(folder), made["ip_against_sp"].values
+def test_ip_against_sp_pools_over_cells(folder, built_tables):
+    steps, values = by_step(folder), built_tables["ip_against_sp"].values
     gaps = [(steps.loc[(w, "ip", t), 20] - steps.loc[(w, "sp", t), 20]).mean() for t, w in CELLS]
     pooled = number(values, "IP − SP", workflow="all cells", at="end")
     assert pooled["value"] == pytest.approx(np.mean(gaps)) and pooled["seeds"] == 6
@@ -122,15 +126,15 @@ def test_an_interval_over_seeds_and_problems_covers_problems_that_nobody_has_see
     assert of_seeds / draws < 0.92 < crossed / draws < 0.98
 
 
-def test_differences_over_problems_are_those_of_table_1(folder, made):
-    values = made["over_problems"].values.query("regime == 'paper' and at == 'peak'")
+def test_differences_over_problems_are_those_of_table_1(folder, built_tables):
+    values = built_tables["over_problems"].values.query("regime == 'paper' and at == 'peak'")
     for task, workflow in CELLS:
         for name in ("IP − SA-RL", "SP − SA-RL"):
             where = {"task": task, "workflow": workflow}
             seeds, both = (
                 number(values, over, **where, difference=name) for over in ("over seeds", "over seeds and problems")
             )
-            usual = number(made["table_1"].values, name, **where)
+            usual = number(built_tables["table_1"].values, name, **where)
             assert (seeds["value"], seeds["low"], seeds["high"]) == pytest.approx(
                 tuple(usual[["value", "low", "high"]])
             )
@@ -139,15 +143,18 @@ def test_differences_over_problems_are_those_of_table_1(folder, made):
             assert wide == pytest.approx((both["high"] - both["low"]) / (seeds["high"] - seeds["low"]))
 
 
-def test_a_grid_at_the_preset_is_the_regime_paper(folder, made):
-    values, accuracy = made["table_1_regimes"].values, by_step(folder).loc["voting", "sp", "code"]  # seed x step
+def test_a_grid_at_the_preset_is_the_regime_paper(folder, built_tables):
+    values, accuracy = (
+        built_tables["table_1_regimes"].values,
+        by_step(folder).loc["voting", "sp", "code"],
+    )  # seed x step
     for name, expected in (("base", accuracy[0]), ("peak", accuracy.max(axis=1)), ("end", accuracy.iloc[:, -1])):
         row = number(values, name, regime="paper", task="code", workflow="voting", policy="sp")
         assert row["value"] == pytest.approx(expected.mean())
     assert set(values["regime"]) == {"paper"}
 
 
-def test_trivial_twins_are_the_first_turns(folder, made):
+def test_trivial_twins_are_the_first_turns(folder, built_tables):
     outcomes = files(folder, "eval", "own").query(
         "workflow == 'voting' and policy == 'sp' and task == 'code' and step == 20"
     )
@@ -158,13 +165,13 @@ def test_trivial_twins_are_the_first_turns(folder, made):
     for name, right in twins.items():
         where = {"task": "code", "workflow": "voting", "policy": "sp", "twin": name}
         of_seeds = right.groupby(outcomes["seed"]).mean()
-        row = number(made["trivial_twins"].values, "end, twin", **where)
+        row = number(built_tables["trivial_twins"].values, "end, twin", **where)
         assert row["value"] == pytest.approx(of_seeds.mean())
-        gain = number(made["trivial_twins"].values, "gain at the end", **where)
+        gain = number(built_tables["trivial_twins"].values, "gain at the end", **where)
         assert gain["value"] == pytest.approx((outcomes.groupby("seed")["correct"].mean() - of_seeds).mean())
 
 
-def test_skills_are_of_every_run_of_a_regime(folder, made):
+def test_skills_are_of_every_run_of_a_regime(folder, built_tables):
     skills = files(folder, "skills").query("measure == 'judges' and task == 'math'")
     gain = (
         (skills["skill"] - skills["trivial"])
@@ -173,13 +180,13 @@ def test_skills_are_of_every_run_of_a_regime(folder, made):
         .unstack()
     )
     change = gain[[15, 20]].mean(axis=1) - gain[0]
-    row = number(made["skills"].values, "change", regime="paper", role="judges", task="math")
+    row = number(built_tables["skills"].values, "change", regime="paper", role="judges", task="math")
     assert row["value"] == pytest.approx(change.mean()) and row["seeds"] == 3
 
 
-def test_table_2_of_a_role_and_of_a_shared_adapter(folder, made):
+def test_table_2_of_a_role_and_of_a_shared_adapter(folder, built_tables):
     roles, ledger = files(folder, "roles"), files(folder, "ledger")
-    values = made["table_2"].values.set_index(["task", "workflow", "policy", "role", "number"]).sort_index()
+    values = built_tables["table_2"].values.set_index(["task", "workflow", "policy", "role", "number"]).sort_index()
     mine = roles.query("workflow == 'voting' and policy == 'ip' and task == 'math' and role == 'generator'")
     ratios, steps, norms = [], [], []
     for _, run in mine.groupby("seed"):
@@ -207,29 +214,31 @@ def test_table_2_of_a_role_and_of_a_shared_adapter(folder, made):
     assert of_shared.loc["grad-norm peak / first", "value"] == pytest.approx(np.median(norms))
 
 
-def test_a_role_of_one_step_has_no_ratio(made):
-    shown = made["table_2"].shown
+def test_a_role_of_one_step_has_no_ratio(built_tables):
+    shown = built_tables["table_2"].shown
     aggregator = shown[(shown["role"] == "aggregator") & (shown["policy"] == "IP")]
     assert len(aggregator) == 2 and (aggregator["χ² peak / first"] == "undefined").all()
     assert (aggregator["χ² after the update, peak"] != "undefined").all()
 
 
-def test_table_3(folder, made):
+def test_table_3(folder, built_tables):
     for column, kind in (("transfer", "transfer"), ("transfer to all", "transfer_all")):
         accuracy = files(folder, "eval", kind).groupby(["workflow", "task"])["correct"].mean()
         for task, workflow in CELLS:
-            row = number(made["table_3"].values, column, task=task, workflow=workflow)
+            row = number(built_tables["table_3"].values, column, task=task, workflow=workflow)
             assert row["value"] == pytest.approx(accuracy[workflow, task]) and row["seeds"] == 3
-            base = number(made["table_1"].values, "base", task=task, workflow=workflow)["value"]
+            base = number(built_tables["table_1"].values, "base", task=task, workflow=workflow)["value"]
             if kind == "transfer":
-                gap = number(made["table_3_differences"].values, "transfer − base", task=task, workflow=workflow)
+                gap = number(
+                    built_tables["table_3_differences"].values, "transfer − base", task=task, workflow=workflow
+                )
                 assert gap["value"] == pytest.approx(row["value"] - base)
 
 
-def test_signatures(folder, made):
+def test_signatures(folder, built_tables):
     """Panel C1 at the end, and Panel A1's first turns, from the texts themselves."""
     turns = files(folder, "turns", "own").query("step == 20")
-    values = signatures(made["table_4"])
+    values = signatures(built_tables["table_4"])
     said = turns.query("workflow == 'voting' and policy == 'ip' and task == 'math'")
     voters, aggregator = said[said["role"] == "generator"], said[said["role"] == "aggregator"]
     of_voters = values["C1", "terminal", "generator"]
@@ -244,7 +253,7 @@ def test_signatures(folder, made):
     judged = turns.query(
         "workflow == 'eval_opt' and policy == 'sp' and task == 'code' and role == 'evaluator' and round == 0"
     )
-    a1 = signatures(made["table_5"])["A1", "terminal"]
+    a1 = signatures(built_tables["table_5"])["A1", "terminal"]
     fenced = judged["text"].str.startswith("```python")
     assert 0 < fenced.mean() < 1 and len(judged) < len(turns.query("workflow == 'eval_opt' and role == 'evaluator'"))
     assert a1["evaluator", "first_code_fence_rate"] == pytest.approx(fenced.mean())
@@ -265,8 +274,8 @@ def pairwise(texts: list[str]) -> float:
     return float(np.mean([len(a & b) / len(a | b) if a | b else 1.0 for a, b in pairs]))
 
 
-def test_compute(folder, made):
-    metrics, values = files(folder, "metrics"), made["compute"].values
+def test_compute(folder, built_tables):
+    metrics, values = files(folder, "metrics"), built_tables["compute"].values
     for (task, workflow, policy), run in metrics.groupby(["task", "workflow", "policy"]):
         cell = {"task": task, "workflow": workflow, "policy": policy}
         assert number(values, "tokens sampled (M)", **cell)["value"] == run["completion_tokens"].sum()
@@ -278,8 +287,8 @@ def test_compute(folder, made):
     assert number(values, "tokens read (M)", task="evaluations, transfer")["value"] == played
 
 
-def test_table_7_shows_the_grid_beside_the_paper(made):
-    rows = made["table_7"].values.set_index("setting")
+def test_table_7_shows_the_grid_beside_the_paper(built_tables):
+    rows = built_tables["table_7"].values.set_index("setting")
     assert tuple(rows.loc["Training steps (iterations)"]) == ("500", "500", "20")
     assert tuple(rows.loc["Learning rate"]) == ("2e-5", "2e-5", "0.002")
     for setting, row in rows[rows["paper"].str.fullmatch(r"[\d.]+")].iterrows():
@@ -287,9 +296,9 @@ def test_table_7_shows_the_grid_beside_the_paper(made):
             assert float(row["paper"]) == float(re.match(r"[\d.]+", row["preset"])[0]), setting
 
 
-def test_the_same_results_give_the_same_bytes(folder, made, tmp_path):
+def test_the_same_results_give_the_same_bytes(folder, built_tables, tmp_path):
     again = [make(Results(folder), None, **declared) for declared in DECLARED["paper"][:5]]
-    write_tables([made[table.name] for table in again], tmp_path / "a")
+    write_tables([built_tables[table.name] for table in again], tmp_path / "a")
     write_tables(again, tmp_path / "b")
     written = sorted(path.name for path in (tmp_path / "a").iterdir())
     assert len(written) == 3 * len(again)
@@ -298,8 +307,8 @@ def test_the_same_results_give_the_same_bytes(folder, made, tmp_path):
     assert not [name for name in written if str(folder.parent) in (tmp_path / "a" / name).read_text()]
 
 
-def test_captions_name_the_regime_the_sample_and_the_intervals(made):
-    for name, table in made.items():
+def test_captions_name_the_regime_the_sample_and_the_intervals(built_tables):
+    for name, table in built_tables.items():
         if name != "table_7":
             assert "0.45M parameters" in table.caption and "Regime" in table.caption
             assert "learning rate 2e-3, cosine schedule, the preset's rate" in table.caption
@@ -314,7 +323,7 @@ def test_a_rate_that_is_not_the_presets_is_named(tmp_path):
     assert regime in sentences(Results(tmp_path / "tiny-r"))["regime"]
 
 
-def test_an_unfinished_grid_pairs_the_seeds_that_both_have(folder, made, tmp_path):
+def test_an_unfinished_grid_pairs_the_seeds_that_both_have(folder, built_tables, tmp_path):
     gone = [("orch_workers", "ip", "code", seed) for seed in (0, 1, 2)]
     gone += [("voting", "ip", "math", 0), ("single", "sp", "math", 1)]
     (declared,) = [declared for declared in DECLARED["paper"] if declared["name"] == "table_1"]
@@ -332,17 +341,17 @@ def test_an_unfinished_grid_pairs_the_seeds_that_both_have(folder, made, tmp_pat
 
 def test_a_grid_without_a_finished_run_has_its_tables(tmp_path):
     Grid("tiny-r", [0, 1, 2]).write(tmp_path)
-    made = tables(Results(tmp_path / "tiny-r"))
-    for table in made:
+    all_tables = tables(Results(tmp_path / "tiny-r"))
+    for table in all_tables:
         assert (
             table.name in ("table_7", "over_problems", "table_1_regimes", "skills", "trivial_twins")
             or "Not finished: 42 of 42 runs" in table.caption
         )
-    assert (made[0].shown["IP"] == "–").all()
+    assert (all_tables[0].shown["IP"] == "–").all()
 
 
-def test_a_grid_of_one_task_has_the_tables_of_that_task(folder, made, tmp_path):
-    """As that of scale tiny-r, whose base knows arithmetic alone."""
+def test_a_grid_of_one_task_has_the_tables_of_that_task(folder, built_tables, tmp_path):
+    """An example is scale tiny-r, whose base knows only arithmetic."""
     one = without(folder, [], tmp_path)
     replace(Grid.read(one), tasks=["math"]).write(tmp_path)
     results = Results(one)
@@ -350,7 +359,7 @@ def test_a_grid_of_one_task_has_the_tables_of_that_task(folder, made, tmp_path):
         values = table.values
         assert "task" not in values or "code" not in set(values["task"]), table.name
     shown = {table.name: table for table in tables(results)}
-    both = made["table_1"].values.query(
+    both = built_tables["table_1"].values.query(
         "task == 'math'"
     )  # whose differences are corrected together with those of programs
     assert shown["table_1"].values["value"].tolist() == both["value"].tolist()
@@ -358,12 +367,12 @@ def test_a_grid_of_one_task_has_the_tables_of_that_task(folder, made, tmp_path):
     assert settings["Voting, code (prompt / response tokens)"] == "–"
 
 
-def test_phenomena_are_changes_from_the_first_to_the_last_iterations(folder, made):
+def test_phenomena_are_changes_from_the_first_to_the_last_iterations(folder, built_tables):
     roles = files(folder, "roles").query("workflow == 'voting' and task == 'math' and role == 'aggregator'")
     length = roles.pivot(index=["policy", "seed"], columns="iteration", values="length_mean")
     change = length.loc[:, 16:].mean(axis=1) / length.loc[:, :5].mean(axis=1) - 1  # of 20 iterations
     line = {"task": "math", "phenomenon": "the aggregator grows verbose"}
-    values = made["phenomena"].values
+    values = built_tables["phenomena"].values
     for policy in ("ip", "sp"):
         assert number(values, f"change, {policy.upper()}", **line)["value"] == pytest.approx(change[policy].mean())
     gap = number(values, "SP − IP", **line)
@@ -432,7 +441,7 @@ def test_differences_are_paired_by_seed():
 
 
 def test_only_accuracies_can_be_equivalent():
-    """A margin of 3 points says nothing of a length in percent."""
+    """A margin of 3 points does not apply to a length in percent."""
     rows = [{"unit": unit, "p": 0.5, "p_match": 0.01} for unit in ("difference", "change", "gain")]
     table = statistics.corrected(pd.DataFrame(rows))
     assert table["p_holm"].tolist() == pytest.approx([1.0, 1.0, np.nan], nan_ok=True)
@@ -448,7 +457,7 @@ def test_split_half_peak_is_read_where_it_was_not_chosen():
 
 
 def test_a_ratio_to_zero_is_undefined():
-    """An iteration whose episodes all earn the same has no gradient; it may be the first one."""
+    """An iteration whose episodes all have the same reward has no gradient, and it may be the first one."""
     series = pd.DataFrame(
         {"chi2": 0.0, "chi2_after": 0.0, "perplexity": [1.5, 3.0], "grad_norm": [0.0, 2.0], "optimizer_steps": 1},
         index=[1, 2],

@@ -1,4 +1,4 @@
-"""tiny_chain and the dialogues about it: problems of two kinds, habits that know what they do, and critics that compare."""
+"""tiny_chain and its dialogues: problems of two kinds, habits with correctly labelled answers, and critics that compare."""
 
 import random
 import re
@@ -25,7 +25,7 @@ def rows(mix: Mix, count: int) -> list[Row]:
 
 
 def values(question: str) -> list[int]:
-    """Every intermediate value, by Python's own arithmetic on a question with its brackets written out."""
+    """Return every intermediate value, from Python's arithmetic on the question with explicit brackets."""
     parts = re.findall(r"[-+*]?\d+", question)
     return [eval("(" * n + ")".join(parts[: n + 1])) for n in range(len(parts))]
 

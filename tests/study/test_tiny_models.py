@@ -66,7 +66,7 @@ def test_the_base_has_the_properties_of_the_table(name):
     assert wanted_table(facts, card).count("| no |") == len(MISSED[name])
 
 
-def test_each_of_three_trained_agents_is_where_it_is_wanted(name):
+def test_each_of_three_trained_agents_is_within_the_bounds(name):
     least, most = BASES[name][1].wanted[0].trained
     accuracies = [agent["solver"]["accuracy"]["value"] for agent in FACTS[name]["agents"]]
     assert len(accuracies) == 3 and all(least <= one <= most for one in accuracies)
@@ -77,14 +77,14 @@ def test_trained_agents_are_averaged():
     assert average([one, other]) == {"solver": {"accuracy": Fact(value=0.5, low=0.4, high=0.6, n=9)}}
 
 
-def test_a_ratio_to_what_was_not_measured_is_not_measured():
+def test_a_ratio_to_an_unmeasured_number_is_unmeasured():
     fact, none = Fact(value=3.0, low=2.0, high=4.0, n=9), Fact(value=0.0, low=0.0, high=0.0, n=0)
     assert divided(fact, Fact(value=2.0, low=1.0, high=3.0, n=5)) == Fact(value=1.5, low=1.0, high=2.0, n=9)
     assert divided(fact, none) == none
 
 
 def agrees(claimed: Fact, again: Fact) -> bool:
-    """Whether two measurements differ by at most what their intervals explain, and a tenth."""
+    """Return whether two measurements differ by at most what their intervals explain plus a tenth."""
     half = (claimed["high"] - claimed["low"] + again["high"] - again["low"]) / 2
     return abs(again["value"] - claimed["value"]) <= 1.5 * half + 0.1 * abs(claimed["value"])
 

@@ -28,7 +28,7 @@ def test_the_expression_is_read_from_left_to_right():
     ids=TASKS,
 )
 def test_splits_are_disjoint_large_and_deterministic(name, same):
-    """Programs by what they return: no function of the validation split is trained on in other words."""
+    """Programs are compared by what they return: no function of the validation split is in the training split under another phrasing."""
     task = TASKS[name]
     train, validation = task.problems("train", 4096), task.problems("validation", 512)
     train_ids, validation_ids = {p.id for p in train}, {p.id for p in validation}

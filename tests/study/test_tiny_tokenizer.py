@@ -1,4 +1,4 @@
-"""The tokenizers of the bases lose nothing, keep a task's strings whole, and their template is a plain concatenation of turns."""
+"""The tokenizers of the bases lose nothing, encode a task's strings as single tokens, and have a template that concatenates turns."""
 
 import random
 

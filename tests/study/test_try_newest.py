@@ -34,11 +34,11 @@ def test_what_the_cpu_lock_leaves_out_is_left_out(tmp_path):
         assert [made[2][-3:] == list(try_newest.NOT_IN_THE_CPU_LOCK)] == [n_commands == 4]
 
 
-def test_tests_that_did_not_start_are_not_well(tmp_path):
+def test_tests_that_did_not_start_are_a_failure(tmp_path):
     assert not try_newest.outcome(tmp_path / "none.xml")[2]
 
 
-def test_the_new_environment_sees_the_locked_one_behind_its_own(tmp_path, monkeypatch):
+def test_the_new_environment_falls_back_to_the_packages_of_the_locked_one(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.path", ["/code", "/locked/site-packages"])
     packages = tmp_path / "site-packages"
     packages.mkdir()

@@ -31,7 +31,7 @@ def task(reward=correct, train=ROWS, **more) -> Task:
     return Task("sums", train, ROWS[:2], reward, **more)
 
 
-def test_the_built_in_tasks_and_ones_own_are_tasks():
+def test_built_in_and_user_supplied_tasks_have_the_interface_of_a_task():
     assert all(isinstance(candidate, TaskLike) for candidate in (Math(), Code(), TinyChain(), TinyPipe(), task()))
     assert [candidate.name for candidate in (Math(), Code(), TinyChain(), TinyPipe(), task())] == [
         "math", "code", "tiny_chain", "tiny_pipe", "sums",
@@ -69,7 +69,7 @@ def test_prompts_name_the_templates_of_the_workflows(tmp_path):
         ("rows.xlsx", "must be a file .*got 'rows.xlsx'"),
     ],
 )
-def test_rows_that_are_no_problems_are_refused(data, message):
+def test_rows_that_are_not_problems_are_refused(data, message):
     with pytest.raises(DataError, match=message):
         task(train=data).problems("train")
 
@@ -101,7 +101,7 @@ def test_the_reward_gets_prompts_completions_and_columns_as_in_trl():
     }  # fmt: skip
 
 
-def test_extraction_is_ones_own_or_any_text():
+def test_extraction_is_user_supplied_or_accepts_any_text():
     assert [task().extract(text) for text in (" 7 ", " \n")] == ["7", None]
     assert task(extract=lambda text: text[:1] or None).extract("abc") == "a"
 
@@ -137,7 +137,7 @@ def fails_on_two(prompts, completions, **_):
         (lambda **_: [0.0] * 5, r"one number per completion. It returned 5 of them for 4 completions"),
         (lambda **_: sys.exit(0), r"raised SystemExit\(0\) on row 0 of"),
         (lambda prompts: [0.0] * len(prompts), r"raised TypeError\(.*unexpected keyword argument.*on row 0 of"),
-        # what it returned is said, and not that it raised something
+        # the message says what it returned, and not that it raised
         (lambda **_: None, r"It returned None for 4 completions"),
         (lambda **_: 0.5, r"It returned 0.5 \(float\) for 4 completions"),
         (lambda **_: "0.5", r"It returned '0.5' \(str\) for 4 completions"),
@@ -227,7 +227,7 @@ def test_a_column_with_the_name_of_an_argument_is_refused(column):
         ({"\udc80": 1}, "half a character"),
     ],
 )
-def test_values_that_are_no_data_are_refused_with_row_and_column(value, words):
+def test_invalid_values_are_refused_with_row_and_column(value, words):
     for row in (ROWS[1] | {"answer": value}, *([{"prompt": value}] if isinstance(value, str) else [])):
         with pytest.raises(DataError, match=f"column '.*' of row 2 of a list in memory holds {words}"):
             task(train=[ROWS[0], ROWS[3], row]).problems("train")
@@ -239,7 +239,7 @@ def test_a_number_that_is_missing_may_be_left_out():
 
 
 @pytest.mark.parametrize("literal", ["NaN", "Infinity", "-Infinity", "1e999"])
-def test_literals_of_no_number_in_a_file_are_refused(tmp_path, literal):
+def test_literals_such_as_nan_in_a_file_are_refused(tmp_path, literal):
     file = tmp_path / "rows.jsonl"
     file.write_text(f'{{"prompt": "1+1", "answer": 2}}\n{{"prompt": "2+2", "answer": {literal}}}\n')
     with pytest.raises(DataError, match=f"'answer' of row 1 of {file}"):
@@ -284,7 +284,7 @@ def test_broken_values_in_published_rows_are_counted(tmp_path):
 
 
 def test_an_episode_prints_as_one_line():
-    """TRL prints every argument of a reward function where all rewards are None."""
+    """TRL prints every argument of a reward function if all rewards are None."""
     problem = task().problems("train")[0]
     turns = [Turn("solver", 0, 0, [1] * 500, [2] * 500, [0.0] * 500, "text " * 500, "stop")] * 3
     assert repr(Episode(problem, 2, turns)) == f"<Episode 2 of problem {problem.id!r}, 3 turns, reward None>"
@@ -311,7 +311,7 @@ def test_hidden_tests_run_the_last_program_in_the_sandbox():
 
 
 def test_other_rows_are_another_run(tmp_path):
-    """The file that names a task stays as it is; the rows that it reads do not."""
+    """The file that defines the task stays unchanged; the rows that it reads change."""
     source = "from multirole_study import Task\nmine = Task('mine', {rows!r}, {rows!r}, lambda prompts, completions, **_: [0.0] * len(prompts))\n"
     rows, file = tmp_path / "rows.jsonl", tmp_path / "task.py"
     file.write_text(source.format(rows=str(rows)))

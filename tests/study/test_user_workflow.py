@@ -90,7 +90,7 @@ def test_a_task_takes_one_reward_function():
     ],
 )
 @pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
-def test_hurried_mistakes_are_found_before_training(run, message):
+def test_common_mistakes_are_found_before_training(run, message):
     class Hasty:
         name, roles = "hasty", {"speaker": 1, "judge": 1}
 
@@ -108,7 +108,7 @@ BESIDE += (
 
 
 def test_prompts_of_any_workflow_are_measured_before_training():
-    """Also where its calls are tasks of a group, or have a limit of tokens."""
+    """This includes calls in a task group and calls with a token limit."""
 
     class Grouped:
         name, roles = "grouped", {"solver": 2}

@@ -27,7 +27,7 @@ def flag(command: list[str], name: str) -> str:
     return command[command.index(f"--{name}") + 1]
 
 
-def test_the_command_has_the_cells_sizes_and_what_the_engine_needs():
+def test_the_command_has_the_sizes_of_the_cell_and_the_options_that_the_engine_needs():
     command = server.command_of(CELL, ONE_PROCESS, "127.0.0.1", 8001, ["--tensor-parallel-size", "2"])
     assert flag(command, "max-model-len") == str(CELL.max_prompt_tokens + CELL.max_response_tokens)
     assert flag(command, "max-loras") == "4" and flag(command, "max-lora-rank") == "16"  # two adapters, old and new

@@ -1,4 +1,4 @@
-"""Two processes of a run share vLLM's servers: the first publishes, both sample, and both end where publishing fails."""
+"""Two processes of a run share vLLM's servers: the first publishes, both sample, and both stop if publishing fails."""
 
 from pathlib import Path
 
@@ -52,7 +52,7 @@ def test_two_processes_publish_once_and_train_what_one_trains(servers, tmp_path)
 
 
 @pytest.mark.slow
-def test_both_processes_end_where_the_first_cannot_publish(servers, tmp_path):
+def test_both_processes_stop_if_the_first_cannot_publish(servers, tmp_path):
     servers[1].max_rank = 8
     codes = processes.run_together(2, tmp_path / "log", command_line.train, words(servers, tmp_path / "runs"))
     assert 0 not in codes

@@ -1,7 +1,7 @@
-"""Bad inputs by class, and `attempt`, which gives one to the command line in this process and says what became of it.
+"""Bad inputs by class, and `attempt`, which gives one to the command line in this process and returns the outcome.
 
-Each parameter is given values of a wrong type, beyond its bounds, of an absurd size, unknown words, and its
-own name misspelt; these are made from its declaration. Files, models, records and code of one's own are spoiled by hand.
+Each parameter gets values of a wrong type, out of its bounds, of an absurd size, and unknown words, and its name is misspelt;
+these cases are generated from its declaration. User-supplied files, models, records and code are damaged by hand.
 """
 
 import contextlib
@@ -38,13 +38,13 @@ PAPER |= {"n_train": None, "n_validation": 2, "max_prompt_tokens": 3000, "max_re
 
 ENDS = ("tried", "refused", "accepted", "continued", "finished", "otherwise")
 START, END = "<!-- bad inputs: benchmarks/bad_inputs.py writes this table -->\n", "<!-- end -->"
-"""Around the table in docs/reliability.md."""
+"""Marks around the table in docs/reliability.md."""
 
 
 class Case(NamedTuple):
-    """Parameters, what is done to a scratch folder before (it may return more parameters), and what is to come of it.
+    """Parameters, a preparation of a scratch folder (`spoil`, which may return more parameters), and the expected outcome.
 
-    words: what the refusal has to say; outcome: "refused", "accepted" (it would be trained), "continued" (a damaged run
+    words: texts that the refusal must contain; outcome: "refused", "accepted" (it would be trained), "continued" (a damaged run
     would be trained on) or "finished" (it is left as it is).
     """
 
@@ -61,19 +61,19 @@ class Trained(Exception):
 
 
 def attempt(case: Case, folder: Path) -> tuple[str, str]:
-    """What became of a case, and what was printed. A refusal is an exit with code 2, a short text, and no changed file."""
+    """Run a case; return its outcome and what was printed. A refusal is an exit with code 2, a short text, and no changed file."""
     parameters = {"results_dir": str(folder / "results")} | case.given
     parameters |= case.spoil(folder) or {}
     before = files_of(folder)
     pairs = [word for name, value in parameters.items() for word in ("-p", name, _text(value))]
     printed, code = io.StringIO(), None
     patches = {"multirole_study.experiment.run.make_trainer": mock.Mock(side_effect=Trained)} | case.patched
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as patched:
         for target, value in patches.items():
-            held.enter_context(mock.patch(target, value))
-        held.enter_context(mock.patch.object(sys, "argv", ["multirole", case.command, *pairs]))
-        held.enter_context(contextlib.redirect_stdout(printed))
-        held.enter_context(contextlib.redirect_stderr(printed))
+            patched.enter_context(mock.patch(target, value))
+        patched.enter_context(mock.patch.object(sys, "argv", ["multirole", case.command, *pairs]))
+        patched.enter_context(contextlib.redirect_stdout(printed))
+        patched.enter_context(contextlib.redirect_stderr(printed))
         try:
             code = main()
         except Trained:
@@ -95,7 +95,7 @@ def attempt(case: Case, folder: Path) -> tuple[str, str]:
 
 
 def problems(cases: dict[str, Case], scratch: Path) -> dict[str, str]:
-    """Which cases of a class end in another way than they should, and how."""
+    """Return the cases of a class that end differently from their expected outcome, and how."""
     differences = {}
     for number, (name, case) in enumerate(cases.items()):
         folder = scratch / str(number)
@@ -110,7 +110,7 @@ def problems(cases: dict[str, Case], scratch: Path) -> dict[str, str]:
 
 
 def table(by_kind: dict[str, dict[str, int]]) -> str:
-    """The counts in Markdown."""
+    """Format the counts as a Markdown table."""
     total = {end: sum(counts[end] for counts in by_kind.values()) for end in ENDS}
     rows = [[name, *map(str, counts.values())] for name, counts in {**by_kind, "all": total}.items()]
     lines = [["", *ENDS], ["---"] * (1 + len(ENDS)), *rows]
@@ -129,7 +129,7 @@ def _text(value: object) -> str:
 
 
 def _declared() -> Iterator[tuple[str, str, Any, list[object]]]:
-    """(command, parameter, its types, its bounds) of all parameters but those that are names of several kinds."""
+    """Yield (command, parameter, its types, its bounds) for all parameters except those that take several kinds of names."""
     for command, group in (("train", Cell), ("train", Launch), ("evaluate", Evaluation)):
         for name, field in group.model_fields.items():
             if name not in ("cell", "workflow", "policy", "task", "kl_anchor"):
@@ -209,13 +209,13 @@ NAMES = {
 TOGETHER = {
     "fewer rows than problems": Case({"n_train": 4}, ("`n_train` must be at least `n_problems` (8), got 4",)),
     "a warm-up beyond the end": Case({"warmup_iterations": 61}, ("at most the 60 ticks of `iterations`, got 61",)),
-    "steps by tokens without their number": Case({"updates": "tokens"}, ("`updates='tokens'` needs `step_tokens`",)),
-    "a number of tokens for nothing": Case({"step_tokens": 100}, ("`updates='tokens'` needs `step_tokens`", "got 100")),
+    "steps by tokens without their number": Case({"updates": "tokens"}, ("`step_tokens` must be set",)),
+    "a number of tokens for nothing": Case({"step_tokens": 100}, ("`step_tokens` must be set", "got 100")),
     "partial steps by tokens": Case(
         {"updates": "tokens", "step_tokens": 9, "minibatch_split": "sequential"}, ("minibatch_split='even'",)
     ),
-    "a model at a tiny scale": Case({"model": "m"}, ("`model` replaces what is embedded at scale='tiny-r'", "Write scale='0.6b'")),
-    "rows at a tiny scale": Case({"data": "d"}, ("`data` replaces what is embedded at scale='tiny-r'", "Write scale='0.6b'")),
+    "a model at a tiny scale": Case({"model": "m"}, ("`model` cannot be used with scale='tiny-r'", "Write scale='0.6b'")),
+    "rows at a tiny scale": Case({"data": "d"}, ("`data` cannot be used with scale='tiny-r'", "Write scale='0.6b'")),
     "a model that is missing": Case({"scale": "0.6b", "model": "no-such"}, ("`model` must be an existing local path",)),
     "rows that are missing": Case({"scale": "0.6b", "data": "no-such"}, ("`data` must be an existing local path",)),
     "processes that share no batch": Case({"n_processes": 3}, ("a multiple of the 3 processes", "got 8")),
@@ -235,7 +235,7 @@ TOGETHER = {
 
 
 def edit(name: str, **values: object) -> Callable[[Path], None]:
-    """Changes entries of a JSON file; None takes one out."""
+    """Return a function that changes entries of a JSON file; None removes one."""
 
     def change(folder: Path) -> None:
         held = json.loads((folder / name).read_text()) | values
@@ -429,7 +429,7 @@ RUN = {"workflow": "voting", "policy": "ip"} | SMALL | {"n_validation": 4, "eval
 
 
 def records(whole: Path) -> dict[str, Case]:
-    """Harms to a run that was killed before its end, or to a finished one; `whole` is the results folder of one."""
+    """Return damages to a killed run and to a finished one; `whole` is the results folder of a finished run."""
     cases = {}
 
     def add(name: str, outcome: str, harm: Callable[[Path], object], *words: str, is_done: bool = False) -> None:
@@ -487,7 +487,7 @@ def records(whole: Path) -> dict[str, Case]:
 
 
 def in_use(scratch: Path) -> tuple[str, str]:
-    """What becomes of a run whose folder another holds."""
+    """Return the outcome of a run whose folder another process holds."""
     run = scratch / "results" / "tiny-r" / Cell(**RUN).id
     run.mkdir(parents=True)
     with claim(run), mock.patch("multirole_study.experiment.run_folder.LOCK_SECONDS", 0.1):
@@ -495,14 +495,14 @@ def in_use(scratch: Path) -> tuple[str, str]:
 
 
 def whole_run(scratch: Path) -> Path:
-    """The results folder of a small finished run."""
+    """Train a small run to its end and return its results folder."""
     with contextlib.redirect_stdout(io.StringIO()):
         run_cell(Cell(**RUN), scratch / "whole")
     return scratch / "whole"
 
 
 def on_a_bare_machine(folder: Path) -> contextlib.ExitStack:
-    """No GPU, no network, an empty cache of models."""
+    """Simulate a machine without GPU, network or cached models."""
     held = contextlib.ExitStack()
     held.enter_context(mock.patch("torch.cuda.is_available", lambda: False))
     held.enter_context(mock.patch("huggingface_hub.constants.HF_HUB_CACHE", str(folder)))

@@ -1,4 +1,4 @@
-"""Headless Chromium through Debian's chromedriver and the W3C WebDriver protocol; no package besides."""
+"""Headless Chromium through Debian's chromedriver and the W3C WebDriver protocol; no Python package is needed."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ ERRORS = ("SEVERE",)
 
 
 class Browser:
-    """One window; `send` is a command of the protocol."""
+    """One window. `send` sends a command of the protocol."""
 
     def __init__(self, port: int, width: int) -> None:
         self.root = f"http://127.0.0.1:{port}/session"
@@ -41,17 +41,17 @@ class Browser:
         self.send("POST", "/url", url=page.resolve().as_uri() + query)
 
     def run(self, script: str, *args: Any) -> Any:
-        """The value of the body of a function."""
+        """Run the body of a JavaScript function and return its value."""
         return self.send("POST", "/execute/sync", script=script, args=args)
 
     def errors(self) -> list[str]:
-        """What the console has said since the last call: errors, and what the content security policy refused."""
+        """Return the console's errors since the last call, violations of the content security policy included."""
         return [line["message"] for line in self.send("POST", "/se/log", type="browser") if line["level"] in ERRORS]
 
 
 @contextmanager
 def browser(width: int, port: int = 0) -> Iterator[Browser]:
-    """A browser whose window is so many CSS pixels wide; below 700 it is a phone's."""
+    """Start a browser whose window is `width` CSS pixels wide; below 700 it emulates a phone."""
     driver = subprocess.Popen(
         ["chromedriver", f"--port={port}"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )

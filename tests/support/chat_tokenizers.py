@@ -1,7 +1,7 @@
 """Tokenizers of model families: their control tokens, pre-tokenization and chat templates, over small vocabularies trained here.
 
 The templates are those that TRL ships. SmolLM2 has its whole vocabulary: `data/smollm2_tokenizer.txt.xz` (180 kB, Apache-2.0) holds
-the 252 first tokens and the merges of SmolLM2-135M-Instruct, so that these tests run where the model is not, without the Hub.
+the 252 first tokens and the merges of SmolLM2-135M-Instruct, so that these tests need neither the model nor the Hub.
 """
 
 import lzma
@@ -19,14 +19,14 @@ DATA = Path(__file__).parents[1] / "data"
 LICENSE = Path(__file__).parents[2] / "LICENSE"
 TEMPLATES = Path(trl.__file__).parent / "chat_templates"
 N_SMOLLM2_SPECIAL = 17
-SMOLLM2_CHAT = (  # as its GGUF file and its page on the Hub have it
+SMOLLM2_CHAT = (  # the template in its GGUF file and on the Hub
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\n"
     "You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}"
     "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-"""How Llama 3 cuts text into words; Qwen cuts numbers into single digits."""
+"""The pattern by which Llama 3 splits text into words; Qwen also splits numbers into digits."""
 
 
 def template(name: str) -> str:
@@ -34,7 +34,7 @@ def template(name: str) -> str:
 
 
 def byte_level(words: str, special: list[str], others: tuple[str, ...] = (), **options: object) -> Tokenizer:
-    """BPE over bytes, trained on this repository's licence."""
+    """Train a byte-level BPE tokenizer on this repository's licence."""
     tokenizer = Tokenizer(models.BPE(**options))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -51,7 +51,7 @@ def byte_level(words: str, special: list[str], others: tuple[str, ...] = (), **o
 
 
 def sentence_pieces(prefix: bool, special: list[AddedToken]) -> Tokenizer:
-    """BPE over characters with bytes behind it, as of Gemma, or with Llama 2's space in front of every part (`prefix`)."""
+    """Train a BPE tokenizer over characters with byte fallback, like Gemma's, or with Llama 2's space in front of every part (`prefix`)."""
     control = [token.content for token in special]
     tokenizer = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>", fuse_unk=True))
     steps = [normalizers.Prepend("▁")] * prefix + [normalizers.Replace(" ", "▁")]
@@ -128,7 +128,7 @@ def phi3() -> PreTrainedTokenizerFast:
 
 
 def deepseekv3() -> PreTrainedTokenizerFast:
-    """Its marks of turns are added tokens, but none that the tokenizer calls special."""
+    """Its turn markers are added tokens, but the tokenizer does not call them special."""
     begin, end = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
     raw = byte_level(WORDS, [begin, end], ("<｜User｜>", "<｜Assistant｜>", "<think>", "</think>"))
     return wrap(raw, template("deepseekv3"), bos_token=begin, eos_token=end)
@@ -150,7 +150,7 @@ def cohere2() -> PreTrainedTokenizerFast:
 
 
 def unigram() -> PreTrainedTokenizerFast:
-    """A model whose vocabulary has the control tokens as likely pieces, so that it makes them of their letters."""
+    """A unigram model with the control tokens as likely pieces, so that their letters are encoded to them."""
     control = ["<unk>", "<|im_start|>", "<|im_end|>"]
     pieces = [(chr(i), -5.0) for i in range(32, 127)] + [("\n", -5.0), ("▁", -4.0)]
     raw = Tokenizer(models.Unigram([*((token, 0.0) for token in control), *pieces], 0, False))

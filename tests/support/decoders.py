@@ -13,7 +13,7 @@ SMALL = {
 HEADS = SMALL | {"head_dim": 16}
 GPT = {"n_embd": 32, "n_layer": 2, "n_head": 2, "n_positions": 512}
 WINDOW = 8
-"""Of sliding attention, in tokens: shorter than the tests' prompts."""
+"""Window of sliding attention in tokens, shorter than the tests' prompts."""
 FAMILIES: dict[str, dict] = {
     "qwen2": SMALL,
     "qwen2-window": SMALL | {"type": "qwen2", "use_sliding_window": True, "sliding_window": WINDOW, "max_window_layers": 1},
@@ -56,7 +56,7 @@ FAMILIES: dict[str, dict] = {
 
 
 def decoder(family: str, vocab: int, eos: int = 1, pad: int = 0) -> PreTrainedModel:
-    """A model of the family; the same one each time."""
+    """Build a model of the family; every call gives the same one."""
     options = dict(FAMILIES[family])
     kind = options.pop("type", family)
     config = AutoConfig.for_model(

@@ -1,4 +1,4 @@
-"""What the engine tests share: driving an engine to the end, and the log-probs that HF + PEFT give the same tokens."""
+"""Helpers of the engine tests: run an engine to the end, and compute the log-probs of HF + PEFT for the same tokens."""
 
 import random
 
@@ -13,7 +13,7 @@ TOLERANCE = 1e-5
 
 
 def make_requests(n: int, vocab: int, seed: int = 0, max_prompt: int = 150) -> list[Request]:
-    """`n` requests over all adapters, temperatures 1, 0.7 and 0, prompts of 1 to `max_prompt` tokens, some of them shared."""
+    """Return `n` requests over all adapters, with temperatures 1, 0.7 and 0 and prompts of 1 to `max_prompt` tokens, some of them shared."""
     rng = random.Random(seed)
     prompts = [[rng.randrange(vocab) for _ in range(rng.randint(1, max_prompt))] for _ in range(max(1, n // 3))]
     return [
@@ -23,7 +23,7 @@ def make_requests(n: int, vocab: int, seed: int = 0, max_prompt: int = 150) -> l
 
 
 def run_all(engine: Engine, requests: list[Request], keys: list[int] | None = None) -> list[Completion]:
-    """Completions in the order of `requests`, which are added in the order of `keys`."""
+    """Return completions in the order of `requests`, which are added in the order of `keys`."""
     for key in keys or range(len(requests)):
         engine.add(key, requests[key])
     done: dict[int, Completion] = {}
@@ -34,7 +34,7 @@ def run_all(engine: Engine, requests: list[Request], keys: list[int] | None = No
 
 @torch.no_grad()
 def reference_logprobs(model: PeftModel, request: Request, token_ids: list[int]) -> torch.Tensor:
-    """Teacher-forced log-probs (T,) of `token_ids` by HF + PEFT, after temperature (1 where the request is greedy)."""
+    """Return the teacher-forced log-probs (T,) of `token_ids` by HF + PEFT, after temperature (1 for a greedy request)."""
     ids = torch.tensor([request.prompt_ids + token_ids])  # (1, P + T)
     if request.adapter is None:
         with model.disable_adapter():
@@ -47,7 +47,7 @@ def reference_logprobs(model: PeftModel, request: Request, token_ids: list[int])
 
 
 def max_error(model: PeftModel, requests: list[Request], completions: list[Completion]) -> float:
-    """Largest |engine - reference| over all tokens."""
+    """Return the largest |engine - reference| over all tokens."""
     return max(
         (reference_logprobs(model, request, done.token_ids) - torch.tensor(done.logprobs)).abs().max().item()
         for request, done in zip(requests, completions, strict=True)

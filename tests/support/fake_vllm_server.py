@@ -1,4 +1,4 @@
-"""A server that speaks the part of vLLM's protocol which `vllm_server_engine` uses, over real sockets; it fails when told to.
+"""A server with the part of vLLM's protocol that `vllm_server_engine` uses, over real sockets. Tests can make it fail.
 
 Its replies follow from the request alone, as vLLM's do from the seed: `answer` may replace the canned tokens.
 """
@@ -28,15 +28,16 @@ class Quiet(ThreadingHTTPServer):
     daemon_threads = True
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """The clients of a killed server are gone."""
+        """Ignore errors, because the clients of a killed server are gone."""
 
 
 class FakeServer:
     """Runs from `start` to `stop`. What tests set:
 
     `version`, `max_model_len`, `max_rank`, `max_loras`, `key`, `processed`, `has_lora`: what the server was started with.
-    `most_adapters`: loading one more is refused. `seconds`: the time of a reply. `statuses`: answers of the next completions.
-    `hangs`: completions that never come, so many. `kill_after`: after so many completions the server dies, with those it is at.
+    `most_adapters`: the number of adapters above which loading is refused. `seconds`: the time of a reply. `statuses`: HTTP statuses
+    of the next completions. `hangs`: number of completions that never come. `kill_after`: number of completions after which the server
+    dies, together with its running requests.
     """
 
     def __init__(self, answer: Callable[[dict[str, Any]], tuple[list[int], list[float]]] = canned) -> None:
@@ -63,7 +64,7 @@ class FakeServer:
         return self
 
     def stop(self) -> None:
-        """Also kills what it is at: the handlers see it and close their connections."""
+        """Stop the server and its running requests, whose handlers close their connections."""
         self.is_killed = True
         if self.http is not None:
             self.http.shutdown()
@@ -75,7 +76,7 @@ class FakeServer:
         while not self.is_killed and time.monotonic() < end:
             time.sleep(0.005)
 
-    # ---- what it says: (status, answer), or None to close the connection
+    # ---- replies: (status, answer), or None to close the connection
 
     def get(self, path: str) -> tuple[int, Any]:
         cards = [{"id": BASE, "max_model_len": self.max_model_len, "root": BASE, "parent": None}]
@@ -176,13 +177,13 @@ class Handler(BaseHTTPRequestHandler):
 
 
 def error(status: int, message: str) -> tuple[int, Any]:
-    """An error as vLLM writes it."""
+    """Return an error in vLLM's form."""
     return status, {"error": {"message": message, "code": status}}
 
 
 @contextmanager
 def running_servers(n: int) -> Iterator[list[FakeServer]]:
-    """Start so many servers, and stop them at the end."""
+    """Start `n` servers, and stop them at the end."""
     servers = [FakeServer().start() for _ in range(n)]
     try:
         yield servers

@@ -1,7 +1,7 @@
 """One cell under FSDP2 on CPU processes.
 
-accelerate shards models on GPUs only. Here it is told that its gloo processes are GPUs' processes: everything after that,
-sharding, collectives, checkpoints, is the code that a GPU node runs, on CPU tensors.
+accelerate shards models on GPUs only. Here its gloo processes pretend to be GPU processes. Everything else (sharding, collectives,
+checkpoints) is the code that runs on a GPU node, on CPU tensors.
 """
 
 from accelerate import PartialState
@@ -30,7 +30,7 @@ def step(self, *args, **kwargs):
 
 
 def be_a_gpus_process() -> None:
-    """Let accelerate shard what this process trains."""
+    """Make accelerate shard the models of this process."""
     PartialState.__init__, MultiRoleGRPOTrainer.optimizer_step = init, step
 
 

@@ -1,5 +1,5 @@
 # ruff: noqa: ISC004 (programs over several lines are written as adjacent strings)
-"""Legal programs, for `test_sandbox_honest`: name -> (the program, [(input, expected, whether it is due)])."""
+"""Legal programs, for `test_sandbox_honest`: name -> (the program, [(input, expected, whether it should pass)])."""
 
 import sys
 
@@ -183,7 +183,7 @@ STDIN = {
     "too slow on some tests": ("n = int(input())\nwhile n == 2: pass\nprint(n)", [("1", "1", True), ("2", "2", False), ("3", "3", True)]),
 }  # fmt: skip
 
-FUNCTIONS = {  # name -> (program, function, [(input, expected as JSON, whether it is due)])
+FUNCTIONS = {  # name -> (program, function, [(input, expected as JSON, whether it should pass)])
     "a function": ("def f(a, b): return a + b", "f", [("1\n2", "3", True), ('"a"\n"b"', '"ab"', True), ("1\n2", "4", False)]),
     "a method of Solution": (
         "class Solution:\n    def f(self, xs: List[int]) -> int:\n        self.seen = Counter(xs)\n        return max(self.seen.values())",

@@ -1,5 +1,5 @@
 # ruff: noqa: ISC004 (programs over several lines are written as adjacent strings)
-"""Attacks, for `test_sandbox_hostile`: name -> (what its reason may be, the program). None may pass or leave a trace.
+"""Attacks, for `test_sandbox_hostile`: name -> (its allowed reasons, the program). None may pass or leave a trace.
 
 CANARY, FOLDER, TRAINER, PORT, DATAGRAM_PORT and SOCKET are replaced by a writable file, its folder, the process id of
 the test, ports that it listens on, and the path of a Unix socket that it listens on. The expected output is SECRET.

@@ -1,8 +1,8 @@
-"""One small cell again and again, killed by SIGKILL each time at another file operation or moment, and resumed.
+"""Run one small cell repeatedly, each time killed by SIGKILL at another file operation or moment, and resumed.
 
 The file operations of a run below its folder are numbered: every open for writing, mkdir, rename and removal that Python makes
-(audit events; each comes before the operation) and every fsync. What is compared with the run that nobody killed: the names of
-all files, the bytes of every adapter, and every table but its columns of seconds.
+(audit events; each comes before the operation) and every fsync. A resumed run is compared with one that was not killed: the names
+of all files, the bytes of every adapter, and every table except its columns of seconds.
 """
 
 import os
@@ -26,7 +26,7 @@ WRITES = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
 
 
 class Points:
-    """Counts this process's file operations below a folder, and kills it right before number `kill_at` (from 1)."""
+    """Counts this process's file operations below a folder, and kills the process right before operation `kill_at` (from 1)."""
 
     def __init__(self, folder: Path, kill_at: int | None) -> None:
         self.folder, self.kill_at, self.count = str(folder), kill_at, 0
@@ -35,21 +35,21 @@ class Points:
         sync = os.fsync
 
         def fsync(descriptor: int) -> None:
-            self.one(f"/proc/self/fd/{descriptor}")
+            self.record(f"/proc/self/fd/{descriptor}")
             sync(descriptor)
 
         os.fsync = fsync
-        sys.addaudithook(self.heard)
+        sys.addaudithook(self.on_audit_event)
 
-    def heard(self, event: str, args: tuple) -> None:
+    def on_audit_event(self, event: str, args: tuple) -> None:
         if event == "open" and isinstance(args[0], str) and isinstance(args[2], int) and args[2] & WRITES:
-            self.one(args[0])
+            self.record(args[0])
         elif event in CHANGES:
             at = args[-1] if isinstance(args[-1], int) and args[-1] >= 0 else None  # a folder's descriptor
             path = os.fsdecode(args[0])
-            self.one(f"/proc/self/fd/{at}/{path}" if at is not None and event in ("os.remove", "os.rmdir") else path)
+            self.record(f"/proc/self/fd/{at}/{path}" if at is not None and event in ("os.remove", "os.rmdir") else path)
 
-    def one(self, path: str) -> None:
+    def record(self, path: str) -> None:
         if os.path.realpath(path).startswith(self.folder):
             self.count += 1
             if self.count == self.kill_at:
@@ -57,7 +57,7 @@ class Points:
 
 
 def same(one: Path, other: Path) -> str:
-    """The first difference between two finished runs; empty where there is none."""
+    """Return the first difference between two finished runs, or an empty string."""
     if not is_done(other):
         return "not done"
     files = [sorted(str(p.relative_to(run)) for p in run.rglob("*") if p.is_file()) for run in (one, other)]
@@ -77,7 +77,7 @@ def same(one: Path, other: Path) -> str:
 
 
 def unbroken(cell: Cell, results_dir: Path, count: Path) -> None:
-    """Run the cell and write down how many file operations it took."""
+    """Run the cell and write its number of file operations to `count`."""
     points = Points(folder_of(cell, results_dir).resolve(), None)
     points.install()
     run_cell(cell, results_dir)
@@ -91,7 +91,7 @@ def interrupted(cell: Cell, results_dir: Path, kill_at: int | None) -> None:
 
 
 def killed(scratch: Path, cell: Cell, whole: Path, kill_at: int | None, seconds: float | None) -> str:
-    """Kill a fresh run at one point or moment, then let it go on: what differs from the whole run."""
+    """Kill a new run at one operation or moment and resume it; return the first difference from the uninterrupted run."""
     results, log = scratch / "killed", scratch / "log"
     while True:
         shutil.rmtree(results, ignore_errors=True)
@@ -111,7 +111,7 @@ def killed(scratch: Path, cell: Cell, whole: Path, kill_at: int | None, seconds:
 
 
 def sweep(cell: Cell, scratch: Path, n_points: int | None, n_moments: int) -> tuple[int, int, dict[str, str]]:
-    """Kill the cell at `n_points` file operations (None: at all) and moments: operations, attempts, what went wrong."""
+    """Kill the cell at `n_points` file operations (None: all) and `n_moments` moments; return the numbers of operations and attempts, and the failures."""
     whole, began = folder_of(cell, scratch / "whole"), time.monotonic()
     code = processes.run(scratch / "log", unbroken, cell, scratch / "whole", scratch / "count")
     assert code == 0, (scratch / "log").read_text()[-2000:]

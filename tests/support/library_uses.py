@@ -1,4 +1,4 @@
-"""Ordinary uses of the standard library that need no files, for `test_sandbox_honest`: each prints what Python prints."""
+"""Ordinary uses of the standard library that need no files, for `test_sandbox_honest`. Each prints the same inside the sandbox as outside."""
 
 USES = {
     "argparse": (

@@ -1,8 +1,8 @@
-"""The peak memory of a micro-batch at a paper's scale on a GPU that is not there: python memory_on_fake_cuda.py -> JSON lines.
+"""Count the peak memory of a micro-batch at a paper scale without a GPU: python memory_on_fake_cuda.py -> JSON lines.
 
 torch's fake tensors have shapes and storages without memory, so that the real model, adapters, autocast, gradient checkpointing
-and TRL's head run at their real sizes; every storage that an operation returns is counted while it lives. They are taken for a
-GPU's where code asks: attention is the flash kernel, TRL's Triton kernels, which work in place, do nothing, and its products add
+and TRL's head run at their real sizes; every storage that an operation returns is counted while it lives. Code that asks for
+the device sees a GPU: attention is the flash kernel, TRL's Triton kernels, which work in place, do nothing, and its products add
 without a copy.
 """
 
@@ -34,14 +34,14 @@ from multirole_study.plan import HEAD_COLUMNS, n_parts
 
 
 class NoKernel:
-    """Can be launched on any grid."""
+    """A stand-in for a Triton kernel that can be launched on any grid and does nothing."""
 
     def __getitem__(self, grid):
         return lambda *_, **__: None
 
 
 class Live(TorchDispatchMode):
-    """Counts the bytes of the storages that operations return, while they live."""
+    """Counts the bytes of the live storages that operations have returned."""
 
     def __init__(self):
         super().__init__()
@@ -65,13 +65,13 @@ class Live(TorchDispatchMode):
 
 
 def attend(q, k, v, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, **_):
-    """The flash kernel, which a GPU takes for rows without a mask; it needs no copies of shared keys."""
+    """Stand in for the flash kernel, which a GPU uses for rows without a mask; it needs no copies of shared keys."""
     assert attn_mask is None and is_causal
     return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, True, scale=scale)[0]
 
 
 def materialise(model: nn.Module) -> None:
-    """Give every tensor of a model on the meta device a storage, and one to tied ones; adapters are in float32."""
+    """Give every tensor of a model on the meta device a storage; tied tensors share one, and adapters are in float32."""
     new: dict[Tensor, Tensor] = {}
     for module in model.modules():
         for held in (module._parameters, module._buffers):
@@ -83,7 +83,7 @@ def materialise(model: nn.Module) -> None:
 
 
 def run(scale: str, policy: str, tokens: int, length: int, recomputes: bool) -> dict[str, int]:
-    """Bytes before the micro-batch, and at its peak."""
+    """Return the bytes before the micro-batch and at its peak."""
     cell, s = Cell("voting", policy, scale=scale), MODELS[scale].shape
     names = adapter_names(cell.policy)
     with torch.device("meta"):
@@ -116,7 +116,7 @@ def run(scale: str, policy: str, tokens: int, length: int, recomputes: bool) -> 
 
 
 if __name__ == "__main__":
-    bfloat16_layers.needs_no_autocast = lambda base: False  # what it replaces on a CPU, a GPU has as it is
+    bfloat16_layers.needs_no_autocast = lambda base: False  # a GPU keeps what it replaces on a CPU
     chunked_logprob._use_triton = lambda device: True
     chunked_logprob._addmm_fp32 = lambda total, a, b: None
     chunked_logprob._forward_kernel = chunked_logprob._backward_kernel = NoKernel()

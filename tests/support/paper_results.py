@@ -1,8 +1,8 @@
-"""A finished grid in miniature, made up from a fixed seed: the files of `record` and `run`, none of it trained.
+"""Make up a small finished grid from a fixed seed: the files that `record` and `run` write, without any training.
 
-`make_results(folder)` returns `<folder>/tiny-r`, with the folders of the runs beside their packed tables. It takes seconds: the
-fixture `grid_results` makes it once for all tests. Voting, isolated, on math rises until step 10 and then collapses: its generator's chi2 climbs, its texts lose their box. Every other cell rises and stays. No number here says anything about
-a model.
+`make_results(folder)` returns `<folder>/tiny-r`, with the folders of the runs and their packed tables. It takes seconds, so the
+fixture `grid_results` makes it once for all tests. Voting-IP on math rises until step 10 and then collapses: its generator's chi2
+climbs and its texts lose their box. Every other cell rises and stays. No number here describes a real model.
 """
 
 import json
@@ -34,7 +34,7 @@ ANSWER = {"math": "=7+4-2\n=11-2\n\\boxed{9}", "code": "```python\ndef f(x):\n  
 
 
 def make_results(folder: Path) -> Path:
-    """Runs and evaluations of every cell and three seeds, with DONE, and packed; the same files on every call."""
+    """Write runs and evaluations of every cell for three seeds, with DONE, and pack them; every call writes the same files."""
     parameters = {
         "iterations": ITERATIONS,
         "eval_every": EVAL_EVERY,
@@ -52,7 +52,7 @@ def make_results(folder: Path) -> Path:
 
 
 def recorded(path: Path) -> pd.DataFrame:
-    """A table of a run's folder, its measurements rounded to the 16 bits that packing keeps."""
+    """Read a table of a run's folder, with measurements rounded to the 16 bits that packing keeps."""
     table = pd.read_parquet(path)
     for name in table.select_dtypes("float").columns.difference(["reward", "lr"]):
         bits = table[name].to_numpy(np.float32).view(np.int32)
@@ -61,7 +61,7 @@ def recorded(path: Path) -> pd.DataFrame:
 
 
 def without(results: Path, keys: list[tuple], folder: Path, seeds: tuple[int, ...] = (0, 1, 2)) -> Path:
-    """The packed tables of a grid of these seeds, of which some runs are not finished."""
+    """Write the packed tables of a grid of these seeds, without the runs `keys`, as if they were unfinished."""
     grid = replace(Grid.read(results), seeds=list(seeds))
     grid.write(folder)
     for path in results.glob("*.parquet"):
@@ -72,22 +72,22 @@ def without(results: Path, keys: list[tuple], folder: Path, seeds: tuple[int, ..
 
 
 def coordinates(cell: Cell) -> tuple[str, ...]:
-    """What the made-up curves depend on, besides the seed: workflow, adapters, task."""
+    """Return what the made-up curves depend on besides the seed: workflow, adapters, task."""
     return cell.workflow, *cell.policy.values(), cell.task
 
 
 def rng_of(*names: object) -> np.random.Generator:
-    """Randomness that depends on these names and on nothing else."""
+    """Return a random generator that depends only on these names."""
     return np.random.default_rng(zlib.crc32(repr(names).encode()))
 
 
 def drift(cell: Cell, step: int) -> float:
-    """Share of texts gone wrong: the collapsing cell's rises to nearly all of them."""
+    """Return the fraction of bad texts, which rises to nearly 1 in the collapsing cell."""
     return max(0.0, 0.09 * (step - 10)) if coordinates(cell) == COLLAPSING else 0.01 * step
 
 
 def accuracy(cell: Cell, step: int) -> float:
-    """Chance of an answer to be right."""
+    """Return the probability that an answer is right."""
     bonus = 0.1 * ("shared" not in cell.policy.values()) + GAIN[cell.workflow]
     start = START[cell.task] + 0.05 * (cell.workflow == "voting")
     return max(0.05, start + bonus * min(1.0, step / 10) - 0.9 * drift(cell, step))
@@ -98,13 +98,13 @@ def problems(cell: Cell) -> list[Problem]:
 
 
 def is_right(cell: Cell, chance: float, problem: int, *names: object) -> bool:
-    """Problems differ in how hard they are; the draw itself knows seed and problem, so that an untrained ip equals sp."""
+    """Draw whether a problem is solved. Problems differ in difficulty; the draw depends on seed and problem only, so that untrained IP equals SP."""
     draw = rng_of(cell.workflow, cell.task, cell.seed, problem, *names).random()
     return bool(0.5 * draw + 0.5 * (problem + 0.5) / N_PROBLEMS < chance)
 
 
 def turn(cell: Cell, role: str, slot: int, round: int, is_lost: bool, n: int) -> Turn:
-    """A canned text of the role: `n` varies it, `is_lost` takes its box, its verdict or its brevity."""
+    """Return a canned text of the role. `n` varies it; `is_lost` removes its box or verdict, or makes it long."""
     answer = f"{n % 7}+" + ANSWER[cell.task]
     text, outcome = {
         "generator": (answer, "answered"),
@@ -125,7 +125,7 @@ def turn(cell: Cell, role: str, slot: int, round: int, is_lost: bool, n: int) ->
 
 
 def episode(cell: Cell, index: int, problem: Problem, chance: float, lost: float, *names: object) -> Episode:
-    """One attempt at a problem; Eval-Opt takes one or two rounds."""
+    """Return one attempt at a problem; Eval-Opt takes one or two rounds."""
     at = int(problem.id.rpartition("/")[2])
     rng = rng_of(coordinates(cell), cell.seed, index, problem.id, *names)
     right = is_right(cell, chance, at, index, *names)
@@ -145,7 +145,7 @@ def eval_row(step: int, e: Episode) -> dict[str, object]:
 
 
 def iteration_tables(cell: Cell, iteration: int) -> dict[str, list[dict]]:
-    """Rows of one iteration: metrics, roles, ledger, steps, cosines."""
+    """Return the rows of one iteration: metrics, roles, ledger, steps, cosines."""
     rng = rng_of("iteration", coordinates(cell), cell.seed, iteration)
     roles, is_ip = cell.make_workflow().roles, "shared" not in cell.policy.values()
     tables: dict[str, list[dict]] = {name: [] for name in ("metrics", "roles", "ledger", "steps", "cosines")}
@@ -220,7 +220,7 @@ def about(cell: Cell) -> str:
 
 
 def make_run(cell: Cell, results_dir: Path) -> Path:
-    """A run's folder, without adapters' weights."""
+    """Write a run's folder, without adapter weights."""
     folder = folder_of(cell, results_dir)
     (folder / "turns").mkdir(parents=True)
     write_text(folder / "config.json", json.dumps(cell.to_dict(), indent=2))
@@ -254,7 +254,7 @@ def make_run(cell: Cell, results_dir: Path) -> Path:
 
 
 def make_evaluation(evaluation: Evaluation, results_dir: Path) -> Path:
-    """An evaluation's folder; its accuracies of the run's own checkpoints are the run's."""
+    """Write an evaluation's folder; the accuracies of a run's own checkpoints equal those of the run."""
     cell, folder = evaluation.cell, evaluation.folder(results_dir)
     folder.mkdir(parents=True)
     options = {

@@ -1,4 +1,4 @@
-"""Our own rows in the schemas of the paper's datasets, and how tests write others."""
+"""Rows in the schemas of the paper's datasets, written for the tests, and functions that write others."""
 
 import hashlib
 import json
@@ -25,7 +25,7 @@ def write(path: Path, rows: list[dict]) -> Path:
 
 
 def many(n: int, **changes: dict[int, object]) -> list[dict]:
-    """n sound math rows; `prompt={3: ""}` replaces the prompt of row 3."""
+    """Return n valid math rows; `prompt={3: ""}` replaces the prompt of row 3."""
     rows = [{"prompt": f"What is {i}+1?", "solution": str(i + 1)} for i in range(n)]
     for column, replaced in changes.items():
         for number, value in replaced.items():

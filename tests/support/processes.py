@@ -1,6 +1,6 @@
-"""Processes for tests, forked from a server that has imported everything: a start costs milliseconds instead of 7 CPU-seconds.
+"""Processes for tests, forked from a server that has imported everything, so that a start takes milliseconds instead of 7 CPU-seconds.
 
-What they run must be a function that can be pickled, so one of a module; what they print goes to a log.
+They run a function that can be pickled, that is one of a module; their output goes to a log.
 """
 
 import multiprocessing
@@ -24,14 +24,14 @@ def start(log: Path, work: Callable, *args: object, **environment: str) -> BaseP
 
 
 def run(log: Path, work: Callable, *args: object, **environment: str) -> int:
-    """The same, waited for; returns the exit code."""
+    """Call `work(*args)` in a new process, wait for it, and return its exit code."""
     process = start(log, work, *args, **environment)
     process.join()
     return process.exitcode
 
 
 def run_together(n: int, log: Path, work: Callable, *args: object) -> list[int]:
-    """`n` processes as torchrun would start them, with rank, address and port; all are ended when one fails."""
+    """Run `n` processes as torchrun would, with rank, address and port; if one fails, all are ended."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}

@@ -1,4 +1,4 @@
-"""An engine without a model: answers come from a function. For tests of what stands on the engine protocol."""
+"""An engine without a model, whose answers come from a function, for tests of code that uses the engine protocol."""
 
 from collections.abc import Callable
 

@@ -17,7 +17,7 @@ QWEN3_CHAT = (  # the structure of Qwen3's own template: thinking off writes an 
 
 
 def toy_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per byte, and Qwen3's special ones."""
+    """Build a tokenizer with one token per byte and Qwen3's special tokens."""
     alphabet = {symbol: i for i, symbol in enumerate(sorted(pre_tokenizers.ByteLevel.alphabet()))}
     bytes_only = Tokenizer(models.BPE(alphabet, []))
     bytes_only.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -30,7 +30,7 @@ def toy_tokenizer() -> PreTrainedTokenizerFast:
 
 
 def toy_model(tokenizer: PreTrainedTokenizerBase, seed: int = 0, **shape: object) -> Qwen3ForCausalLM:
-    """The smallest useful Qwen3 with random weights; the same seed gives the same."""
+    """Build the smallest useful Qwen3 with random weights; the same seed gives the same weights."""
     usual = {
         "vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 32,
         "num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": True, "max_position_embeddings": 40960,
@@ -41,7 +41,7 @@ def toy_model(tokenizer: PreTrainedTokenizerBase, seed: int = 0, **shape: object
 
 
 def config_of(s: Shape) -> Qwen3Config:
-    """The configuration of a Qwen3 of this shape."""
+    """Return the configuration of a Qwen3 of this shape."""
     return Qwen3Config(
         vocab_size=s.vocab, hidden_size=s.hidden, intermediate_size=s.intermediate, num_hidden_layers=s.layers,
         num_attention_heads=s.heads, num_key_value_heads=s.kv_heads, head_dim=s.head_dim, tie_word_embeddings=True,

@@ -26,11 +26,11 @@ SMALL_RUN = Cell(
     "voting", "ip", iterations=4, n_problems=2, n_episodes=2, n_validation=4, n_train=8, eval_every=1, save_every=3,
     max_response_tokens=24, warmup_iterations=0, learning_rate=5e-3,
 )  # fmt: skip
-"""Evaluated after each iteration and saved after two of the four. The fixture `finished` is a run of it."""
+"""A cell that is evaluated after each of its four iterations and saved after two. The fixture `finished` is its run."""
 
 
 def slow_but(always: Iterable, cases: Iterable) -> list:
-    """The cases of a parametrized test, of which the quick suite runs some."""
+    """Return the cases of a parametrized test; those not in `always` are marked slow."""
     return [
         pytest.param(*(case if isinstance(case, tuple) else [case]), marks=() if case in always else pytest.mark.slow)
         for case in cases
@@ -52,7 +52,7 @@ def build_model(tokenizer: PreTrainedTokenizerBase, policy: dict[str, str], seed
 
 
 def cell_trainer(cell: Cell, model: PeftModel, tokenizer: PreTrainedTokenizerBase, folder: Path, engine=None, **kwargs):
-    """The cell's trainer over a model, ready for `optimizer_step` and `update`."""
+    """Build the cell's trainer over a model, ready for `optimizer_step` and `update`."""
     problems = [Problem(str(i), cell.make_task().name, f"question {i}", None) for i in range(64)]
     trainer = make_trainer(
         cell, str(folder / "out"), problems=(problems, problems[:4]), model=(model, tokenizer), engine=engine, **kwargs
@@ -64,7 +64,7 @@ def library_trainer(
     workflow: Workflow, tokenizer: PreTrainedTokenizerBase, folder: Path, engine: Engine | None = None, reward_funcs=None,
     n_prompts: int = 64, callbacks=None, **config,
 ) -> MultiRoleGRPOTrainer:  # fmt: skip
-    """A trainer without any callback of ours, built as TRL's is."""
+    """Build a trainer without the study's callbacks, as TRL's is built."""
     usual = {
         "generation_batch_size": 16, "num_generations": 8, "max_completion_length": 96, "epsilon_high": 0.28,
         "learning_rate": 1e-3, "max_grad_norm": 1e9, "max_steps": 60, "micro_batch_tokens": 1024, "bf16": False,
@@ -83,7 +83,7 @@ def no_reward(completions: list, **_: object) -> list[float]:
 
 
 def ready(trainer: MultiRoleGRPOTrainer) -> MultiRoleGRPOTrainer:
-    """What `train` and `update` do before the first optimizer step."""
+    """Do what `train` and `update` do before the first optimizer step."""
     trainer.create_optimizer_and_scheduler(trainer.args.max_steps)
     trainer.state.max_steps = trainer.args.max_steps
     for callback in trainer.multirole_callbacks:
@@ -98,19 +98,19 @@ def diagnostics_of(trainer: MultiRoleGRPOTrainer) -> RoleDiagnostics:
 
 
 def rows_of(trainer: MultiRoleGRPOTrainer, episodes: list[Episode]) -> list[Row]:
-    """One row per turn with its episode's advantage, in the order of the episodes."""
+    """Return one row per turn with its episode's advantage, in the order of the episodes."""
     return episode_rows(episodes, trainer.policy, masks_truncated=False)
 
 
 def make_episodes(cell: Cell, **kwargs) -> list[Episode]:
-    """Finished episodes of a cell, see `episodes_of`."""
+    """Return finished episodes of a cell; see `episodes_of`."""
     return episodes_of(cell.make_workflow().roles, cell.n_episodes, **kwargs)
 
 
 def episodes_of(
     roles: dict[str, int], n_episodes: int = 8, n_problems: int = 2, vocab: int = 64, seed: int = 0, rounds: int = 1
 ) -> list[Episode]:
-    """Finished episodes with random tokens: every role and slot of the workflow speaks in each round."""
+    """Return finished episodes with random tokens: every role and slot of the workflow speaks in each round."""
     generator = torch.Generator().manual_seed(seed)
 
     def tokens(low: int, high: int) -> list[int]:
@@ -138,5 +138,5 @@ def episodes_of(
 
 
 def table(folder: Path, name: str) -> pd.DataFrame:
-    """One table of a run's folder."""
+    """Read one table of a run's folder."""
     return pd.read_parquet(folder / f"{name}.parquet")

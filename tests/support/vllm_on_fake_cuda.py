@@ -1,8 +1,8 @@
-"""What vLLM makes of our arguments on an H100, without one: python vllm_on_fake_cuda.py MODEL -> a JSON line.
+"""Print the configuration that vLLM derives from our arguments on an H100, without a GPU: python vllm_on_fake_cuda.py MODEL -> a JSON line.
 
-The platform is vLLM's own for CUDA, with the few questions that it would put to a driver answered here; its kernels are empty
-modules, since a configuration calls none. vLLM's registry imports the real kernels to inspect a model, so a process of its own
-without the fakes inspects it first; vLLM keeps the result in its cache.
+The platform is vLLM's own for CUDA, except that the few queries to a driver are answered here. Its kernels are empty modules, because
+no kernel is called for a configuration. vLLM's registry imports the real kernels to inspect a model, so a separate process without
+the fakes inspects it first; vLLM keeps the result in its cache.
 """
 
 import json
@@ -33,7 +33,7 @@ from vllm.platforms.interface import DeviceCapability
 
 
 class FakeCuda(CudaPlatformBase):
-    """vLLM's CUDA platform over one H100 that is not there."""
+    """vLLM's CUDA platform with one simulated H100."""
 
     get_device_capability = classmethod(lambda cls, device_id=0: DeviceCapability(9, 0))
     get_device_name = classmethod(lambda cls, device_id=0: H100.name)

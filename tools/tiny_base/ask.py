@@ -18,7 +18,7 @@ Where = tuple[str, int, int]
 
 
 def serve(model: Qwen3ForCausalLM, tokenizer: PreTrainedTokenizerFast) -> TransformersEngine:
-    """Build an engine with the model's present weights."""
+    """Build an engine with the model's current weights."""
     engine = TransformersEngine(tokenizer.eos_token_id, max_length=LONGEST)
     engine.publish(model, version=0)
     return engine
@@ -35,7 +35,7 @@ def finish(work: Coroutine[Any, Any, T]) -> T:
 
 
 def asked(workflow: Workflow, problem: Problem, replies: dict[Where, str], position: Where) -> list[Message]:
-    """The messages that `where` is asked once the turns in `given` have replied so."""
+    """Return the messages that the turn at `position` gets after the turns in `replies` have given these replies."""
 
     async def call(role: str, messages: list[Message], slot: int = 0, round: int = 0) -> Turn:
         if (role, slot, round) == position:
@@ -66,7 +66,7 @@ def complete(
     max_tokens: int,
     seed: int,
 ) -> list[Reply]:
-    """A base's replies at temperature 1, each to messages that are followed by the forced beginning of a reply."""
+    """Sample one reply to each list of messages at temperature 1; each reply begins with its `forced` text."""
     starts = [forced] * len(asks) if isinstance(forced, str) else list(forced)
     for key, (messages, start) in enumerate(zip(asks, starts, strict=True)):
         prompt = tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False) + start

@@ -28,9 +28,9 @@ from tiny_base.train import build_model, load_losses, train
 ROWS = 512  # sampled at a time
 OWN = {"evaluator": 48, "aggregator": 48, "synthesizer": 4}
 OWN_SHARE = 0.5
-"""Share of rows in which a critic reads own answers, once there are any."""
+"""Fraction of rows in which a critic reads the model's own answers, once there are any."""
 DERIVE_OWN, DERIVE_RARE = 0.60, 0.11
-"""Share of derivations in judges' replies to own answers: at first, and at the end."""
+"""Fraction of judges' replies to the model's own answers that have a derivation: at first, and from `rare_from` on."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Phase:
     """One training with its own learning-rate schedule, which falls over `tokens` but is followed `until` a fraction of it.
 
     `stages` are the mixes of scripted rows with the fraction from which each holds; the model answers problems itself at the
-    fractions `own`, of `own_lengths` operations; derivations become rare at `rare_from`.
+    fractions `own`, on problems of `own_lengths` operations; derivations become rare at `rare_from`.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Phase:
 
 @dataclass(frozen=True)
 class Plan:
-    """Settings of a build besides its phases; `share` scales their tokens, and the problems that the model answers."""
+    """Settings of a build besides its phases. `share` scales the phases' tokens and the number of problems that the model answers."""
 
     share: float = 1.0
     own_problems: int = 300
@@ -76,19 +76,19 @@ class Base:
     stream: Callable[[str, random.Random, Lengths], Iterator[Problem]]
     script: type[Script]
     scripted: Callable[[Mix, float], Mix]
-    """The mix of the rows beside those that quote own answers, of a stage's mix and the present share of derivations."""
+    """Maps a stage's mix and the current fraction of derivations to the mix of the rows that quote none of the model's own answers."""
     cap: int
-    """Tokens of an own answer at most."""
+    """Largest number of tokens of the model's own answers."""
     openings: Mapping[str, Callable[[Problem], str]]
-    """What is probed: a name and how the answers begin."""
+    """Name of a probe -> the forced beginning of its answers."""
     probed: int
-    """On how many validation problems."""
+    """Number of validation problems of a probe."""
     probe_every: float
-    """After which fraction of a phase."""
+    """Fraction of a phase between two probes."""
 
 
 class Course:
-    """Samples rows for the present point of a phase."""
+    """Samples the training rows of a phase as it progresses."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class Course:
         return make_rows(base.script, Mix(OWN, derive, self.phase.own_lengths), count, self.rng, self.own) + scripted
 
     def answer(self) -> Pool:
-        """Return the model's graded answers to train problems: some to the plain question of each, one under each strategy."""
+        """Return the model's graded answers to train problems: several to each plain question, and one under each strategy."""
         count = self.plan.scaled(self.plan.own_problems)
         problems = list(islice(self.base.stream("train", self.rng, self.phase.own_lengths), count))
         places, asks = [], []
@@ -205,7 +205,12 @@ def main(base: Base, description: str | None) -> None:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--share", type=float, default=1.0, help="fraction of the plan's budgets; 0.01 for a smoke run")
     names = [phase.name for phase in base.phases]
-    parser.add_argument("--start", choices=names, default=names[0], help="the phase to go on with")
+    parser.add_argument(
+        "--start",
+        choices=names,
+        default=names[0],
+        help="the phase to begin with; a later one continues from the weights in --out",
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder of the result")
     options = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")

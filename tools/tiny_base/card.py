@@ -57,7 +57,7 @@ class Property(NamedTuple):
     trained: tuple[float, float] | None = None
 
     def is_met(self, base: Facts, trained: Facts) -> bool | None:
-        """Return whether the measured values are in the bounds; None without bounds, or if no trained agent was measured."""
+        """Return whether the measured values are within the bounds; None without bounds, or if no trained agent was measured."""
         limits = [(base, (self.least, self.most))] * (self.least is not None)
         limits += [(trained, self.trained)] * bool(self.trained and trained)
         values = [(facts[self.part][self.key], bounds) for facts, bounds in limits]
@@ -157,12 +157,12 @@ class Card(NamedTuple):
     """The parts of a card that depend on the base: words for `TEXT`, the table of properties, and the examiner."""
 
     module: str
-    """What the names of its modules begin with."""
+    """The prefix of its modules' names."""
     about: str
     agent: str
-    """Which adapter was measured as "trained"."""
+    """The agent that was measured as "trained"."""
     runs: str
-    """What the table of runs is."""
+    """The caption of the table of runs."""
     wanted: tuple[Property, ...]
     examiner: type[Examiner]
     history: str = ""

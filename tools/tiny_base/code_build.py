@@ -65,7 +65,7 @@ PHASES = (
 
 
 def scripted(mix: Mix, derive: float) -> Mix:
-    """Rows beside those with own answers: what judges derive is given in all."""
+    """Return the mix of the rows that quote none of the model's own answers; in all of them judges' derivations are given."""
     return replace(mix, roles=SCRIPTED, drill=1.0)
 
 

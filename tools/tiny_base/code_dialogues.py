@@ -16,18 +16,18 @@ from tiny_base.habits import Draft
 
 SHORT_LENGTHS: Lengths = {"long": (1, 2), "wide": (1, 2)}
 taught = partial(stream, largest_move=TAUGHT_MOVE)
-"""The problems that dialogues are about."""
+"""Streams the problems of the dialogues, whose moves are at most `TAUGHT_MOVE`."""
 
 
 class CodeCritic(Critic):
-    """Writes a program of its own and compares where it ends with where the candidates end."""
+    """Writes a program and compares the position of its last step with that of each candidate."""
 
     habits = habits
     reviews: ClassVar[Mapping[str, float]] = {"bare": 50, "remark": 20, "line": 16, "wait": 14}
     selections: ClassVar[Mapping[str, float]] = {"bare": 78, "sentence": 13, "wait": 9}
 
     def compare(self, number: int, draft: Draft, value: int) -> tuple[str, bool]:
-        """Where a candidate ends, digit by digit beside where one's own program does, and whether they agree."""
+        """Return a candidate's last position next to the derived one, digit by digit, and whether they agree."""
         if "```" not in draft.text:
             return f"Solution {number} No fence. ", False
         claimed = habits.claimed(draft.text)
@@ -39,28 +39,28 @@ class CodeCritic(Critic):
         return text + (" ok. " if claimed == value else " is wrong. "), claimed == value
 
     def derive(self) -> tuple[str, int, str | None]:
-        """The fitting program, where it ends, and the program once more."""
+        """Return the derivation, the position at which it ends, and its program, from which a solver can continue."""
         text, value = habits.worked(self.problem, self.rng)
         return text, value, habits.program_in(text)
 
     def point_out(self, draft: Draft) -> Review | None:
-        """The first wrong step of a draft and what it should be; None where there is no wrong step."""
+        """Return a review with the first wrong step of a draft and its correction; None if no step is wrong."""
         step = None if draft.is_correct else habits.right_step(self.problem, draft.text)
         return self.correction(*step) if step and step[0] > 1 else None
 
     def lesson(self) -> Review:
-        """Some step of the right program."""
+        """Return a review with some step of the right program."""
         reads = reads_of(parse(self.problem.question))
         number = self.rng.randrange(1, len(reads)) + 1
         return self.correction(number, reads[number - 1][1])
 
     def correction(self, number: int, position: int) -> Review:
-        """What a step's position should be, behind the mark that an author's own corrections have."""
+        """Return a review with a step's right position, after the mark "wait" of authors' own corrections."""
         move = parse(self.problem.question)[number - 1][1]
         return Review(f"Line {number} \n    # {move:+d} wait {position}\n{verdict(False)}", (number, position))
 
     def flaw(self, draft: Draft) -> str:
-        """No fence, or no steps in it."""
+        """Return a remark if the draft has no fence, or no steps in it; else ""."""
         return "No fence. " if "```" not in draft.text else "No steps. " if draft.text == habits.STUB else ""
 
 
@@ -71,12 +71,12 @@ class CodeScript(Script):
 
     @classmethod
     def draw(cls, role: str, rng: random.Random, mix: Mix) -> tuple[Problem, bool]:
-        """A problem of the mix, or a short one."""
+        """Draw a problem of the mix, or a short one; return it and whether it is short."""
         is_short = role in READERS and rng.random() < mix.short
         return next(taught("train", rng, SHORT_LENGTHS if is_short else mix.lengths)), is_short
 
     def given(self, draft: Draft) -> tuple[str, int]:
-        """The fitting program with another end, now and then with one far from the draft's."""
+        """Return the fitting program with a changed end, sometimes far from the draft's, and that end."""
         value = habits.claimed(draft.text)
         kind = self.rng.random()
         if kind < 0.2:
@@ -86,19 +86,19 @@ class CodeScript(Script):
         return habits.worked(self.problem, self.rng, value)
 
     def hint(self) -> Review | None:
-        """The wrong step of the draft, or any where it has none."""
+        """Return a review with the wrong step of the draft, or with any step if none is wrong."""
         return self.critic.point_out(self.drafts[-1]) or self.critic.lesson()
 
     def answer_shortly(self) -> str:
-        """A program without comments, or none of one's own."""
+        """Return a program without comments, or one without steps."""
         return self.write("plain" if self.rng.random() < 0.9 else "stub")
 
     def go_on(self, found: str | tuple[int, int]) -> str:
-        """The whole program, or one with the right step."""
+        """Return the reviewer's whole program, or a program that continues from the right step."""
         return found if isinstance(found, str) else habits.go_on(self.problem, found, self.rng)
 
     def write(self, habit: str) -> str:
-        """New text in a habit; about half of the short ones that are quoted are wrong."""
+        """Return a new answer in a habit; about half of the short quoted ones are wrong."""
         draft = habits.write(self.problem, habit, self.rng, self.is_quoted)
         while self.is_short and self.is_quoted and habit == "plain" and self.rng.random() < 0.5:
             if draft.is_correct == (self.rng.random() < SHORT_RIGHT):

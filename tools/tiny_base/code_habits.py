@@ -23,18 +23,18 @@ STRATEGIES = {
 }
 FITTING = {"long": "comment", "wide": "split"}
 MARKS = {"comment": "]\n    # ", "split": "]\n    ## ", "plain": "]\n    r"}
-"""How a program in a habit goes on after its first position."""
+"""Habit -> the text that follows the first position of a program."""
 STUB = "```python\ndef f(xs):\n    return sum(xs)\n```"
 SLIPS = {"one": 0.03, "half": 0.045, "wide": 0.14}
-"""Chance of a wrong sum in what is written to be learned: with a number of one digit or tens, with half of a number of one
-digit, and with a number of two digits at once."""
+"""Probability of a wrong sum in texts that are trained on: if the summand has one digit or is a multiple of ten, is half of a one-digit
+number, or has two digits."""
 STEADY_SLIP = 0.006
-"""The same in a judge's own program, whatever the sum."""
+"""Probability of a wrong sum in a judge's own program, for any summand."""
 QUOTED_SLIPS = {"one": 0.05, "half": 0.08, "wide": 0.25}
 QUOTED_PLAIN = 0.2
-"""The same in what critics read, and without comments at least so much."""
+"""Probabilities of a wrong sum in texts that critics read, and their minimum in programs without comments."""
 WAIT = 0.25
-"""Chance per line of "wait": a wrong position, and then the right one."""
+"""Probability per line of a self-correction: a wrong position, "wait", and the right one."""
 
 
 def fitting(problem: Problem) -> str:
@@ -100,7 +100,7 @@ def work(
     slips: float | None = None,
     known_step: tuple[int, int] | None = None,
 ) -> Work:
-    """Work out all steps in a habit. `slips` replaces its chance of a wrong sum; `told` is a step (from 1) and its position."""
+    """Work out all steps in a habit. `slips` replaces its probability of a wrong sum; `known_step` is a step (from 1) and its position."""
     cursor = steps[0][1]
     lines, positions = [f"{cursor}]"], [cursor]
     for number, (word, move) in enumerate(steps[1:], start=2):
@@ -143,7 +143,7 @@ def write(problem: Problem, habit: str, rng: random.Random, is_quoted: bool = Fa
 
 
 def worked(problem: Problem, rng: random.Random, end: int | None = None) -> tuple[str, int]:
-    """The fitting program and where its last step begins, for a judge; rarely with a slip. `end` replaces that position."""
+    """Return a judge's fitting program and where its last step begins, rarely with an error. `end` replaces that position."""
     lines, positions = work(parse(problem.question), fitting(problem), rng, slips=STEADY_SLIP)
     value = positions[-1] if end is None else end
     return f"{fence([*lines[:-1], f'    return r + sum(xs[{value}:])'])}\n={value}", value

@@ -20,7 +20,7 @@ class Examiner(skills.Examiner):
     useful, heads = "# ", (HEAD,)
 
     def solver(self) -> dict[str, Fact]:
-        """Also how good each working habit is."""
+        """Measure the solver, and each working habit separately."""
         facts, forced = super().solver(), {}
         for habit in code_habits.MARKS:
             starts = [code_habits.begin(p, habit) for p in self.problems]
@@ -35,7 +35,7 @@ class Examiner(skills.Examiner):
         return facts
 
     def refiner(self) -> dict[str, Fact]:
-        """Also how often the right line is taken over."""
+        """Measure the refiner, and how often it copies the right line."""
         facts = super().refiner()
         hinted = [line.split("\n")[1].strip() for line in self.lines]
         facts["takes over the right line"] = fact(

@@ -22,5 +22,5 @@ STRINGS = (
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Deterministic; 256 bytes, numbers to 99, moves, prompts and phrases."""
+    """Build the tokenizer, deterministically, from 256 bytes, numbers to 99, moves, prompts and phrases."""
     return build(MOVES, (*prompt_strings("write f(xs) in Python", "write"), *STRINGS))

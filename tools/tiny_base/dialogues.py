@@ -1,6 +1,6 @@
 """Generate dialogues of every role by running the real workflows with scripted authors.
 
-So a role sees the conversations of `multirole.workflows`. Solvers write in habits of different quality; critics are as accurate
+Each role therefore sees the conversations of `multirole.workflows`. Solvers write in habits of different quality; critics are as accurate
 as their way of working allows. A critic that derives the value compares it with the claimed one to give a verdict or
 selection; a critic that derives nothing is right except with probability `HASTE`. After a review, a solver continues from the
 review's derivation.
@@ -26,15 +26,15 @@ WORKFLOW_OF = {
     "worker": "orch_workers",
     "synthesizer": "orch_workers",
 }
-"""Where rows of a role come from; "refiner" is the generator after a review."""
+"""Role -> the workflow whose episodes give its rows; "refiner" is the generator after a review."""
 READERS = ("evaluator", "aggregator", "synthesizer", "refiner")
-"""Roles whose rows quote drafts that slip as a model's do."""
+"""Roles whose rows quote drafts with a model's frequency of errors."""
 HASTE = 0.06
-"""Chance that a verdict or a selection without a derivation is not the truth."""
+"""Probability that a verdict or a selection without a derivation is wrong."""
 SHORT_RIGHT = 0.45
 """Share of right answers among the short ones that critics read while they learn to compare."""
 Lengths = Mapping[str, tuple[int, int]]
-"""Kind of problem -> the fewest and the most operations or moves."""
+"""Kind of problem -> the smallest and largest number of operations or moves."""
 Own = Mapping[str, list[Draft]]
 """A model's own answers to one problem: strategy ("" for the plain question) -> graded drafts."""
 Pool = list[tuple[Problem, Own]]
@@ -58,9 +58,9 @@ class Mix:
     """Share of judges' replies with a derivation; the rest is divided in fixed proportions."""
     lengths: Lengths
     short: float = 0.0
-    """Share of critics' rows that are short, from which copying and comparing are learned faster."""
+    """Fraction of critics' rows that are short, from which copying and comparing are learned faster."""
     drill: float = 0.0
-    """Share of judges' rows in which the derivation is given, and ends at any value: only comparing helps there."""
+    """Fraction of judges' rows with a given derivation that ends at an arbitrary value, so that only comparing helps."""
 
 
 class Review(NamedTuple):
@@ -80,45 +80,45 @@ class Critic:
 
     habits: ClassVar[ModuleType]
     reviews: ClassVar[Mapping[str, float]]
-    """How often a review without a derivation has a style."""
+    """Style -> weight, for reviews without a derivation."""
     selections: ClassVar[Mapping[str, float]]
-    """The same of a selection."""
+    """Style -> weight, for selections without a derivation."""
 
     def __init__(self, problem: Problem, rng: random.Random) -> None:
         self.problem, self.rng = problem, rng
 
     def compare(self, number: int, draft: Draft, value: int) -> tuple[str, bool]:
-        """A derived value beside a candidate's, spelled out, and whether they agree."""
+        """Return a comparison of a derived value with a candidate's, as text, and whether they agree."""
         raise NotImplementedError
 
     def derive(self) -> tuple[str, int, Any]:
-        """A derivation of one's own, the value at which it ends, and what a solver can go on from."""
+        """Return a derivation, the value at which it ends, and what a solver can continue from."""
         raise NotImplementedError
 
     def point_out(self, draft: Draft) -> Review | None:
-        """The first wrong line of a draft and what it should be; None where there is no wrong line."""
+        """Return a review with the first wrong line of a draft and its correction; None if no line is wrong."""
         raise NotImplementedError
 
     def lesson(self) -> Review:
-        """Some line of the fitting derivation, in the form of `point_out`."""
+        """Return a review with some line of the fitting derivation, in the form of `point_out`."""
         raise NotImplementedError
 
     def flaw(self, draft: Draft) -> str:
-        """A remark on the form of a wrong draft, "" where its form is right."""
+        """Return a remark on the form of a wrong draft, or "" if its form is right."""
         raise NotImplementedError
 
     def conclude(self, draft: Draft, value: int) -> str:
-        """The comparison, and the verdict that follows."""
+        """Return the comparison and the verdict that follows."""
         text, agrees = self.compare(1, draft, value)
         return text + verdict(agrees)
 
     def derivation(self, draft: Draft) -> Review:
-        """A derivation of one's own, the comparison, and the verdict that follows."""
+        """Return a review with a derivation, the comparison, and the verdict that follows."""
         text, value, hint = self.derive()
         return Review(f"{text}\n{self.conclude(draft, value)}", hint)
 
     def review(self, draft: Draft, derive: float) -> Review:
-        """A derivation and the verdict, or: a bare verdict, a remark, the right line, a program and a verdict, second thoughts."""
+        """Return a review: with probability `derive` a derivation and its verdict, else a verdict in one of the styles `reviews`."""
         if self.rng.random() < derive:
             return self.derivation(draft)
         style = self.rng.choices(list(self.reviews), list(self.reviews.values()))[0]
@@ -133,7 +133,7 @@ class Critic:
         return Review(start + verdict(seems))
 
     def choose(self, drafts: list[Draft], value: int) -> str:
-        """The comparison with candidate after candidate until one agrees; a right one where none does."""
+        """Return the comparisons with the candidates until one agrees, and its number; the number of a right one if none agrees."""
         text = ""
         for number, draft in enumerate(drafts, start=1):
             remark, agrees = self.compare(number, draft, value)
@@ -143,7 +143,7 @@ class Critic:
         return f"{text}\\boxed{{{self.rng.choice(_right(drafts) or _all(drafts))}}}"
 
     def select(self, drafts: list[Draft], derive: float) -> str:
-        """A derivation and what follows from it, or a number: bare, after a sentence, a program or second thoughts."""
+        """Return a selection: with probability `derive` from a derivation, else in one of the styles `selections`."""
         if self.rng.random() < derive:
             text, value, _ = self.derive()
             return f"{text}\n{self.choose(drafts, value)}"
@@ -156,14 +156,14 @@ class Critic:
         return f"{start}\\boxed{{{chosen}}}"
 
     def synthesize(self, drafts: list[Draft]) -> str:
-        """A right candidate's text, or new work that fits."""
+        """Return a right candidate's text, or a new answer in the fitting habit."""
         right = [draft.text for draft in drafts if draft.is_correct]
         if right and self.rng.random() < 0.6:
             return self.rng.choice(right)
         return self.habits.write(self.problem, self.habits.fitting(self.problem), self.rng).text
 
     def plan(self) -> str:
-        """Three different strategies in any order."""
+        """Return three different strategies in random order."""
         strategies = self.rng.sample(list(self.habits.STRATEGIES), 3)
         return "\n".join(f"STRATEGY {i}: {strategy}" for i, strategy in enumerate(strategies, start=1))
 
@@ -177,10 +177,10 @@ def _right(drafts: list[Draft]) -> list[int]:
 
 
 class Script:
-    """A `Call` that plays every role of one episode and keeps what each was asked and replied.
+    """A `Call` that plays every role of one episode and keeps each turn's messages and reply.
 
-    `role` is whose rows are wanted: what the others write is there to be read, and has more mistakes. `is_short` says that what
-    is read should be short. A task says in a subclass who its critics are and what is particular to its solvers.
+    Only the rows of `role` are used; the other roles' texts are read by it and have more mistakes. With `is_short`, the texts that it
+    reads are short. A task's subclass defines its critics and the specifics of its solvers.
     """
 
     critics: ClassVar[type[Critic]]
@@ -197,23 +197,23 @@ class Script:
 
     @classmethod
     def draw(cls, role: str, rng: random.Random, mix: Mix) -> tuple[Problem, bool]:
-        """The train problem of a row for a role, and whether the row is short."""
+        """Draw a train problem for a row of a role; return it and whether the row is short."""
         raise NotImplementedError
 
     def given(self, draft: Draft) -> tuple[str, int]:
-        """A derivation that ends at a draft's value or near it, and that value."""
+        """Return a derivation that ends at a draft's value or near it, and that value."""
         raise NotImplementedError
 
     def hint(self) -> Review | None:
-        """A review that has the right line alone, if any."""
+        """Return a review with only the right line, or None."""
         raise NotImplementedError
 
     def answer_shortly(self) -> str:
-        """A short answer for a critic to read."""
+        """Return a short answer for a critic to read."""
         raise NotImplementedError
 
     def go_on(self, found: Any) -> str:
-        """A solver's answer after what a review worked out."""
+        """Return a solver's answer that continues from what a review worked out."""
         raise NotImplementedError
 
     async def __call__(self, role: str, messages: list[Message], slot: int = 0, round: int = 0) -> Turn:
@@ -237,7 +237,7 @@ class Script:
         return Turn(role, slot, round, [], [], [], said, "stop")
 
     def drilled(self) -> tuple[str, str] | None:
-        """A derivation that is given, and what a judge says next; None for most rows."""
+        """Return a given derivation and a judge's continuation, for the fraction `drill` of the rows; None for the others."""
         if not self.is_quoted or self.own or self.rng.random() >= self.mix.drill:
             return None
         drafts = self.drafts[-1:] if self.role == "evaluator" else self.drafts
@@ -247,7 +247,7 @@ class Script:
         return draft, f"\n{said}"
 
     def overheard(self) -> Review:
-        """The review that a refiner reads: most often an "Incorrect", with as much worked out as chance has it."""
+        """Return the review that a refiner reads: mostly an "Incorrect", with a derivation, only the right line, or neither, at random."""
         draft = self.drafts[-1]
         kind = self.rng.random()
         if kind < 0.2:
@@ -257,7 +257,7 @@ class Script:
         return self.critic.derivation(draft) if kind < 0.85 else Review(verdict(False))
 
     def answer(self) -> str:
-        """A habit's answer, or an own one, right as often as wrong where both exist."""
+        """Return an answer in a random habit, or one of the model's own answers: a right or a wrong one equally often, if both exist."""
         if self.is_short and self.is_quoted:
             return self.answer_shortly()
         if self.own is None:
@@ -266,7 +266,7 @@ class Script:
         return self.keep(self.rng.choice([d for d in self.own[""] if d.is_correct == is_right_wanted] or self.own[""]))
 
     def refine(self) -> str:
-        """Use what the review worked out; after a bare verdict any habit or, more often than at first, a fitting one."""
+        """Return an answer that continues from the review; after a bare verdict a new one, more often in the fitting habit than at first."""
         if self.heard.found:
             text = self.go_on(self.heard.found)
             return self.keep(Draft(text, self.habits.claimed(text) == self.habits.truth(self.problem)))
@@ -275,23 +275,23 @@ class Script:
         return self.write(self.habits.fitting(self.problem))
 
     def follow(self, strategy: str) -> str:
-        """The habit that the strategy names, or an own answer to it."""
+        """Return an answer in the habit that the strategy names, or one of the model's own answers under it."""
         if self.own and (drafts := self.own.get(strategy)):
             return self.keep(self.rng.choice(drafts))
         return self.write(self.habits.STRATEGIES[strategy])
 
     def write(self, habit: str) -> str:
-        """New text in a habit."""
+        """Return a new answer in a habit."""
         return self.keep(self.habits.write(self.problem, habit, self.rng, self.is_quoted))
 
     def keep(self, draft: Draft) -> str:
-        """Remember a draft for the critics; its text."""
+        """Keep a draft for the critics and return its text."""
         self.drafts.append(draft)
         return draft.text
 
 
 def make_rows(script: type[Script], mix: Mix, count: int, rng: random.Random, pool: Pool | None = None) -> list[Row]:
-    """`count` rows of a mix, of scripted problems of the train split or from a pool of own answers, drawn with replacement."""
+    """Return `count` rows of a mix, from scripted train problems, or with replacement from a pool of the model's own answers."""
     roles = rng.choices(list(mix.roles), list(mix.roles.values()), k=count)
     return finish(_play(script, roles, rng, mix, pool))
 

@@ -103,7 +103,7 @@ PHASES = (
 
 
 def scripted(mix: Mix, derive: float) -> Mix:
-    """Rows beside those with own answers."""
+    """Return the mix of the rows that quote none of the model's own answers."""
     return replace(mix, roles=SCRIPTED, derive=derive)
 
 

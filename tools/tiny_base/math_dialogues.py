@@ -12,14 +12,14 @@ from tiny_base.habits import Draft, Steady
 
 
 class MathCritic(Critic):
-    """Works a value out line by line and compares it with the boxed one."""
+    """Derives a value line by line and compares it with the boxed ones."""
 
     habits = habits
     reviews: ClassVar[Mapping[str, float]] = {"bare": 46, "remark": 16, "line": 14, "program": 10, "wait": 14}
     selections: ClassVar[Mapping[str, float]] = {"bare": 72, "sentence": 12, "program": 8, "wait": 8}
 
     def compare(self, number: int, draft: Draft, value: int) -> tuple[str, bool]:
-        """The boxed value, and whether it is the derived one."""
+        """Return a comparison of the boxed value with the derived one, and whether they agree."""
         claimed = habits.claimed(draft.text)
         if claimed is None:
             return f"Solution {number} No box. ", False
@@ -27,29 +27,29 @@ class MathCritic(Critic):
         return f"Solution {number} {claimed}" + (" ok. " if agrees else " is wrong. "), agrees
 
     def derive(self) -> tuple[str, int, str]:
-        """The fitting lines, their value, and the last of them."""
+        """Return the fitting derivation, its value, and its last line."""
         lines, value = habits.worked(self.problem, self.rng)
         return "\n".join(lines), value, lines[-1]
 
     def point_out(self, draft: Draft) -> Review | None:
-        """The first wrong line of a draft and what it should be; None where there is no wrong line."""
+        """Return a review with the first wrong line of a draft and its correction; None if no line is wrong."""
         if "\n" not in draft.text or (line := habits.right_line(self.problem, draft.text)) is None:
             return None
         return correction(*line)
 
     def lesson(self) -> Review:
-        """Some line of the fitting derivation."""
+        """Return a review with some line of the fitting derivation."""
         lines = habits.worked(self.problem, Steady())[0]
         number = self.rng.randrange(len(lines))
         return correction(number + 1, lines[number])
 
     def flaw(self, draft: Draft) -> str:
-        """No box."""
+        """Return a remark if the draft has no box; else ""."""
         return "No box. " if habits.claimed(draft.text) is None else ""
 
 
 def correction(number: int, line: str) -> Review:
-    """What a line should be, behind the mark that an author's own corrections have."""
+    """Return a review with the right line, after the mark "wait" of authors' own corrections."""
     return Review(f"Line {number} \nwait={line.lstrip('=>')}\n{verdict(False)}", line)
 
 
@@ -60,12 +60,12 @@ class MathScript(Script):
 
     @classmethod
     def draw(cls, role: str, rng: random.Random, mix: Mix) -> tuple[Problem, bool]:
-        """A problem of the mix."""
+        """Draw a problem of the mix; return it and whether the row is short."""
         problem = next(stream("train", rng, mix.lengths))
         return problem, role in READERS and rng.random() < mix.short
 
     def given(self, draft: Draft) -> tuple[str, int]:
-        """The fitting lines with another end."""
+        """Return the fitting derivation with a changed value, and that value."""
         value = habits.claimed(draft.text)
         if value is None or self.rng.random() < 0.45:
             value = habits.slip(value or self.problem.reference, [], self.rng)
@@ -73,13 +73,13 @@ class MathScript(Script):
         return "\n".join([*lines[:-1], f"={value}"]), value
 
     def hint(self) -> Review | None:
-        """The wrong line of the draft, or any where the draft has no lines."""
+        """Return a review with the wrong line of the draft; with any line in a short row, whose drafts have no lines."""
         return self.critic.lesson() if self.is_short else self.critic.point_out(self.drafts[-1])
 
     def answer_shortly(self) -> str:
-        """A box alone."""
+        """Return a box without a derivation."""
         return self.keep(habits.bare(self.problem, self.rng, SHORT_RIGHT))
 
     def go_on(self, found: str) -> str:
-        """The line again, and from there to the box."""
+        """Return the reviewer's line and the lines from there to the box."""
         return habits.go_on(self.problem, found, self.rng)

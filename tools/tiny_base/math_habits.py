@@ -23,12 +23,12 @@ STRATEGIES = {
 FITTING = {"long": "direct", "wide": "split"}
 MARKS = {"double": "==", "split": ">"}
 SLIP = 0.005
-"""Chance of a wrong value per line, in what is written to be learned."""
+"""Probability of a wrong value per line in texts that are trained on."""
 QUOTED_SLIPS = {"direct": 0.04, "no_box": 0.04, "split": 0.04, "double": 0.45, "wait": 0.04}
-"""The same in what critics read, and per operation on two digits `QUOTED_WIDE`: about as a trained model slips."""
+"""Probability of a wrong value in texts that critics read; per operation on two digits it is `QUOTED_WIDE`. Both are about those of a trained model."""
 QUOTED_WIDE = 0.25
 WAIT = 0.25
-"""Chance per line of "wait": a wrong line, and then the same line again."""
+"""Probability per line of a self-correction: a wrong line, then "wait" and the right one."""
 
 
 def fitting(problem: Problem) -> str:

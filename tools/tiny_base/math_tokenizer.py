@@ -20,5 +20,5 @@ REPLY_STRINGS = (
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Deterministic; 256 bytes, numbers to 99, operations, prompts and phrases."""
+    """Build the tokenizer, deterministically, from 256 bytes, numbers to 99, operations, prompts and phrases."""
     return build(OPERATIONS, (*prompt_strings("compute left to right", "compute"), *REPLY_STRINGS))

@@ -57,10 +57,10 @@ class Examiner:
 
     task: ClassVar[Any]
     cap: ClassVar[int]
-    """Reply tokens at most."""
+    """Largest number of reply tokens."""
     critic: ClassVar[type[Critic]]
     useful: ClassVar[str]
-    """What a derivation holds, and an answer without one does not."""
+    """Text that every derivation contains and no other answer does."""
     heads: ClassVar[tuple[str, ...]]
     """How a judge's reply with a derivation begins."""
 

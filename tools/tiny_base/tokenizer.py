@@ -10,7 +10,7 @@ from transformers import PreTrainedTokenizerFast
 
 VOCAB_SIZE = 544
 LONGEST = 2048
-"""Tokens of a prompt and its reply: the positions that a model has; it is trained on the first `train.MAX_LENGTH`."""
+"""Number of a model's positions, and so the largest length of a prompt and its reply; only `train.MAX_LENGTH` are trained."""
 PAD, END = "<|endoftext|>", "<|end|>"
 SPECIAL = (PAD, END, "<|system|>", "<|user|>", "<|assistant|>")
 CHAT_TEMPLATE = (
@@ -20,7 +20,7 @@ CHAT_TEMPLATE = (
 
 
 def prompt_strings(request: str, again: str) -> tuple[str, ...]:
-    """The phrases of a task's prompts: `request` is what a solver is asked for, `again` the verb after a review."""
+    """Return the phrases of a task's prompts. `request` is what a solver is asked for, `again` the verb after a review."""
     return (
         f"{request[0].upper()}{request[1:]}: ",
         "Check every line above. Reply \\boxed{Correct} or \\boxed{Incorrect}.",
@@ -36,7 +36,7 @@ def prompt_strings(request: str, again: str) -> tuple[str, ...]:
 
 
 def build(units: tuple[str, ...], strings: tuple[str, ...]) -> PreTrainedTokenizerFast:
-    """Add numbers, units and strings, and learn the few merges left beside them from the strings; deterministic."""
+    """Build a tokenizer, deterministically, with numbers, units and strings as tokens; the remaining merges are learned from the strings."""
     added = (*map(str, range(10, 100)), *units, *strings)
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)

@@ -76,7 +76,7 @@ def encode(rows: list[Row], tokenizer: PreTrainedTokenizerFast) -> list[tuple[li
 
 
 Batch = list[tuple[torch.Tensor, torch.Tensor]]
-"""Micro-batches of one optimizer step: (input ids, labels), both (N, T); N and T differ."""
+"""Micro-batches of one optimizer step: (input ids, labels), both (N, T); N and T vary."""
 
 
 def batches(
@@ -127,7 +127,7 @@ def train(
 ) -> None:
     """Train on about `budget` tokens (padding included); append to `out/loss.jsonl`; save from time to time, and at the end.
 
-    `watch` is called from time to time with the finished fraction of the budget. The learning rate decays over the whole budget;
+    `watch` is called from time to time with the fraction of the budget that is used up. The learning rate decays over the whole budget;
     training ends at the fraction `until`.
     """
     optimizers = make_optimizers(model, lr)

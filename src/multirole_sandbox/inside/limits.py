@@ -5,18 +5,18 @@ from dataclasses import dataclass, field
 
 
 def processes_here() -> int:
-    """Return the number of training processes on this machine, from the launcher; all of them grade at once."""
+    """Return the number of training processes on this machine, as the launcher has set it. All of them grade at once."""
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def default_workers() -> int:
-    """Return one worker per usable core, at most 64; several training processes share the cores."""
+    """Return the number of workers: one per usable core, at most 64. Several training processes share the cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return max(1, min(64, cores // processes_here()))
 
 
 def default_memory_bytes() -> int:
-    """Return 2 GiB (the authors allow 4), or less if all workers together would not fit; at least 512 MiB.
+    """Return a program's memory limit: 2 GiB (the authors allow 4), or less if all workers together would not fit; at least 512 MiB.
 
     This limits address space. It fits the usual 512 MiB thread stack for deep recursion and a large heap.
     """

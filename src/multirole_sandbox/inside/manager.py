@@ -21,7 +21,7 @@ from .limits import Limits
 NOT_STARTED = signal.SIGUSR2  # a child that could not be set up ends by this signal, which a program cannot send
 AWAITED = {signal.SIGCHLD}  # blocked in the zygote and its children, so that none is lost before it is waited for
 MAX_FILES = 256
-SHORT_LIMIT_FRACTION = 0.05  # of its time limits, for a test after several timeouts
+SHORT_LIMIT_FRACTION = 0.05  # of the time limits, for each test after several timeouts
 COMPILE_SECONDS = 5  # CPU time for compiling and importing, on top of that of one test: a program's text can be a bomb
 
 
@@ -172,7 +172,7 @@ def main(body: int, head_bytes: int, max_tasks: int, filters: tuple | None) -> N
         ):
             resource.setrlimit(kind, (limit, limit))
         signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-        max_seconds = resource.getrlimit(resource.RLIMIT_CPU)[1]  # kept: a test's process may have more
+        _, max_seconds = resource.getrlimit(resource.RLIMIT_CPU)  # the hard limit stays: a test may get more
         resource.setrlimit(resource.RLIMIT_CPU, (int(limits.test_seconds) + COMPILE_SECONDS, max_seconds))
         manager.run()
         code = 0

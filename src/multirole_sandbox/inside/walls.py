@@ -77,8 +77,8 @@ Instruction = tuple[int, int, int, int]
 LIBC = ctypes.CDLL(None, use_errno=True)
 LIBC.syscall.restype = ctypes.c_long
 FORK = ctypes.PyDLL(None).fork
-"""libc's fork, for a process with one thread; -1 on failure. `os.fork` makes the interpreter's locks anew afterwards and
-runs the hooks of modules, which touches a hundred pages of memory more: a quarter of what a short test costs."""
+"""libc's fork, for a process with one thread; -1 on failure. `os.fork` also re-creates the interpreter's locks and runs
+modules' fork hooks, which touches a hundred more pages of memory: a quarter of the cost of a short test."""
 
 
 class Filter(ctypes.Structure):
@@ -144,7 +144,7 @@ def build_filters() -> tuple[Filter, Filter, Filter] | None:
     base += only(IOCTL, 24, SAFE_IOCTLS) + only(FCNTL, 24, SAFE_FCNTLS) + only(PRCTL, 16, SAFE_PRCTLS)
     base += block(CLONE[column], [load(16), *on_bits(NEW_NAMESPACES, KILL), returning(ALLOW)])
     base += block(PRLIMIT[column], [load(16), *on_equal(0, ALLOW), returning(EPERM)])  # of this process only
-    # libc asks a Unix socket for the users of this machine (`os.path.expanduser`) and goes on when it gets none.
+    # libc asks for a Unix socket to look up this machine's users (`os.path.expanduser`) and goes on without one.
     base += block(SOCKET[column], [load(16), *on_equal(1, EACCES), returning(KILL)])
     # A pair of stream sockets can reach nobody else and an event loop needs one; addresses and datagrams are refused.
     is_stream = [load(24), (0x54, 0, 0, 0xF), *on_equal(1, ALLOW), returning(KILL)]

@@ -61,7 +61,7 @@ def preload(module: str) -> None:
     time.tzset()
     threading.stack_size(THREAD_STACK_BYTES)
     sys.argv[:] = [""]
-    # As another user we may not pass the parents of the library: later imports go by paths relative to it.
+    # Another user may not traverse the library's parent folders, so later imports use paths relative to the library.
     sys.path[:] = [".", "./lib-dynload"]
     for loaded in sys.modules.values():
         folders = vars(loaded).get("__path__", [])

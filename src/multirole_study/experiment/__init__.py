@@ -2,5 +2,5 @@
 
 import warnings
 
-# tqdm draws no bars here, and a notebook without ipywidgets is no fault of its user
+# tqdm draws no bars here, so a notebook does not need ipywidgets
 warnings.filterwarnings("ignore", message="IProgress not found")

@@ -246,7 +246,7 @@ class Cell(Settings):
         if self.warmup_iterations > ticks and "warmup_iterations" in self.changed():  # the preset's may exceed a trial
             yield f"`warmup_iterations` must be at most the {ticks} ticks of `iterations`, got {self.warmup_iterations}."
         if (self.updates == "tokens") != (self.step_tokens is not None):
-            yield f"`updates='tokens'` needs `step_tokens`, such as 4096, and nothing else does; got {self.step_tokens}."
+            yield f"`step_tokens` must be set, for example to 4096, if `updates='tokens'`, and only then; got {self.step_tokens} with `updates={self.updates!r}`."
         if self.updates == "tokens" and self.minibatch_split == "sequential":
             yield "`updates='tokens'` has no full step to divide a partial one by. Write minibatch_split='even'."
         if self.max_staleness and self.credit in REPLAYING_CREDITS:
@@ -260,13 +260,13 @@ class Cell(Settings):
             )
         for name, path in (("model", self.model), ("data", self.data)):
             if path is not None and is_tiny(self.scale):
-                yield f"`{name}` replaces what is embedded at scale={self.scale!r}, got {path!r}. Write scale='0.6b'."
+                yield f"`{name}` cannot be used with scale={self.scale!r}, whose model and problems are embedded; got {path!r}. Write scale='0.6b'."
             elif path is not None and name == "data" and (is_small(self.scale) or self._gym):
-                yield f"`data` replaces the rows of task='math' or 'code' at a paper scale, got {path!r}. Write scale='0.6b'."
+                yield f"`data` replaces the rows of task='math' or 'code' at a paper scale and cannot be used here; got {path!r}. Write scale='0.6b'."
             elif path is not None and not Path(path).expanduser().exists():
                 yield f"`{name}` must be an existing local path, got {path!r}{looked_in(path)}. Leave it out for the pinned download."
         if self._task is not None and self.data is not None:
-            yield "`data` replaces the rows of task='math' or 'code', and a task of your own has its rows already."
+            yield "`data` replaces the rows of task='math' or 'code', but a user-supplied task has its own rows. Leave `data` out."
 
     # ---- workflow, task and policy
 

@@ -71,7 +71,7 @@ def load_model(cell: Cell) -> tuple[PeftModel, PreTrainedTokenizerBase]:
         task_type="CAUSAL_LM",
     )  # fmt: skip
     model = add_adapters(base, lora, adapter_names(cell.policy))
-    for config in model.peft_config.values():  # as sets, each process would save them in another order
+    for config in model.peft_config.values():  # sets would be saved in a different order by each process
         config.target_modules = sorted(config.target_modules)
     return model, tokenizer
 
@@ -195,7 +195,7 @@ class CellTrainer(MultiRoleGRPOTrainer):
 
 
 def update_rules(cell: Cell) -> list[MultiRoleCallback]:
-    """Return the callbacks that replace the library's rules of the update where the cell's settings differ from them."""
+    """Return the callbacks that replace the library's update rules where the cell's settings differ from them."""
     rules: list[MultiRoleCallback] = []
     if cell.advantage_group != "episode":
         rules.append(RowAdvantages(by_slot=cell.advantage_group == "slot"))

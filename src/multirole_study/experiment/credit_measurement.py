@@ -23,16 +23,17 @@ from multirole_study.experiment.run_folder import claim
 from multirole_study.experiment.storage import write_table
 
 CREDIT_FILE = "credit_accuracy.parquet"
-"""In a run's folder; no part of the record that DONE has checksums of."""
+"""File in a run's folder. It is not part of the record whose checksums DONE holds."""
 CHUNK = 8
-"""Problems that are measured at a time. The table is written after each chunk, so that a killed measurement goes on where it was."""
+"""Number of problems measured at a time. The table is written after each chunk, so that a killed measurement continues from there."""
 
 
 def measure_run(folder: Path, steps: Sequence[int] | None, n_problems: int, sizes: Sizes = SIZES) -> Path:
     """Measure a run at evaluated steps, by default at all of them, and write `credit_accuracy.parquet` into its folder.
 
-    A row has the moments of one estimator in one context: a turn of the episode of one of the first `n_problems` training problems.
-    Problems that the file has already are not measured again. Steps take turns, so that all have the same problems when it is killed.
+    A row has the moments of one estimator in one context. A context is a turn of an episode; one episode of each of the first
+    `n_problems` training problems is measured. Problems already in the file are not measured again. The steps take turns, so that
+    all have the same problems if the measurement is killed.
 
     Raises ValueError for steps whose adapters the run has not kept, for fewer than two problems, and for a folder that holds no run
     or that another process is writing to.
@@ -53,27 +54,29 @@ def _measure(
     cell: Cell, adapters: Mapping[int, Path | None], problems: tuple[list[Problem], list[Problem]], measured: list[Problem],
     folder: Path, sizes: Sizes,
 ) -> None:  # fmt: skip
-    """Measure problems that the file in the folder does not have yet, and add their rows."""
+    """Measure the problems that are not yet in the folder's file, and add their rows to it."""
     rows = pq.read_table(folder / CREDIT_FILE).to_pylist() if (folder / CREDIT_FILE).exists() else []
-    there = {(row["step"], row["problem"]) for row in rows}
+    measured_before = {(row["step"], row["problem"]) for row in rows}
     reward = TaskReward(cell.make_task(), measured)
-    with TemporaryDirectory() as aside:
-        trainer = make_trainer(cell, aside, problems=problems)
-        untrained = Path(aside) / "untrained"
+    with TemporaryDirectory() as scratch:
+        trainer = make_trainer(cell, scratch, problems=problems)
+        untrained = Path(scratch) / "untrained"
         trainer.peft_model.save_pretrained(untrained)
         verdicts = functools.partial(judge, task=reward, structure=structure_of(trainer.workflow))
         try:
             for i in range(0, len(measured), CHUNK):
                 for step, saved in adapters.items():
-                    chunk = [problem for problem in measured[i : i + CHUNK] if (step, problem.id) not in there]
+                    chunk = [
+                        problem for problem in measured[i : i + CHUNK] if (step, problem.id) not in measured_before
+                    ]
                     if not chunk:
                         continue
                     load_adapters(trainer.peft_model, saved or untrained)
                     trainer.state.global_step = step  # tells `play` to publish the new weights
-                    where = {"run": cell.id, "workflow": cell.workflow, "policy": cell.policy_name, "task": cell.task,
-                             "seed": cell.seed, "step": step}  # fmt: skip
+                    run_columns = {"run": cell.id, "workflow": cell.workflow, "policy": cell.policy_name, "task": cell.task,
+                                   "seed": cell.seed, "step": step}  # fmt: skip
                     measurement = measure_credit(trainer, chunk, reward.score_answers, verdicts, sizes)
-                    rows += [where | row for row in rows_of(measurement)]
+                    rows += [run_columns | row for row in rows_of(measurement)]
                     write_table(folder / CREDIT_FILE, rows)
                     say(f"{cell.id} at iteration {step}: {i + len(chunk)} of {len(measured)} problems measured")
         finally:
@@ -84,7 +87,7 @@ def rows_of(measurement: Measurement) -> Iterator[dict[str, object]]:
     """Yield one row per context and estimator."""
     for context in measurement.contexts:
         role, slot, round_ = context.place
-        place = {"problem": context.problem, "role": role, "slot": slot, "round": round_}
+        turn_columns = {"problem": context.problem, "role": role, "slot": slot, "round": round_}
         for name, moments in context.moments.items():
             tokens = measurement.tokens_per_row[name]
-            yield place | {"estimator": name} | moments._asdict() | {"tokens_per_row": tokens}
+            yield turn_columns | {"estimator": name} | moments._asdict() | {"tokens_per_row": tokens}

@@ -1,4 +1,4 @@
-"""Grade programs during the rollout, while a GPU samples other episodes and the cores are idle, so that it does not wait later."""
+"""Grade programs during the rollout, on cores that are idle while a GPU samples, so that the GPU does not wait for grading afterwards."""
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue

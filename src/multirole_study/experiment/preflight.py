@@ -170,7 +170,7 @@ def try_reward(task: Task, problems: list[Problem]) -> None:
 def first_prompts(workflow: Workflow, problems: Sequence[Problem], length: Callable[[list[Message]], int]) -> list[int]:
     """Return the length (by `length`) of the longest prompt in each problem's first stage, without a model call.
 
-    0 for a workflow that waits for threads or sockets, whose agents are not run once more for each problem.
+    The length is 0 for a workflow that waits for threads or sockets, because its agents are not run an additional time per problem.
     """
     if waits_outside(workflow):
         return [0] * len(problems)

@@ -84,7 +84,7 @@ MODELS = {  # paper sec 3; the paper pins no revision, these are the ones a foll
     "4b": PinnedModel(
         "Qwen/Qwen3-4B", "531c80e289d6cff3a7cd8c0db8110231d23a6f7a", Shape(36, 2560, 9728, 32, 8, 128, 151936)
     ),
-    # not the paper's; where there is no Hub, `smollm2` has another version of its weights
+    # not in the paper; without the Hub, module `smollm2` provides another version of these weights
     SMOLLM2: PinnedModel(
         "HuggingFaceTB/SmolLM2-135M-Instruct",
         "12fd25f77366fa6b3b4b768ec3050bf629380bac",
@@ -94,7 +94,7 @@ MODELS = {  # paper sec 3; the paper pins no revision, these are the ones a foll
 }
 
 ROUNDS = {"math": 3, "code": 2}
-"""Table 7, "Eval-Opt revision rounds": the number of drafts, which is also that of verdicts (as in the released code)."""
+"""Table 7, "Eval-Opt revision rounds": the number of drafts and of verdicts (as in the released code)."""
 LENGTHS = {  # (workflow, task) -> caps of prompt and response in tokens (Table 7; "single" is the released code's)
     ("single", "math"): (15360, 5120),
     ("eval_opt", "math"): (30720, 5120),

@@ -91,7 +91,7 @@ def turn_row(step: int, episode: Episode, turn: Turn) -> dict[str, object]:
 
 
 def token_texts(decode: Callable[..., str], token_ids: list[int]) -> list[str]:
-    """Decode each token. A character of several tokens is assigned to its last token; the others are empty."""
+    """Decode each token. A character of several tokens is assigned to its last token; the texts of the others are empty."""
     texts: list[str] = []
     start = 0
     for i in range(len(token_ids)):
@@ -203,7 +203,7 @@ class Recorder:
                     self.tables[path.stem] = pq.read_table(path).to_pylist()
 
     def finish(self, outcome: dict[str, object] | None = None) -> None:
-        """Write the tables and an unplanned `outcome`, then DONE with the checksum of every file."""
+        """Write the tables and, if the run diverged, its `outcome`; then write DONE with the checksum of every file."""
         if outcome:
             path = self.folder / "provenance.json"
             write_text(path, json.dumps(json.loads(path.read_text()) | {"outcome": outcome}, indent=2))
@@ -217,7 +217,7 @@ class TextSignatures(MultiRoleCallback):
     """Adds the text signatures of each role to `iteration.roles`. Pass it before callbacks that read them."""
 
     def on_iteration_end(self, trainer: Trainer, iteration: Iteration) -> None:
-        played = {id(episode) for episode in iteration.episodes}  # rows of forks have others
+        played = {id(episode) for episode in iteration.episodes}  # rows of forks belong to other episodes
         episodes = list({id(row.episode): row.episode for row in iteration.rows if id(row.episode) in played}.values())
         for role, values in signatures(episodes).items():
             iteration.roles[role] |= values
@@ -255,7 +255,7 @@ class Recording(MultiRoleCallback):
         episodes, number, watched = iteration.episodes, iteration.number, self.watched
         groups: dict[tuple[str, int], set[float]] = defaultdict(set)
         for episode in episodes:
-            if episode.reward is not None:  # its workflow raised, and it is left out of its group
+            if episode.reward is not None:  # an episode whose workflow raised has none and is in no group
                 groups[episode.group(trainer.args.num_generations)].add(episode.reward.value)
         tables, turns = self.recorder.tables, [turn for episode in episodes for turn in episode.turns]
         tables["metrics"].append(
@@ -298,7 +298,7 @@ class Recording(MultiRoleCallback):
         self, trainer: Trainer, episodes: list[Episode], metrics: dict[str, float], prefix: str
     ) -> None:
         """Add the outcome of every problem, and write the first `N_INSPECTED` episodes' turns token by token."""
-        self.take_sampled_tokens(trainer)  # the evaluation's, which count for no iteration
+        self.take_sampled_tokens(trainer)  # discarded: tokens sampled by the evaluation count for no iteration
         rows = [Row(e, turn, trainer.policy[turn.role]) for e in episodes[:N_INSPECTED] for turn in e.turns]
         base_logprobs = trainer.logprobs_of(rows, base=True)  # every process computes a share
         if step := trainer.state.global_step:

@@ -22,12 +22,12 @@ from multirole_study.experiment.run_folder import adapters_folder, claim, read_c
 from multirole_study.experiment.storage import add_steps
 
 SIGNAL_FILE = "gradient_signal.parquet"
-"""In a run's folder; no part of the record that DONE has checksums of."""
+"""File in a run's folder. It is not part of the record whose checksums DONE holds."""
 CONFIDENCE = 0.95
 
 
 def cell_of(folder: Path) -> Cell:
-    """Return the cell of a run's folder. Raises ValueError if it holds no run, or one of user-supplied code."""
+    """Return the cell of a run's folder. Raises ValueError if it holds no run, or a run of user-supplied code."""
     settings = read_config(folder)
     return Cell(**{name: value for name, value in settings.items() if name in Cell.model_fields})
 
@@ -41,7 +41,8 @@ def with_interval(estimate: Estimate, batches: int) -> dict[str, float]:
 def rows_of(gradients: AdapterGradients) -> Iterator[dict[str, object]]:
     """Yield one row per role, or pair of roles, and statistic of one adapter.
 
-    Beside those of `role_statistics` and `cosines`: noise_scale in batches, row_share and token_share of the adapter's.
+    In addition to the statistics of `role_statistics` and `cosines` there are noise_scale (in batches), and row_share and token_share:
+    the role's shares of its adapter's rows and tokens.
     """
     products, batches = gradients.products(), len(gradients.values)
     for role, statistics in role_statistics(products).items():
@@ -55,8 +56,14 @@ def rows_of(gradients: AdapterGradients) -> Iterator[dict[str, object]]:
         }
         yield {"role": role, "statistic": "noise_scale", **scale}
         for name, counts in (("row_share", gradients.rows), ("token_share", gradients.tokens)):
-            part = sum(count for part, count in counts.items() if part[0] == role)
-            yield {"role": role, "statistic": name, "value": part / counts.total(), "low": math.nan, "high": math.nan}
+            role_count = sum(count for part, count in counts.items() if part[0] == role)
+            yield {
+                "role": role,
+                "statistic": name,
+                "value": role_count / counts.total(),
+                "low": math.nan,
+                "high": math.nan,
+            }
     for (role, other), estimate in cosines(products).items():
         yield {"role": role, "other": other, "statistic": "cosine", **with_interval(estimate, batches)}
 
@@ -64,16 +71,16 @@ def rows_of(gradients: AdapterGradients) -> Iterator[dict[str, object]]:
 def measure_cell(cell: Cell, adapters: Mapping[int, Path | None], n_batches: int) -> list[dict[str, object]]:
     """Return the table of a cell at some iterations; `adapters` maps each to saved adapters, or to None for untrained ones."""
     table: list[dict[str, object]] = []
-    with TemporaryDirectory() as aside:
-        trainer = make_trainer(cell, aside)
+    with TemporaryDirectory() as scratch:
+        trainer = make_trainer(cell, scratch)
         try:
             for step, saved in adapters.items():
                 if saved is not None:
                     load_adapters(trainer.peft_model, saved)
-                where = {"run": cell.id, "workflow": cell.workflow, "policy": cell.policy_name, "task": cell.task,
-                         "seed": cell.seed, "step": step, "batches": n_batches}  # fmt: skip
+                run_columns = {"run": cell.id, "workflow": cell.workflow, "policy": cell.policy_name, "task": cell.task,
+                               "seed": cell.seed, "step": step, "batches": n_batches}  # fmt: skip
                 for adapter, gradients in measure_gradients(trainer, n_batches).items():
-                    table += [where | {"adapter": adapter, "other": ""} | row for row in rows_of(gradients)]
+                    table += [run_columns | {"adapter": adapter, "other": ""} | row for row in rows_of(gradients)]
                 say(f"{cell.id} at iteration {step}: {n_batches} batches measured")
         finally:
             trainer.engine.close()
@@ -83,7 +90,7 @@ def measure_cell(cell: Cell, adapters: Mapping[int, Path | None], n_batches: int
 def measure_run(folder: Path, steps: Sequence[int] | None, n_batches: int) -> Path:
     """Measure a run at evaluated steps, by default at all of them, and write `gradient_signal.parquet` into its folder.
 
-    Other steps that the file has already stay in it. Raises ValueError for steps whose adapters the run has not kept, and for a folder
+    The file keeps its rows of other steps. Raises ValueError for steps whose adapters the run has not kept, and for a folder
     that holds no run or that another process is writing to.
     """
     adapters, path, cell = adapters_of(folder, steps), folder / SIGNAL_FILE, cell_of(folder)

@@ -71,7 +71,7 @@ def run_cell(
             processes().wait_for_everyone()
             if is_done(folder):
                 if is_main:
-                    conclude(folder, "was finished before")
+                    conclude(folder, "is already finished")
                 return folder
             if is_launched():
                 launch = launch.replace(n_processes=processes().num_processes)
@@ -141,7 +141,7 @@ def run_evaluation(evaluation: Evaluation, launch: Launch | str | Path = ONE_PRO
             config = {name: value for name, value in evaluation if name != "cell"} | {"cell": evaluation.cell.to_dict()}
             stack.enter_context(open_folder(folder, config))
             if is_done(folder):
-                say(f"{folder} was finished before.")
+                say(f"{folder} is already finished.")
                 return folder
             steps = steps_of(evaluation, launch.results_dir)
             preflight(evaluation.cell, launch.replace(n_processes=1))

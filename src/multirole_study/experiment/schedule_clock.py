@@ -18,8 +18,8 @@ class UpdateCallClock(MultiRoleCallback):
     """Callback that makes the schedule tick once per update call, that is per adapter and iteration; TRL's ticks once per iteration.
 
     Args:
-        is_wrapped: evaluate the schedule beyond the run's number of iterations as its formula stands. The cosine then rises again. By
-            default the rate stays what it is at the schedule's end.
+        is_wrapped: evaluate the schedule's formula beyond the run's number of iterations, where a cosine rises again. By default the
+            rate keeps the schedule's final value.
     """
 
     is_wrapped: bool = False

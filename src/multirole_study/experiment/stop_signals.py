@@ -54,11 +54,11 @@ class Stop(TrainerCallback):
         self.is_asked, self.since = True, time.monotonic()
         if self.launcher is not None:
             logger.warning("%s: passed on to the processes of this run", name)
-            with suppress(psutil.NoSuchProcess):  # it has ended
+            with suppress(psutil.NoSuchProcess):  # the launcher has already ended
                 workers = psutil.Process(self.launcher.pid).children()
                 for worker in workers:
                     worker.send_signal(signal.SIGUSR1)
-                if not workers:  # it has started none yet
+                if not workers:  # the launcher has not started any yet
                     self.launcher.terminate()
         elif self.is_training:
             logger.warning("%s: the run stops after this iteration, saved. A second signal ends it at once.", name)

@@ -67,7 +67,7 @@ def write_table(path: Path, rows: list[dict]) -> None:
 
 
 def add_steps(path: Path, rows: list[dict]) -> None:
-    """Write rows of measured checkpoints (column `step`) to a Parquet file; rows of other steps that it has stay in it."""
+    """Write rows of measured checkpoints (column `step`) to a Parquet file, which keeps its rows of other steps."""
     import pyarrow.parquet as pq
 
     steps = {row["step"] for row in rows}

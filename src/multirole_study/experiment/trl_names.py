@@ -18,14 +18,14 @@ TRL_NAMES = {
 
 
 def with_cell_names(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values under the cell's names; None is no value. Raises ValueError for a setting with both names."""
+    """Return the values under the cell's names; None counts as not given. Raises ValueError for a setting with both names."""
     renamed: dict[str, Any] = {}
     for name, value in values.items():
         if value is None:
             continue
         setting = TRL_NAMES.get(name, name)
         if setting in renamed:
-            trl_name = next(trl for trl, ours in TRL_NAMES.items() if ours == setting)
+            trl_name = next(trl for trl, cell_name in TRL_NAMES.items() if cell_name == setting)
             raise ValueError(
                 f"`{trl_name}` is TRL's name of the setting `{setting}`, and both have a value. Write one of them."
             )

@@ -132,13 +132,13 @@ def describe_episodes(
 
 
 def questions_of(episodes: pd.DataFrame) -> dict[str, str]:
-    """Return each training problem's question, cut, and without the words that all begin with; empty if not recorded."""
+    """Return problem -> its question, shortened and without the words with which all questions begin; empty if not recorded."""
     if "question" not in episodes:
         return {}
-    asked = episodes.drop_duplicates("problem")
-    shared = commonprefix(asked["question"].tolist()) if len(asked) > 1 else ""
+    by_problem = episodes.drop_duplicates("problem")
+    shared = commonprefix(by_problem["question"].tolist()) if len(by_problem) > 1 else ""
     start = shared.rfind(" ") + 1
-    return dict(zip(asked["problem"], asked["question"].str.slice(start, start + MAX_QUESTION), strict=True))
+    return dict(zip(by_problem["problem"], by_problem["question"].str.slice(start, start + MAX_QUESTION), strict=True))
 
 
 def training_groups(episodes: pd.DataFrame, group_size: int) -> dict[int, list] | None:

@@ -1,6 +1,6 @@
 """Read a run's folder for the notebooks and the page: settings, tables, curves and facts of the run.
 
-Every table may be missing, short or hold NaN, so that interrupted runs can be read. METRICS.md defines the columns.
+Any table may be missing, be short or contain NaN, so that interrupted runs can be read. METRICS.md defines the columns.
 """
 
 import json

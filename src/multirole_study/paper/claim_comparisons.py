@@ -32,7 +32,7 @@ NOTHING = Judged(MISSING, MISSING)
 
 
 def complete(numbers: pd.DataFrame) -> pd.DataFrame:
-    """Return a table (seeds, cells): one number per run, of the seeds that have every cell; columns are workflow, task and arm, the policy."""
+    """Return a table (seeds, cells) with one number per run, for the seeds that have every cell. Its columns are (workflow, task, arm); the arm is the policy."""
     return numbers.pivot_table("value", "seed", FACTORS).dropna()
 
 
@@ -42,7 +42,7 @@ def side(low: float, high: float) -> str:
 
 
 def resampled(values: np.ndarray, statistic: Callable[[np.ndarray], float]) -> tuple[float, float]:
-    """Return the 95 % percentile interval of a statistic of `values` (seeds, ...) over seeds drawn with replacement; the same on every call."""
+    """Return the 95 % percentile interval of a statistic of `values` (seeds, ...) over seeds drawn with replacement. Every call draws the same seeds."""
     rng = np.random.default_rng(0)
     draws = rng.integers(len(values), size=(RULES["resamples"], len(values)))
     low, high = np.nanquantile([statistic(values[draw]) for draw in draws], [ALPHA / 2, 1 - ALPHA / 2])
@@ -52,14 +52,14 @@ def resampled(values: np.ndarray, statistic: Callable[[np.ndarray], float]) -> t
 # ---- variance
 
 
-def spread(numbers: pd.DataFrame, about: dict) -> Judged:
-    """Decide by an F test of equal means over the combinations of `over` at the same `within`, with seeds as blocks."""
+def spread(numbers: pd.DataFrame, claim: dict) -> Judged:
+    """Decide whether cells differ, by an F test of equal means among cells with the same `within`, with seeds as blocks."""
     table = complete(numbers)
     if len(table) < RULES["least_seeds"]:
         return NOTHING
     explained = error = df = 0.0
-    for _, part in table.T.groupby(about["within"] or (lambda _: 0)):
-        effects = part.to_numpy().T  # (seeds, cells)
+    for _, group in table.T.groupby(claim["within"] or (lambda _: 0)):
+        effects = group.to_numpy().T  # (seeds, cells)
         effects = effects - effects.mean(axis=1, keepdims=True)
         means = effects.mean(axis=0)
         explained += len(effects) * (means**2).sum()
@@ -91,16 +91,16 @@ def shares_of_variance(values: np.ndarray, cells: pd.MultiIndex) -> tuple[float,
     return shares[0], shares[1]
 
 
-def variance(numbers: pd.DataFrame, about: dict) -> Judged:
+def variance(numbers: pd.DataFrame, claim: dict) -> Judged:
     """Decide whether workflow and task explain more of the variance than policy."""
     table = complete(numbers)
     if len(table) < RULES["least_seeds"] or not table.to_numpy().any():
         return NOTHING
     values, cells = table.to_numpy(), table.columns
-    ours, policy = shares_of_variance(values, cells)
+    cell_share, policy = shares_of_variance(values, cells)
     low, high = resampled(values, lambda drawn: float(np.subtract(*shares_of_variance(drawn, cells))))
     names = "workflow and task" if cells.get_level_values("task").nunique() > 1 else "workflow (one task)"
-    text = f"{names} {ours:.2f}, policy {policy:.2f}, difference {ours - policy:.2f} [{low:.2f}, {high:.2f}], {len(table)} seeds"
+    text = f"{names} {cell_share:.2f}, policy {policy:.2f}, difference {cell_share - policy:.2f} [{low:.2f}, {high:.2f}], {len(table)} seeds"
     return Judged(side(low, high), text.replace("-", "−"))
 
 
@@ -109,7 +109,7 @@ def standardised(values: np.ndarray) -> np.ndarray:
     return abs(values.mean(axis=0)) / np.maximum(values.std(axis=0, ddof=1), 1e-12)
 
 
-def effect_sizes(numbers: pd.DataFrame, about: dict) -> Judged:
+def effect_sizes(numbers: pd.DataFrame, claim: dict) -> Judged:
     """Decide whether the standardised IP − SP of entropy is smaller than those of chi2 and of the gradient norm."""
     table = numbers.pivot_table("value", "seed", ["metric", "workflow", "task"]).dropna()
     if len(table) < RULES["least_seeds"]:
@@ -141,7 +141,7 @@ class Signed(NamedTuple):
 
     @property
     def sign(self) -> int:
-        """1 or -1 where it is decided, else 0."""
+        """Return the sign of a decided difference, 1 or -1; 0 if it is not decided."""
         return int(math.copysign(self.p < ALPHA, self.mean))
 
     def __str__(self) -> str:
@@ -180,7 +180,7 @@ def by_cell(numbers: pd.DataFrame) -> dict[tuple[str, str], pd.Series]:
     return {key: group.set_index("seed")["value"] for key, group in numbers.groupby(["workflow", "task"], sort=False)}
 
 
-def ranking(numbers: pd.DataFrame, about: dict) -> Judged:
+def ranking(numbers: pd.DataFrame, claim: dict) -> Judged:
     """Decide whether two workflows rank one way on one task and the other way on the other."""
     cells = by_cell(numbers)
     tasks = list(dict.fromkeys(task for _, task in cells))
@@ -192,7 +192,7 @@ def ranking(numbers: pd.DataFrame, about: dict) -> Judged:
     })  # fmt: skip
 
 
-def gain_and_slip(numbers: pd.DataFrame, about: dict) -> Judged:
+def gain_and_slip(numbers: pd.DataFrame, claim: dict) -> Judged:
     """Decide whether a workflow lies above the single agent on one task and below it on the other."""
     return opposite_signs({(WORKFLOW_NAMES.get(w, w), task): values for (w, task), values in by_cell(numbers).items()})
 
@@ -200,8 +200,8 @@ def gain_and_slip(numbers: pd.DataFrame, about: dict) -> Judged:
 # ---- alarms
 
 
-def monitor(numbers: pd.DataFrame, about: dict) -> Judged:
-    """Decide whether an alarm comes before more falls than it is false in runs that do not fall; `value` is the alarm, `fallen` the fall."""
+def monitor(numbers: pd.DataFrame, claim: dict) -> Judged:
+    """Decide whether an alarm precedes falls more often than it goes off in runs that do not fall. `value` is the alarm, `fallen` the fall."""
     fallen = numbers["fallen"].astype(bool)
     ahead, false = numbers.loc[fallen, "value"], numbers.loc[~fallen, "value"]
     if numbers.empty:

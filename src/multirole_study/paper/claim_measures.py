@@ -23,7 +23,7 @@ TOKEN_LEVEL = ("chi2", "perplexity", "grad_norm")
 
 
 def log_of(value: float) -> float:
-    """Return the natural logarithm of a size, of `FLOOR` where it is smaller."""
+    """Return the natural logarithm of a size; smaller sizes than `FLOOR` count as `FLOOR`."""
     return math.log(max(value, FLOOR))
 
 
@@ -49,14 +49,14 @@ def wrong_agreement(answers: pd.DataFrame) -> float:
 
 
 def slot_answers(run: Run, role: str, step: int) -> pd.DataFrame:
-    """Return the graded answers of a role's slots at a validation, as `wrong_agreement` takes them, for the problems that the task has."""
+    """Return the graded answers of a role's slots at a validation, as `wrong_agreement` takes them. Problems that the task no longer has are left out."""
     task = run.cell.make_task()
     turns = run.table("turns", "step", "problem", "role", "slot", "text")
     turns = turns[(turns["step"] == step) & (turns["role"] == role)]
-    known = {problem.id: problem for problem in task.problems("validation", run.cell.n_validation)}
-    turns = turns[turns["problem"].isin(list(known))]
+    problems = {problem.id: problem for problem in task.problems("validation", run.cell.n_validation)}
+    turns = turns[turns["problem"].isin(list(problems))]
     turns = turns.assign(answer=[task.extract(text) for text in turns["text"]]).dropna(subset="answer")
-    scores = task.score([known[name] for name in turns["problem"]], list(turns["text"])) if len(turns) else []
+    scores = task.score([problems[name] for name in turns["problem"]], list(turns["text"])) if len(turns) else []
     is_right = pd.Series([score.is_correct for score in scores], turns.index, dtype=bool)
     return turns.assign(is_right=is_right)[["problem", "answer", "is_right"]]
 
@@ -135,19 +135,19 @@ def grows_unseen(run: Run, role: str, flat: str) -> bool:
 def writes_code(run: Run, role: str) -> bool:
     """Return whether a role begins to write Python fences."""
     share = run.series("code_fence_rate", role)
-    more = share.rolling(FIRST_ITERATIONS).mean() - share.iloc[:FIRST_ITERATIONS].mean()
-    return bool((more >= RULES["more_code"]).any())
+    increase = share.rolling(FIRST_ITERATIONS).mean() - share.iloc[:FIRST_ITERATIONS].mean()
+    return bool((increase >= RULES["more_code"]).any())
 
 
 def drops(run: Run, role: str, metric: str) -> bool:
     """Return whether a share of a role's turns falls by `more_code`."""
     share = run.series(metric, role)
-    less = share.iloc[:FIRST_ITERATIONS].mean() - share.rolling(FIRST_ITERATIONS).mean()
-    return bool((less >= RULES["more_code"]).any())
+    decrease = share.iloc[:FIRST_ITERATIONS].mean() - share.rolling(FIRST_ITERATIONS).mean()
+    return bool((decrease >= RULES["more_code"]).any())
 
 
 def approaches(run: Run, role: str, flat: str) -> bool:
-    """Return whether the distance of two roles' mean lengths, in logarithms, ends at `closer` times that of the first iterations or less."""
+    """Return whether the distance of two roles' mean lengths, in logarithms, ends at no more than `closer` times its value in the first iterations."""
     lengths = [run.series("length_mean", name) for name in (role, flat)]
     first, last = (
         abs(math.log(a.mean() / b.mean()))
@@ -189,12 +189,12 @@ def unseen_falls(run: Run) -> bool:
     fall = first_fall(run.accuracy)
     if fall is None or not fall.is_terminal:
         return False
-    before = [run.series(metric, role).loc[: fall.at - 1] for role in run.cell.policy for metric in TOKEN_LEVEL]
-    return all(climb(series) < RULES["climbs"] for series in before)
+    before_fall = [run.series(metric, role).loc[: fall.at - 1] for role in run.cell.policy for metric in TOKEN_LEVEL]
+    return all(climb(series) < RULES["climbs"] for series in before_fall)
 
 
 def keeps_entropy(run: Run) -> bool:
-    """Return whether the least entropy is `keeps` times the first or more."""
+    """Return whether the smallest entropy is at least `keeps` times the first."""
     series = entropy(run)
     return bool(series.min() >= RULES["keeps"] * series.iloc[0])
 
@@ -229,7 +229,7 @@ PAIRED_PATTERNS: dict[str, Callable[[Run, Run], bool]] = {
     "only_ip_falls": lambda run, other: run.ends_fallen and not other.ends_fallen,
     "slips_below_single": lambda run, other: run.at("peak") <= other.at("peak") - RULES["slip"] + 1e-9,
 }
-"""Patterns of a run and of another run of its seed."""
+"""Patterns that compare a run with another run of the same seed."""
 
 
 # ---- alarms
@@ -238,8 +238,8 @@ PAIRED_PATTERNS: dict[str, Callable[[Run, Run], bool]] = {
 def alarms(series: pd.Series, metric: str) -> Iterator[int]:
     """Yield the iterations at which a metric of a role is alarming.
 
-    The mean of `ALARM_WINDOW` iterations is held against the median of the first ones: a share alarms where it has fallen by
-    `more_code`, a length at `longer` times, all else at `climbs` times.
+    The mean of `ALARM_WINDOW` iterations is compared with the median of the first ones. A share is alarming once it has fallen by
+    `more_code`, a length at `longer` times its first value, and any other metric at `climbs` times.
     """
     recent, first = series.abs().rolling(ALARM_WINDOW).mean(), series.abs().iloc[:FIRST_ITERATIONS].median()
     if metric.endswith("_rate"):
@@ -251,7 +251,7 @@ def alarms(series: pd.Series, metric: str) -> Iterator[int]:
 
 
 def warns(run: Run, metric: str, roles: list[str]) -> bool:
-    """Return whether a role's metric alarms before the first fall of a run that ends fallen; at any time in another run."""
+    """Return whether a role's metric is alarming before the first fall of a run that ends fallen, or at any time in another run."""
     fall = first_fall(run.accuracy)
     end = fall.at if fall is not None and fall.is_terminal else math.inf
     return any(at < end for role in roles for at in alarms(run.series(metric, role), metric))

@@ -32,7 +32,7 @@ CHOSEN_AFTERWARDS = "looked at afterwards"
 
 @dataclass(frozen=True)
 class Falls:
-    """Counts of a regime: its runs of workflows and those that end fallen; and what its settings decide beforehand.
+    """How many runs of workflows a regime has, how many of them end fallen, and what its settings decide beforehand.
 
     `starts_in_warmup`: the first evaluation is still within the warm-up. `is_one_step`: adapters take one step per iteration, so that the policy
     that is updated is the one that sampled, and χ² and KL during the update are zero.
@@ -51,19 +51,21 @@ class Falls:
         starts_in_warmup = all(run.accuracy.index[1] <= run.cell.warmup_iterations for run in runs)
         return cls(len(runs), sum(run.ends_fallen for run in runs), starts_in_warmup, changed.get("updates") == "one")
 
-    def vacuous(self, about: dict) -> str:
+    def vacuous(self, claim: dict) -> str:
         """Explain why this claim could only have one verdict in this regime; "" if others were possible."""
-        read = about.get("effect", about.get("of"))
-        needs_falls = read in ("fall", "falls", "falls_with_grown_judge") or about.get("pattern", "").endswith("_falls")
-        needs_falls |= about.get("pattern") == "stays"
-        counts_falls = read == "falls" or about.get("pattern") in ("only_ip_falls", "stays")
+        measured_by = claim.get("effect", claim.get("of"))
+        needs_falls = measured_by in ("fall", "falls", "falls_with_grown_judge") or claim.get("pattern", "").endswith(
+            "_falls"
+        )
+        needs_falls |= claim.get("pattern") == "stays"
+        counts_falls = measured_by == "falls" or claim.get("pattern") in ("only_ip_falls", "stays")
         if needs_falls and not self.fallen:
             return "no run ends in a fall"
         if counts_falls and self.fallen >= RULES["nearly_all"] * self.runs:
             return f"{self.fallen} of {self.runs} runs end in a fall"
-        if about.get("effect") == "first" and self.starts_in_warmup:
+        if claim.get("effect") == "first" and self.starts_in_warmup:
             return "read before the warm-up is over"
-        reads_chi2 = about.get("comparison") == "effect_sizes" or about.get("metric") in ("chi2", "k3_kl")
+        reads_chi2 = claim.get("comparison") == "effect_sizes" or claim.get("metric") in ("chi2", "k3_kl")
         return "one step leaves χ² and KL at zero" if reads_chi2 and self.is_one_step else ""
 
 
@@ -74,26 +76,26 @@ def section_order(section: str) -> tuple[int, ...]:
 
 
 def readings() -> Iterator[tuple[dict, str]]:
-    """Yield every claim in the paper's order with the word for its rule; declared ones are followed by the readings chosen after the runs."""
+    """Yield every claim, in the paper's order, with the word for its rule. A declared claim is followed by its readings that were chosen after the runs."""
     ordered = []
-    for about in DECLARED["claims"]:
-        ordered.append((about | {"read": "no"}, "declared"))
+    for claim in DECLARED["claims"]:
+        ordered.append((claim | {"read": "no"}, "declared"))
         for reading in DECLARED["looked_at_afterwards"]:
-            if reading["reading_of"] == about["name"]:
-                ordered.append((about | reading | {"read": "yes"}, CHOSEN_AFTERWARDS))
-    ordered += [(about, CHOSEN_AFTERWARDS) for about in DECLARED["added"]]
+            if reading["reading_of"] == claim["name"]:
+                ordered.append((claim | reading | {"read": "yes"}, CHOSEN_AFTERWARDS))
+    ordered += [(claim, CHOSEN_AFTERWARDS) for claim in DECLARED["added"]]
     yield from sorted(ordered, key=lambda reading: section_order(reading[0]["section"]))
 
 
 def verdict(low: float, high: float, at: float, enough: float | None = None) -> str:
-    """Decide a claim by an interval; one that lies above `enough` holds."""
+    """Decide a claim by an interval: it holds above `enough` (by default `at`) and fails below `at`."""
     if low > (at if enough is None else enough):
         return "holds"
     return "fails" if high < at else "undecided"
 
 
 def verdict_within(low: float, high: float, limit: float) -> str:
-    """Decide a claim of equality by whether an interval lies inside ± `limit`; one that lies outside on one side fails."""
+    """Decide a claim of equality by an interval: it holds inside ± `limit` and fails entirely outside of it."""
     if -limit < low and high < limit:
         return "holds"
     return "fails" if low > limit or high < -limit else "undecided"
@@ -102,10 +104,10 @@ def verdict_within(low: float, high: float, limit: float) -> str:
 # ---- the numbers of a claim
 
 
-def cells_of(results: Results, about: dict) -> Iterator[tuple[str, str]]:
+def cells_of(results: Results, claim: dict) -> Iterator[tuple[str, str]]:
     """Yield the (workflow, task) pairs that a claim is about."""
-    workflows = [about["workflow"]] if "workflow" in about else list(about.get("roles", WORKFLOWS))
-    yield from product(workflows, [task for task in results.grid.tasks if task == about.get("task", task)])
+    workflows = [claim["workflow"]] if "workflow" in claim else list(claim.get("roles", WORKFLOWS))
+    yield from product(workflows, [task for task in results.grid.tasks if task == claim.get("task", task)])
 
 
 def value_of(run: Run, name: str, role: str | None) -> float:
@@ -116,27 +118,27 @@ def value_of(run: Run, name: str, role: str | None) -> float:
     return ROLE_MEASURES[name](run, roles[0] if len(roles) == 1 else str(role))
 
 
-def numbers_of(results: Results, about: dict, policy: str, changed: dict[str, object]) -> list[dict]:
+def numbers_of(results: Results, claim: dict, policy: str, changed: dict[str, object]) -> list[dict]:
     """Return one number per run of a claim's cells in a regime: whether it shows the claim's pattern, or the claimed effect.
 
     An effect is a measure, or a measure minus that of the base, the single agent or SP, in the seeds that have both.
     """
-    pattern, rows = about.get("pattern"), []
+    pattern, rows = claim.get("pattern"), []
     default = {"only_ip_falls": "sp", "slips_below_single": "single"}.get(str(pattern), "base")
-    minus = about.get("minus", default)
-    for workflow, task in cells_of(results, about):
+    minus = claim.get("minus", default)
+    for workflow, task in cells_of(results, claim):
         runs = results.runs_of(workflow, policy, task, **changed)
         others = runs
         if minus in ("single", "sp"):
             others = results.runs_of("single" if minus == "single" else workflow, "sp", task, **changed)
-        role = about.get("role", about.get("roles", {}).get(workflow))
-        options = {name: about[name] for name in ("metric", "flat") if name in about} | ({"role": role} if role else {})
+        role = claim.get("role", claim.get("roles", {}).get(workflow))
+        options = {name: claim[name] for name in ("metric", "flat") if name in claim} | ({"role": role} if role else {})
         for seed in [seed for seed in runs if seed in others]:
             run, other = runs[seed], others[seed]
-            if "effect" in about:
-                value = value_of(run, about["effect"], role)
+            if "effect" in claim:
+                value = value_of(run, claim["effect"], role)
                 if minus != "none":
-                    value -= value_of(other, "base" if minus == "base" else about["effect"], role)
+                    value -= value_of(other, "base" if minus == "base" else claim["effect"], role)
             elif pattern in PAIRED_PATTERNS:
                 value = PAIRED_PATTERNS[pattern](run, other)
             else:
@@ -145,13 +147,13 @@ def numbers_of(results: Results, about: dict, policy: str, changed: dict[str, ob
     return rows
 
 
-def numbers_of_comparison(results: Results, about: dict, policies: tuple[str, ...], changed: dict) -> list[dict]:
+def numbers_of_comparison(results: Results, claim: dict, policies: tuple[str, ...], changed: dict) -> list[dict]:
     """Return one number per run that a comparison reads, with its policy as `arm`.
 
     `effect_sizes` reads three numbers per pair of runs; `monitor` also reads whether a run ends fallen.
     """
-    rows, kind = [], about["comparison"]
-    for (workflow, task), policy in product(cells_of(results, about), policies):
+    rows, kind = [], claim["comparison"]
+    for (workflow, task), policy in product(cells_of(results, claim), policies):
         runs = results.runs_of(workflow, policy, task, **changed)
         others = results.runs_of("single", "sp", task, **changed) if kind in ("spread", "gain_and_slip") else runs
         others = results.runs_of(workflow, "sp", task, **changed) if kind == "effect_sizes" else others
@@ -163,11 +165,11 @@ def numbers_of_comparison(results: Results, about: dict, policies: tuple[str, ..
                 gaps = {name: MEASURES[name](run) - MEASURES[name](other) for name in names}
                 rows += [row | {"metric": name, "value": gap} for name, gap in gaps.items()]
             elif kind == "monitor":
-                roles = [about["roles"][workflow]] if "roles" in about else list(run.cell.policy)
-                alarm = warns(run, about["metric"], roles)
+                roles = [claim["roles"][workflow]] if "roles" in claim else list(run.cell.policy)
+                alarm = warns(run, claim["metric"], roles)
                 rows.append(row | {"value": float(alarm), "fallen": run.ends_fallen})
             elif kind == "variance":
-                rows.append(row | {"value": MEASURES[about["of"]](run)})
+                rows.append(row | {"value": MEASURES[claim["of"]](run)})
             else:
                 rows.append(row | {"value": run.at("peak") - (0.0 if kind == "ranking" else other.at("peak"))})
     return rows
@@ -177,7 +179,7 @@ def numbers_of_comparison(results: Results, about: dict, policies: tuple[str, ..
 
 
 def units_of(numbers: pd.DataFrame) -> tuple[pd.Series, str]:
-    """Return one number per seed that has every cell, or per cell if such seeds are few; and which of both, "seeds" or "cells"."""
+    """Return one number per seed that has every cell, or per cell if such seeds are few; and which of the two it is, "seeds" or "cells"."""
     table = numbers.pivot_table("value", "seed", ["workflow", "task"])
     by_seed = table.dropna().mean(axis=1)
     return (by_seed, "seeds") if len(by_seed) >= RULES["least_seeds"] else (table.mean(), "cells")
@@ -188,22 +190,22 @@ RATIOS = ("grad_norm", "chi2", "chi2_after", "cpu", "coherence")
 EFFECT_UNITS = dict.fromkeys(RATIOS, "ratio") | {"plateau": "tokens", "optimizer_steps": "tokens", "grad_share": "rate"}
 
 
-def judged_effect(numbers: list[dict], about: dict) -> tuple[str, str]:
+def judged_effect(numbers: list[dict], claim: dict) -> tuple[str, str]:
     """Return the verdict over seeds that have every cell, or over cells if these are few, and its numbers as text."""
     units, kind = units_of(pd.DataFrame(numbers, columns=["workflow", "task", "seed", "value"]))
     if kind == "cells" and len(units) < MIN_CELLS or not units.any():
         return MISSING, MISSING
     interval = t_interval(units)
-    low, high = sorted(about.get("sign", 1) * limit for limit in (interval.low, interval.high))
-    if "within" in about:
-        decision = verdict_within(low, high, math.log(RULES[about["within"]]))
+    low, high = sorted(claim.get("sign", 1) * limit for limit in (interval.low, interval.high))
+    if "within" in claim:
+        decision = verdict_within(low, high, math.log(RULES[claim["within"]]))
     else:
-        at = RULES[about["at"]] if "at" in about else 0.0
-        decision = verdict(low, high, at, -MARGIN if about.get("is_match_enough") else None)
-    unit = EFFECT_UNITS.get(about["effect"], "difference")
+        at = RULES[claim["at"]] if "at" in claim else 0.0
+        decision = verdict(low, high, at, -MARGIN if claim.get("is_match_enough") else None)
+    unit = EFFECT_UNITS.get(claim["effect"], "difference")
     mean, low_text, high_text = (formatted(value, unit) for value in interval[:3])
     text = f"{mean} [{low_text}, {high_text}], {len(units)} {kind}"
-    if decision == "undecided" and about["effect"] in ("first", "peak", "end", "fall"):  # of accuracies
+    if decision == "undecided" and claim["effect"] in ("first", "peak", "end", "fall"):  # of accuracies
         if interval.p_match < ALPHA:
             decision = "equivalent"
         elif kind == "seeds":
@@ -211,64 +213,64 @@ def judged_effect(numbers: list[dict], about: dict) -> tuple[str, str]:
     return decision, text
 
 
-def judged_pattern(runs: list[dict], about: dict) -> tuple[str, str]:
+def judged_pattern(runs: list[dict], claim: dict) -> tuple[str, str]:
     """Return the verdict over runs, and its numbers as text."""
     if not runs:
         return MISSING, MISSING
     count = int(sum(run["value"] for run in runs))
     low, high = proportion_confint(count, len(runs), ALPHA, "beta")
     text = f"{count} of {len(runs)} runs [{100 * low:.0f}, {100 * high:.0f}] %"
-    decision = verdict(low, high, RULES[about.get("share", "usually")])
-    if "at_most" in about and decision != "fails":
-        above = verdict(low, high, RULES[about["at_most"]])
+    decision = verdict(low, high, RULES[claim.get("share", "usually")])
+    if "at_most" in claim and decision != "fails":
+        above = verdict(low, high, RULES[claim["at_most"]])
         decision = "fails" if above == "holds" else decision if above == "fails" else "undecided"
     return decision, text
 
 
-def judged_comparison(rows: list[dict], about: dict) -> tuple[str, str]:
+def judged_comparison(rows: list[dict], claim: dict) -> tuple[str, str]:
     """Return the verdict of a test over all cells, and its numbers as text."""
-    return COMPARISONS[about["comparison"]](pd.DataFrame(rows), about) if rows else (MISSING, MISSING)
+    return COMPARISONS[claim["comparison"]](pd.DataFrame(rows), claim) if rows else (MISSING, MISSING)
 
 
-def arms_of(about: dict) -> Iterator[tuple[str, tuple[str, ...]]]:
+def arms_of(claim: dict) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Yield the label in the table and the policies whose runs are read, for each verdict on a claim."""
-    if about.get("minus") == "sp" or about.get("comparison") == "effect_sizes":
+    if claim.get("minus") == "sp" or claim.get("comparison") == "effect_sizes":
         yield IP_MINUS_SP, ("ip",)
-    elif about.get("comparison") == "variance" or "verdict" in about:
+    elif claim.get("comparison") == "variance" or "verdict" in claim:
         yield BOTH, POLICIES
     else:
-        yield from ((policy, (policy,)) for policy in about.get("policies", POLICIES))
+        yield from ((policy, (policy,)) for policy in claim.get("policies", POLICIES))
 
 
 def judged(
-    results: Results, about: dict, policies: tuple[str, ...], changed: dict[str, object]
+    results: Results, claim: dict, policies: tuple[str, ...], changed: dict[str, object]
 ) -> tuple[str, str, list[dict]]:
     """Return a claim's verdict in a regime, its numbers as text, and the number of every run."""
-    if "verdict" in about:
-        return about["verdict"], about["because"], [{}]
-    if "comparison" in about:
-        numbers = numbers_of_comparison(results, about, policies, changed)
-        return *judged_comparison(numbers, about), numbers
-    numbers = numbers_of(results, about, policies[0], changed)
-    return *(judged_effect if "effect" in about else judged_pattern)(numbers, about), numbers
+    if "verdict" in claim:
+        return claim["verdict"], claim["because"], [{}]
+    if "comparison" in claim:
+        numbers = numbers_of_comparison(results, claim, policies, changed)
+        return *judged_comparison(numbers, claim), numbers
+    numbers = numbers_of(results, claim, policies[0], changed)
+    return *(judged_effect if "effect" in claim else judged_pattern)(numbers, claim), numbers
 
 
 def claims(results: Results, facts: dict[str, object]) -> Table:
     """Build the table of every claim's verdicts; its values are the numbers of every run."""
     shown, values = [], []
     falls = {name: Falls.of_regime(results, changed) for name, changed in REGIMES.items()}
-    for about, rule in readings():
-        for side, policies in arms_of(about):
-            row = {"the paper's claim": about["claim"], "sec": about["section"], "rule": rule, "read before": about["read"],
-                   "tested by": about["test"], "policy": side.upper()}  # fmt: skip
+    for claim, rule in readings():
+        for side, policies in arms_of(claim):
+            row = {"the paper's claim": claim["claim"], "sec": claim["section"], "rule": rule, "read before": claim["read"],
+                   "tested by": claim["test"], "policy": side.upper()}  # fmt: skip
             for name, changed in REGIMES.items():
-                decision, text, numbers = judged(results, about, policies, changed)
-                vacuous = falls[name].vacuous(about) if text != MISSING else ""
-                if about.get("verdict") == "holds":
+                decision, text, numbers = judged(results, claim, policies, changed)
+                vacuous = falls[name].vacuous(claim) if text != MISSING else ""
+                if claim.get("verdict") == "holds":
                     vacuous = "by construction"
                 mark = f" (vacuous: {vacuous})" if vacuous else ""
                 row[name] = text if text == MISSING else f"**{decision}**{mark}: {text}"
-                named = {"claim": about["name"], "rule": rule, "regime": name, "policy": side, "verdict": decision,
+                named = {"claim": claim["name"], "rule": rule, "regime": name, "policy": side, "verdict": decision,
                          "vacuous": vacuous}  # fmt: skip
                 values += [named | number for number in numbers]
             shown.append(row)

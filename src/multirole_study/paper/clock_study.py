@@ -1,6 +1,6 @@
 """Define the runs of `study_clock.yaml`: lines of arms that differ in policy, learning-rate clock and rate.
 
-Unlike the variants of `grid.Study` these runs have no twin in the grid. Lines are trained in order, so that a stop leaves whole lines.
+Unlike the variants of `grid.Study` these runs have no twin in the grid. Lines are trained in order, so that an early stop leaves complete lines.
 """
 
 from itertools import product
@@ -14,7 +14,7 @@ from multirole_study.experiment.evaluation import Evaluation
 from multirole_study.paper.grid import CHECKED, Declaration
 
 MIDDLE = "middle"
-"""The rate of a line that is decided by the calibration."""
+"""The rate of a line whose number is decided by the calibration."""
 
 
 @dataclass(frozen=True, config=CHECKED)

@@ -24,7 +24,7 @@ LOOKS, LEVEL = DECLARED["looks"], DECLARED["level"]
 EARLY = 10
 """The iteration of the measure `early`."""
 ACCURACIES = ("fall", "end", "peak", "early")
-"""Measures that are differences of accuracies, and not counts."""
+"""Measures that are accuracies or differences of them; the others are counts."""
 NOT_RUN, UNDECIDED = "not run", "undecided"
 UNKNOWN = f"{MIDDLE}, not yet known"
 
@@ -94,7 +94,7 @@ def runs_of(results: Results, study: ClockStudy, place: Place, arm: str, purpose
 
 
 def read_at_a_look(seeds: list[int], *arms: dict[int, Run]) -> list[int]:
-    """Return the first seeds that all arms have, as many as the last look they reach; all of them before the first look."""
+    """Return the seeds that all arms have, cut to the largest look that they reach; all of them if they reach none."""
     common = [seed for seed in seeds if all(seed in arm for arm in arms)]
     return common[: max((look for look in LOOKS if look <= len(common)), default=len(common))]
 
@@ -126,7 +126,7 @@ def one_sided_fisher(a: int, b: int, n: int, m: int) -> tuple[float, float]:
 
 
 def judged_counts(arm: list[float], minus: list[float], sign: int) -> Answer:
-    """Compare how many runs of two arms show something."""
+    """Compare how many runs of two arms have a property."""
     a, n, b, m = int(sum(arm)), len(arm), int(sum(minus)), len(minus)
     low, high = confint_proportions_2indep(a, n, b, m, method="newcomb", alpha=ALPHA)
     value = a / n - b / m
@@ -136,7 +136,7 @@ def judged_counts(arm: list[float], minus: list[float], sign: int) -> Answer:
 
 
 def judged_share(arm: list[float], sign: int) -> Answer:
-    """Hold the share of runs that show something against one half; runs with NaN are left out of it."""
+    """Compare the share of runs that have a property with one half; runs with NaN are left out."""
     known = [value for value in arm if not math.isnan(value)]
     if not known:
         return Answer(UNDECIDED, "no run ends fallen", seeds=len(arm))
@@ -159,10 +159,10 @@ def judged_differences(arm: pd.Series, minus: pd.Series, sign: int) -> Answer:
     return Answer(verdict, text, interval.mean, interval.low, interval.high, interval.seeds)
 
 
-def answer(results: Results, study: ClockStudy, place: Place, about: dict) -> Answer:
+def answer(results: Results, study: ClockStudy, place: Place, question: dict) -> Answer:
     """Answer one question at one place by the declared rules."""
-    measure = MEASURES[about["measure"]]
-    names = [about["arm"], *([about["minus"]] if "minus" in about else [])]
+    measure = MEASURES[question["measure"]]
+    names = [question["arm"], *([question["minus"]] if "minus" in question else [])]
     arms = [runs_of(results, study, place, name) for name in names]
     if not all(arms):
         return Answer(NOT_RUN, NOT_RUN)
@@ -171,24 +171,24 @@ def answer(results: Results, study: ClockStudy, place: Place, about: dict) -> An
         return Answer(UNDECIDED, f"{len(seeds)} of {LOOKS[0]} seeds", seeds=len(seeds))
     values = [[measure(arm[seed]) for seed in seeds] for arm in arms]
     if len(values) == 1:
-        return judged_share(values[0], about["sign"])
-    if about["measure"] in ACCURACIES:
-        return judged_differences(*(pd.Series(series, seeds) for series in values), about["sign"])
-    return judged_counts(*values, about["sign"])
+        return judged_share(values[0], question["sign"])
+    if question["measure"] in ACCURACIES:
+        return judged_differences(*(pd.Series(series, seeds) for series in values), question["sign"])
+    return judged_counts(*values, question["sign"])
 
 
 def answers(results: Results, study: ClockStudy, place: Place) -> dict[str, Answer]:
-    """Return question -> answer at one place, of the questions whose arms the study has there."""
+    """Return question -> answer at one place, for the questions whose arms the study has there."""
     return {
-        about["name"]: answer(results, study, place, about)
-        for about in DECLARED["questions"]
-        if place.workflow in about.get("workflows", [place.workflow])
-        and {about["arm"], about.get("minus", about["arm"])} <= set(place.arms)
+        question["name"]: answer(results, study, place, question)
+        for question in DECLARED["questions"]
+        if place.workflow in question.get("workflows", [place.workflow])
+        and {question["arm"], question.get("minus", question["arm"])} <= set(place.arms)
     }
 
 
 def picture(results: Results, study: ClockStudy, place: Place, answers_by_name: dict[str, Answer]) -> str:
-    """Say whether the paper's picture is made by the clock, from the answers at one place; a dash without SP there."""
+    """Say whether the clock makes the paper's picture, from the answers at one place; a dash if SP was not declared there."""
     rules = DECLARED["picture"]
     if not {*rules["needs"], *rules["lacks"]} <= set(answers_by_name):
         return MISSING
@@ -223,13 +223,13 @@ def calibrated_rate(results: Results, study: ClockStudy) -> tuple[float | None, 
 
 def calibration_runs(results: Results, study: ClockStudy, line: Line) -> list[Run]:
     """Return the packed runs of a line of the calibration."""
-    where = (
+    calibrated_places = (
         Place(workflow, task, study.rate(line), str(line.rate), tuple(line.arms))
         for workflow, task in product(line.workflows, line.tasks)
     )
     return [
         run
-        for place in where
+        for place in calibrated_places
         for arm in line.arms
         for run in runs_of(results, study, place, arm, line.purpose).values()
     ]
@@ -303,20 +303,20 @@ def verdict_table(results: Results, study: ClockStudy) -> Table:
     for place in places(study):
         answers_by_name, keys = answers(results, study, place), place_keys(place)
         column = f"{WORKFLOW_NAMES[place.workflow]}, {task_name(place.task)}"
-        for about in DECLARED["questions"]:
-            line = shown.setdefault((about["name"], keys["rate"]), {
-                "sentence": about["sentence"], "question": about["question"], "rate": keys["rate"]})  # fmt: skip
-            if (answer := answers_by_name.get(about["name"])) is not None:
+        for question in DECLARED["questions"]:
+            line = shown.setdefault((question["name"], keys["rate"]), {
+                "sentence": question["sentence"], "question": question["question"], "rate": keys["rate"]})  # fmt: skip
+            if (answer := answers_by_name.get(question["name"])) is not None:
                 is_bare = answer.verdict == answer.text
                 line[column] = answer.verdict if is_bare else f"**{answer.verdict}**: {answer.text}"
-                values.append(keys | {"question": about["name"]} | answer._asdict())
+                values.append(keys | {"question": question["name"]} | answer._asdict())
         verdict = picture(results, study, place, answers_by_name)
         line = shown.setdefault(("picture", keys["rate"]), {
             "sentence": "the paper's figure 4", "question": "Is it made by the clock?", "rate": keys["rate"]})  # fmt: skip
         line[column] = verdict if verdict in (NOT_RUN, MISSING) else f"**{verdict}**"
         values.append(keys | {"question": "picture", "verdict": verdict})
     count = sum(value["question"] != "picture" for value in values)
-    order = [about["name"] for about in DECLARED["questions"]] + ["picture"]
+    order = [question["name"] for question in DECLARED["questions"]] + ["picture"]
     lines = [line for name in order for (question, _), line in shown.items() if question == name]
     primary = DECLARED["primary"]
     caption = (
@@ -341,10 +341,10 @@ def chance_to_decide(fall_rate: float, other: float, n: int) -> float:
 
 
 def power_table() -> pd.DataFrame:
-    """Return the declared chances to decide, computed again."""
+    """Recompute the declared probabilities of a decision."""
     rows = []
-    for about in DECLARED["power"]:
-        low, high = about["fall_rates"]
+    for design in DECLARED["power"]:
+        low, high = design["fall_rates"]
         chances = {f"{n} seeds": round(chance_to_decide(low, high, n), 3) for n in LOOKS}
         rows.append({"one arm falls": low, "the other falls": high} | chances)
     return pd.DataFrame(rows)

@@ -19,7 +19,7 @@ from multirole_study.paper.output import STYLE, Plate, Table, formatted
 DECLARED = yaml.safe_load(Path(__file__).with_name("credit_accuracy.yaml").read_text(encoding="utf-8"))
 CELL = ["workflow", "policy", "seed", "step"]
 EVERY = "all"
-"""The line of all turns together, in place of a role."""
+"""Label of the line for all turns together, in place of a role."""
 CAPTION = (
     "Not in the paper. Each estimator's advantage is compared with the exact effect of a turn's reply on the reward, at fixed weights, at {scale} on {task}: "
     "the turns of one episode of each of {problems} training problems ({declared} were declared), {replies} replies to each prompt, {tails} draws of what follows each reply. "
@@ -39,8 +39,8 @@ def statistics(rows: pd.DataFrame) -> pd.DataFrame:
     for key, cell in rows.groupby(CELL, sort=False):
         for role in [EVERY, *cell["role"].unique()]:
             turns = cell if role == EVERY else cell[cell["role"] == role]
-            where = dict(zip(CELL, key, strict=True)) | {"role": role}
-            estimates += [where | row for row in _bootstrapped(turns)]
+            keys = dict(zip(CELL, key, strict=True)) | {"role": role}
+            estimates += [keys | row for row in _bootstrapped(turns)]
     return pd.DataFrame(estimates)
 
 
@@ -58,11 +58,11 @@ def _bootstrapped(turns: pd.DataFrame) -> Iterator[dict[str, object]]:
     parts = {name: parts_of(Moments(*means[:, i].T)) for i, name in enumerate(names)}
     tokens = turns.groupby("estimator")["tokens_per_row"].mean()
     tokens = tokens / tokens[DECLARED["reference"]]
-    usual = parts[DECLARED["reference"]]["effect"]
+    reference_effect = parts[DECLARED["reference"]]["effect"]
     for name in names:
         gains = {
-            "effect_gain": parts[name]["effect"] - usual,
-            "effect_gain_per_token": parts[name]["effect"] / tokens[name] - usual,
+            "effect_gain": parts[name]["effect"] - reference_effect,
+            "effect_gain_per_token": parts[name]["effect"] / tokens[name] - reference_effect,
         }
         for statistic, values in (parts[name] | gains).items():
             tail = 100 * (1 - DECLARED["level"]) / 2
@@ -76,19 +76,21 @@ def answers(values: pd.DataFrame) -> pd.DataFrame:
     """Return the verdict on every declared question, of all turns together."""
     decided = []
     for name, question in DECLARED["questions"].items():
-        asked = values[(values["role"] == EVERY) & (values["statistic"] == question["statistic"])]
+        chosen = values[(values["role"] == EVERY) & (values["statistic"] == question["statistic"])]
         if question["statistic"].startswith("effect_gain"):
-            asked = asked[asked["estimator"] != DECLARED["reference"]]
-        texts = [verdict(row.low, row.high, question["above"]) for row in asked.itertuples()]
-        decided.append(asked.assign(question=name, verdict=texts))
+            chosen = chosen[chosen["estimator"] != DECLARED["reference"]]
+        texts = [verdict(row.low, row.high, question["above"]) for row in chosen.itertuples()]
+        decided.append(chosen.assign(question=name, verdict=texts))
     return pd.concat(decided, ignore_index=True)
 
 
 def missing(rows: pd.DataFrame) -> str:
     """List the declared cells and checkpoints that have not been measured."""
-    there = {(f"{row.workflow} {row.policy}", row.step) for row in rows[CELL].drop_duplicates().itertuples()}
+    measured = {(f"{row.workflow} {row.policy}", row.step) for row in rows[CELL].drop_duplicates().itertuples()}
     declared = [(cell, step) for cell in DECLARED["cells"] for step in DECLARED["checkpoints"]]
-    return "; ".join(f"{cell}, iteration {step}" for cell, step in declared if (cell, step) not in there) or "nothing"
+    return (
+        "; ".join(f"{cell}, iteration {step}" for cell, step in declared if (cell, step) not in measured) or "nothing"
+    )
 
 
 def _text(row: pd.Series) -> str:
@@ -106,8 +108,10 @@ def accuracy_table(rows: pd.DataFrame) -> Table:
         line = {"workflow": WORKFLOW_NAMES[workflow], "policy": POLICY_NAMES[policy], "iteration": step, "turns": role,
                 "estimator": estimator}  # fmt: skip
         line |= {name: _text(by_statistic.loc[name]) for name in (*PARTS, "tokens")}
-        mine = decided[(decided[[*CELL, "role", "estimator"]] == list(key)).all(axis=1)]
-        shown.append(line | {"verdicts": ", ".join(f"{row.question} {row.verdict}" for row in mine.itertuples())})
+        line_verdicts = decided[(decided[[*CELL, "role", "estimator"]] == list(key)).all(axis=1)]
+        shown.append(
+            line | {"verdicts": ", ".join(f"{row.question} {row.verdict}" for row in line_verdicts.itertuples())}
+        )
     sizes = DECLARED["sizes"]
     caption = CAPTION.format(
         scale=DECLARED["scale"], task=DECLARED["task"], problems=rows["problem"].nunique(), declared=DECLARED["problems"], replies=sizes["replies"],

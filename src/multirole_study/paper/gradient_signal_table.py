@@ -52,9 +52,9 @@ def reliability(rows: pd.DataFrame, role: str) -> float:
 
 def answers(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
     """Yield the verdict on every declared question, by adapter, checkpoint and role or pair of roles."""
-    where = ["workflow", "policy", "seed", "step", "adapter"]
+    keys = ["workflow", "policy", "seed", "step", "adapter"]
     detected = {"detected": {"statistic": "signal_share", "above": DECLARED["detected"]}}
-    for key, group in rows.groupby(where, sort=False):
+    for key, group in rows.groupby(keys, sort=False):
         for name, question in (detected | DECLARED["questions"]).items():
             chosen = group[(group["statistic"] == question["statistic"]) & group["value"].notna()]
             if name in ("dominates", "agree") and group["role"].nunique() < 2:
@@ -64,9 +64,15 @@ def answers(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
                     reliability(group, role) >= DECLARED["reliable"] for role in (row.role, row.other)
                 )
                 decision = verdict(row.low, row.high, question["above"]) if is_read else "not read (unreliable)"
-                about = dict(zip(where, key, strict=True)) | {"role": row.role, "other": row.other, "question": name}
+                row_keys = dict(zip(keys, key, strict=True)) | {"role": row.role, "other": row.other, "question": name}
                 unit = "similarity" if name == "agree" else "rate"
-                yield about | {"value": row.value, "low": row.low, "high": row.high, "unit": unit, "verdict": decision}
+                yield row_keys | {
+                    "value": row.value,
+                    "low": row.low,
+                    "high": row.high,
+                    "unit": unit,
+                    "verdict": decision,
+                }
 
 
 def cell_text(row: pd.Series, unit: str) -> str:
@@ -79,20 +85,20 @@ def cell_text(row: pd.Series, unit: str) -> str:
 
 def missing(rows: pd.DataFrame, scale: str) -> str:
     """List the declared cells and checkpoints of a scale that have not been measured."""
-    about = DECLARED["scales"][scale]
-    there = {(f"{row.workflow} {row.policy}", row.step) for row in rows.itertuples()}
-    declared = [(cell, step) for step in about["checkpoints"] for cell in about["cells"]]
-    gone = [(cell, step) for cell, step in declared if (cell, step) not in there]
-    by_step = {step: [cell for cell, other in gone if other == step] for _, step in gone}
+    scale_rules = DECLARED["scales"][scale]
+    measured = {(f"{row.workflow} {row.policy}", row.step) for row in rows.itertuples()}
+    declared = [(cell, step) for step in scale_rules["checkpoints"] for cell in scale_rules["cells"]]
+    unmeasured = [(cell, step) for cell, step in declared if (cell, step) not in measured]
+    by_step = {step: [cell for cell, other in unmeasured if other == step] for _, step in unmeasured}
     parts = [
-        f"iteration {step}, {'all cells' if len(cells) == len(about['cells']) else ', '.join(cells)}"
+        f"iteration {step}, {'all cells' if len(cells) == len(scale_rules['cells']) else ', '.join(cells)}"
         for step, cells in by_step.items()
     ]
     return "; ".join(parts) or "nothing"
 
 
 def ordered(rows: pd.DataFrame, scale: str) -> pd.DataFrame:
-    """Return the rows in the order of the declared cells and of the checkpoints, without shares of an adapter of one role, which are all of it."""
+    """Return the rows in the order of the declared cells and of the checkpoints. Shares of an adapter of one role become NaN, because they are always 1."""
     cells = DECLARED["scales"][scale]["cells"]
     place = [cells.index(f"{row.workflow} {row.policy}") for row in rows.itertuples()]
     rows = rows.assign(place=place).sort_values(["place", "step"], kind="stable").drop(columns="place")
@@ -112,15 +118,15 @@ def signal_table(rows: pd.DataFrame, scale: str) -> Table:
         by_statistic = group.set_index("statistic")
         for column, (statistic, unit) in TABLE_COLUMNS.items():
             line[column] = cell_text(by_statistic.loc[statistic], unit)
-        mine = decided[(decided[LINE_KEYS] == list(key)).all(axis=1) & (decided["other"] == "")]
-        line["verdicts"] = ", ".join(f"{row.question} {row.verdict}" for row in mine.itertuples())
+        line_verdicts = decided[(decided[LINE_KEYS] == list(key)).all(axis=1) & (decided["other"] == "")]
+        line["verdicts"] = ", ".join(f"{row.question} {row.verdict}" for row in line_verdicts.itertuples())
         shown.append(line)
     for row in decided[decided["other"] != ""].itertuples():
         line = {"workflow": WORKFLOW_NAMES[row.workflow], "policy": POLICY_NAMES[row.policy], "iteration": row.step,
                 "role": f"{row.role} and {row.other}"}  # fmt: skip
         interval = "no interval" if math.isnan(row.low) else f"[{row.low:.2f}, {row.high:.2f}]"
-        read = f"{row.value:.2f} {interval}".replace("-", "−")
-        shown.append(line | {"verdicts": f"cosine {read}: agree {row.verdict}"})
+        estimate = f"{row.value:.2f} {interval}".replace("-", "−")
+        shown.append(line | {"verdicts": f"cosine {estimate}: agree {row.verdict}"})
     seeds = ", ".join(map(str, sorted(rows["seed"].unique())))
     caption = CAPTION.format(
         batches=rows["batches"].iloc[0],

@@ -110,11 +110,11 @@ class Grid:
 
 @dataclass(frozen=True, config=CHECKED)
 class Declaration:
-    """What the Snakefile trains, evaluates and builds: a grid alone. `Study` and `ClockStudy` are the kinds that declare more."""
+    """What the Snakefile trains, evaluates and builds. This class declares a grid alone; `Study` and `ClockStudy` declare more."""
 
     grid: Grid
     RECORD: ClassVar[str] = ""
-    """The file of a results folder with the fields besides the grid, which has its own; empty if there are none."""
+    """Name of the file in a results folder that records the fields other than `grid`; empty if there are none."""
 
     @property
     def command(self) -> str:

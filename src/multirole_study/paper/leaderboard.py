@@ -28,11 +28,11 @@ from multirole_study.paper.statistics import ALPHA, MARGIN, Interval, difference
 
 PLACEBO = credit_accuracy_table.DECLARED["placebo"]
 TOLERATED = 0.1
-"""The largest difference of sampled tokens from the reference's with which an arm gets a verdict, relative to the reference's."""
+"""The largest relative difference between an arm's sampled tokens and the reference's at which the arm gets a verdict."""
 MIN_PAIRS, MIN_ARMS = 2, 3
 """The fewest pairs of runs of a comparison, and the fewest arms of a rank correlation."""
 RESAMPLES = 9999
-"""The largest number of permutations of a rank correlation; more possible ones are drawn at random."""
+"""The largest number of permutations in a rank correlation's test; if more are possible, so many are drawn at random."""
 CAPTION = (
     "Not in the paper. Every arm minus `{reference}` in {score} at the last iteration, in points, paired by seed (n), with its 95 % t interval; p is after Holm's "
     f"correction over the {{arms}} arms. Better or worse: p < {ALPHA}. Equivalent: two one-sided tests within {100 * MARGIN:.0f} points, also after Holm. The peak is {{peak}}; "
@@ -41,7 +41,7 @@ CAPTION = (
 )
 NOT_RUN, NOT_MEASURED, UNEQUAL, UNDECIDED = "not run", "not measured", "unequal tokens", "undecided"
 ALL = "all workflows"
-"""The answer about all workflows, beside those about each."""
+"""Label of an answer about all workflows together."""
 
 
 # ---- measures of a run
@@ -68,7 +68,7 @@ def skill_peak(run: Run) -> float:
 
 
 class Score(NamedTuple):
-    """What arms are compared by: a number at the last iteration, and the best evaluation, which decides nothing."""
+    """A number by which arms are compared: its value at the last iteration, and its peak, which decides nothing."""
 
     title: str
     end: Callable[[Run], float]
@@ -119,7 +119,7 @@ def relative_tokens(arm: Arm, reference: Arm) -> float:
 
 
 def is_unequal(*tokens: float) -> bool:
-    """Return whether tokens that are relative to the reference's differ too much from them for a verdict."""
+    """Return whether any number of tokens, relative to the reference's, differs too much from 1 for a verdict."""
     return any(abs(ratio - 1) > TOLERATED for ratio in tokens)
 
 
@@ -135,19 +135,19 @@ def decided(gap: Interval, p_holm: float, p_match_holm: float, is_comparable: bo
 
 
 def holm(p_values: list[float]) -> list[float]:
-    """Return p-values after Holm's correction; NaN, which no runs have, counts as 1."""
+    """Return p-values after Holm's correction; NaN, the p of an arm without runs, counts as 1."""
     if np.isnan(p_values).all():
         return [1.0 for _ in p_values]
     return list(multipletests(np.nan_to_num(p_values, nan=1.0), ALPHA, "holm")[1])
 
 
 def values_by_seed(arm: Arm, measure: Callable[[Run], float]) -> pd.Series:
-    """Return seed -> a measure of an arm's runs, of those that have it."""
+    """Return seed -> a measure of an arm's runs, for the runs that have it."""
     return pd.Series({seed: measure(run) for seed, run in sorted(arm.runs.items())}, dtype=float).dropna()
 
 
 def compared(arms: list[Arm], other: Arm, reference: Arm, score: Score) -> list[Comparison]:
-    """Compare arms with another one, paired by seed and corrected for their number; tokens are held against the reference's."""
+    """Compare arms with another one, paired by seed and corrected for their number; tokens are compared with the reference's."""
     other_ends, other_tokens = values_by_seed(other, score.end), relative_tokens(other, reference)
     intervals = []
     for arm in arms:
@@ -168,7 +168,7 @@ def compared(arms: list[Arm], other: Arm, reference: Arm, score: Score) -> list[
 
 @dataclass(eq=False)
 class Board:
-    """The arms of one cell of the grid, which is the reference. `single` is the single agent with its tokens, None if none is declared."""
+    """The arms of one cell of the grid, which is the reference. `single` is the single agent with the same tokens; None if none is declared."""
 
     workflow: str
     policy: str
@@ -194,7 +194,7 @@ class Board:
         return compared(arms, self.single or self.reference, self.reference, SCORES["accuracy"])
 
     def unjudged(self, arm: Arm, name: str) -> Comparison:
-        """Compare an arm with the reference, without a test; the verdict only says why there could be none."""
+        """Compare an arm with the reference, without a test; the verdict only says why no verdict is possible."""
         (comparison,) = compared([arm], self.reference, self.reference, SCORES[name])
         verdict = comparison.verdict if comparison.verdict in (NOT_RUN, UNEQUAL) else MISSING
         return comparison._replace(p_holm=math.nan, verdict=verdict)
@@ -249,7 +249,7 @@ def difference_text(line: Comparison) -> str:
 
 
 def board_lines(board: Board, name: str) -> list[Comparison]:
-    """Return the reference, every arm and, for accuracy, the single agent, which answers a question of its own."""
+    """Return the reference, every arm and, for accuracy, the single agent, about which there is a separate question."""
     first = board.unjudged(board.reference, name)._replace(gap=t_interval([]))
     singles = [board.unjudged(board.single, name)] if name == "accuracy" and board.single else []
     return [first, *board.against_reference[name], *singles]

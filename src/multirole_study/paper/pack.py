@@ -10,7 +10,7 @@
 All rows are kept, and all columns except those of `NEVER_PACKED` and `PACKED_FOR_SOME`; the latter are kept for some runs
 (`multirole_study.paper.grid.detailed`). Floats are stored as float32 (measurements with 16 significant bits, about five digits,
 rewards with all) and learning rates as float64. Log-probs are int16 in thousandths of a nat, rounded to multiples of ten;
-smaller ones than -32.76 are stored as -32.76. A turn's text is dropped if it is the concatenation of its tokens, a reward if it is
+values below -32.76 are stored as -32.76. A turn's text is dropped if it is the concatenation of its tokens, a reward if it is
 1 for a correct and 0 for a wrong answer, `chi2_raw` if it equals `chi2`; reading restores them.
 """
 
@@ -51,7 +51,7 @@ advantages, which follow from the rewards; and answers, which only votes need. A
 
 
 MEASUREMENTS = ("gradient_signal", "credit_accuracy", "role_value")
-"""Tables with a column `run` that `multirole signal`, `credit` and `role_value` write into a run's folder; no part of its record."""
+"""Tables with a column `run` that `multirole signal`, `credit` and `role_value` write into a run's folder; they are not part of its record."""
 
 
 def pack(folder: str | Path, runs: str | Path | None = None, whole: Collection[str] | None = None) -> list[str]:

@@ -55,14 +55,16 @@ def verdict(interval: Interval, is_accuracy: bool) -> str:
     return "equivalent" if is_accuracy and p_match < ALPHA else "undecided"
 
 
-def numbers(results: Results, study: Study | None, about: dict, line: dict, policy: str) -> pd.Series:
+def numbers(results: Results, study: Study | None, question: dict, line: dict, policy: str) -> pd.Series:
     """Return seed -> a line's number under a policy, or the difference between both policies; empty if there are no runs."""
     if policy == SP_MINUS_IP:
-        return (numbers(results, study, about, line, "sp") - numbers(results, study, about, line, "ip")).dropna()
-    changed = parameters_of(results, study, about["variant"]) if "variant" in about else {}
-    values = _measured(results, about, line, line["workflow"], policy, changed)
-    if "minus" in about:
-        values = values - _measured(results, about, line, "single", "sp", parameters_of(results, study, about["minus"]))
+        return (numbers(results, study, question, line, "sp") - numbers(results, study, question, line, "ip")).dropna()
+    changed = parameters_of(results, study, question["variant"]) if "variant" in question else {}
+    values = _measured(results, question, line, line["workflow"], policy, changed)
+    if "minus" in question:
+        values = values - _measured(
+            results, question, line, "single", "sp", parameters_of(results, study, question["minus"])
+        )
     return values.dropna()
 
 
@@ -82,11 +84,11 @@ def runs_of(
 
 
 def _measured(
-    results: Results, about: dict, line: dict, workflow: str, policy: str, changed: dict[str, object] | None
+    results: Results, question: dict, line: dict, workflow: str, policy: str, changed: dict[str, object] | None
 ) -> pd.Series:
-    seeds = about.get("seeds", {}).get(results.grid.scale)
+    seeds = question.get("seeds", {}).get(results.grid.scale)
     runs = runs_of(results, workflow, policy, changed, seeds)
-    return pd.Series({seed: RUN_MEASURES[about["measure"]](run, line) for seed, run in runs.items()}, dtype=float)
+    return pd.Series({seed: RUN_MEASURES[question["measure"]](run, line) for seed, run in runs.items()}, dtype=float)
 
 
 def answers(results: Results) -> Iterator[dict[str, object]]:
@@ -95,14 +97,14 @@ def answers(results: Results) -> Iterator[dict[str, object]]:
     A dash is the verdict of a line without runs, and of one that no question judges.
     """
     study = Study.read(results.folder)
-    for about in DECLARED["questions"]:
-        for line in about["lines"]:
-            for policy in about["policies"]:
-                interval = t_interval(numbers(results, study, about, line, policy))
-                is_accuracy = about["measure"] in ACCURACY_MEASURES
-                is_judged = interval.seeds and policy in about.get("judged", about["policies"])
+    for question in DECLARED["questions"]:
+        for line in question["lines"]:
+            for policy in question["policies"]:
+                interval = t_interval(numbers(results, study, question, line, policy))
+                is_accuracy = question["measure"] in ACCURACY_MEASURES
+                is_judged = interval.seeds and policy in question.get("judged", question["policies"])
                 yield {
-                    "question": about["name"],
+                    "question": question["name"],
                     "line": name_of(line, policy),
                     "scale": results.grid.scale,
                     "mean": interval.mean,
@@ -135,19 +137,19 @@ def table(folders: list[Path]) -> str:
         f"{100 * DECLARED['margin']:.0f} points. A dash has no run; a line without a verdict cannot be below zero."
     )
     lines = [f"{rules} Means over seeds with 95 % t intervals. {answers_are}"]
-    for about in DECLARED["questions"]:
+    for question in DECLARED["questions"]:
         lines += [
             "",
-            f"**{about['question']}**",
+            f"**{question['question']}**",
             "",
             f"| line | {' | '.join(scales)} |",
             f"|---|{'---|' * len(scales)}",
         ]
-        for line, answers_of_line in rows[rows["question"] == about["name"]].groupby("line", sort=False):
+        for line, answers_of_line in rows[rows["question"] == question["name"]].groupby("line", sort=False):
             cells = [_cell(answers_of_line[answers_of_line["scale"] == scale].iloc[0]) for scale in scales]
             lines.append(f"| {line} | {' | '.join(cells)} |")
-        if "note" in about:
-            lines += ["", about["note"]]
+        if "note" in question:
+            lines += ["", question["note"]]
     return "\n".join([*lines, ""])
 
 

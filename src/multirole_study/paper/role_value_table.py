@@ -29,7 +29,7 @@ from multirole_study.paper.statistics import t_interval
 POINTS = ("before", "after", "change", "change_low", "change_high", "moved", "moved_low", "moved_high")
 """Columns that are accuracies or differences of them; printed in percent."""
 VALUES, TURNS = "role_value.parquet", "turn_effects.parquet"
-"""Tables in the run's folder, which the inspector shows; no part of the record that DONE has checksums of."""
+"""Tables in the run's folder, which the inspector shows. They are not part of the record whose checksums DONE holds."""
 N_TURN_DRAWS = 4
 """Replays of a turn under "resample" in `TURNS`."""
 
@@ -46,7 +46,8 @@ def measure(
         evaluation: the cell, and which checkpoints of its own run.
         n_problems: the first validation problems, with `evaluation.n_rollouts` episodes each.
         n_draws: replays of each episode under "resample" and "base".
-        n_inspected: the first of these problems whose turns are changed one by one, if they are recorded and play as recorded.
+        n_inspected: number of these problems, from the first, whose turns are changed one by one. Episodes that the run did not record,
+            or that play differently from the record, are left out.
 
     Raises:
         ValueError: for another run's adapters, for fewer than two problems, if the run or a checkpoint is missing, and if another
@@ -110,7 +111,7 @@ def row_of(effect: RoleEffect) -> dict[str, object]:
 
 
 def as_recorded(run: Path, step: int, episodes: list[Episode]) -> list[Episode]:
-    """Return the episodes whose turns say what the run has recorded at this step; others would be shown beside a strange text."""
+    """Return the episodes whose turns have the texts that the run recorded at this step; the page could not show the effects of others."""
     path = run / "turns" / f"step_{step:05d}.parquet"
     if not path.exists():
         return []
@@ -121,7 +122,7 @@ def as_recorded(run: Path, step: int, episodes: list[Episode]) -> list[Episode]:
 def shares_of(run: Path) -> dict[str, dict[str, float]]:
     """Return role -> its share of the completion tokens of all roles (`token_share`), and its mean share of its adapter's gradient (`grad_share`).
 
-    Over all iterations of the run. The share of the gradient is mostly of its noise (METRICS.md).
+    Both are over all iterations of the run. The share of the gradient is mostly a share of its noise (METRICS.md).
     """
     table = pd.read_parquet(run / "roles.parquet").groupby("role", sort=False)
     tokens, gradient = table["tokens"].sum(), table["grad_share"].mean()

@@ -18,7 +18,7 @@ SCALE_NAMES = {"tiny-r": "0.45M parameters, made for this study", "smollm2": "Sm
 
 
 def over_optimizer_steps(run: Run) -> pd.Series:
-    """Return the number of optimizer steps, of all adapters together, -> validation accuracy after them."""
+    """Return number of optimizer steps (of all adapters together) -> validation accuracy after them."""
     steps = run.series("optimizer_steps").cumsum()
     return run.accuracy.rename(lambda iteration: float(steps.get(iteration, 0.0)))
 
@@ -55,7 +55,7 @@ def scales_figure(scales: list[Results], workflow: str = "voting") -> Plate:
 
 
 def _draw(axes: Axes, name: str, look: dict[str, str], runs: dict[int, Run]) -> tuple[str, int]:
-    """Draw the runs of one line over the steps of the first; return its name and number of runs."""
+    """Draw the runs of one line over the steps of the first run; return the line's name and number of runs."""
     by_seed = {seed: over_optimizer_steps(run) for seed, run in runs.items()}
     for series in by_seed.values():
         axes.plot(series.index, series.to_numpy(), lw=0.5, alpha=0.4, **look)

@@ -35,11 +35,11 @@ def skills(results: Results) -> Iterator[Row]:
         gains = pd.DataFrame({key: gain for key, run in runs.items() if len(gain := gain_of(run, measure))})
         if gains.empty:
             continue
-        known = pd.DataFrame({"start": gains.iloc[0], "end": gains.iloc[-2:].mean()}).dropna()
-        by_seed = known.groupby(level=1).mean()  # both policies start from the same model
+        ends = pd.DataFrame({"start": gains.iloc[0], "end": gains.iloc[-2:].mean()}).dropna()
+        by_seed = ends.groupby(level=1).mean()  # both policies start from the same model
         keys = {"regime": regime, "workflow": workflow, "role": measure, "task": task}
         accuracy = np.mean([run.accuracy.iloc[-2:].mean() for run in runs.values()])
-        yield number("runs", len(known), "count", **keys)
+        yield number("runs", len(ends), "count", **keys)
         yield number("accuracy, end", accuracy, "accuracy", **keys)
         yield number("gain, start", t_interval(by_seed["start"]), "gain", **keys)
         yield number("gain, end", t_interval(by_seed["end"]), "gain", **keys)
@@ -62,41 +62,41 @@ def trivial_twins(results: Results) -> Iterator[Row]:
                 yield number(f"gain at the {place}", gain, "difference", **keys)
 
 
-def start_and_change(run: Run, about: dict[str, str]) -> tuple[float, float]:
+def start_and_change(run: Run, line: dict[str, str]) -> tuple[float, float]:
     """Return a line's number at the start of a run, and its change until the end; NaN if not measured."""
-    if "gain" in about:
-        gain = gain_of(run, about["gain"])
+    if "gain" in line:
+        gain = gain_of(run, line["gain"])
         return (gain.iloc[0], gain.iloc[-2:].mean() - gain.iloc[0]) if len(gain) else (np.nan, np.nan)
-    series, window = run.series(about["metric"], about["role"]), DECLARED["phenomena"]["window"]
+    series, window = run.series(line["metric"], line["role"]), DECLARED["phenomena"]["window"]
     start, end = series.iloc[:window].mean(), series.iloc[-window:].mean()
-    return start, end / start - 1 if about["metric"] == "length_mean" else end - start
+    return start, end / start - 1 if line["metric"] == "length_mean" else end - start
 
 
 def phenomena(results: Results) -> Iterator[Row]:
     """Yield every line's start, its change under each policy, and the difference of these changes, paired by seed."""
-    for task, (name, about) in product(results.grid.tasks, PHENOMENA.items()):
+    for task, (name, line) in product(results.grid.tasks, PHENOMENA.items()):
         numbers = changes(
-            about, {policy: results.runs_of(about["workflow"], policy, task).values() for policy in POLICIES}
+            line, {policy: results.runs_of(line["workflow"], policy, task).values() for policy in POLICIES}
         )
-        measured = about.get("metric", "gain over the trivial role")
-        keys = {"task": task, "workflow": about["workflow"], "phenomenon": name, "measured by": measured}
-        yield from phenomenon(numbers, about, keys)
+        measured = line.get("metric", "gain over the trivial role")
+        keys = {"task": task, "workflow": line["workflow"], "phenomenon": name, "measured by": measured}
+        yield from phenomenon(numbers, line, keys)
 
 
-def changes(about: dict[str, str], runs: dict[str, Iterable[Run]]) -> pd.DataFrame:
+def changes(line: dict[str, str], runs: dict[str, Iterable[Run]]) -> pd.DataFrame:
     """Return seed -> "start, ip", "change, ip" and the same for "sp": a line's numbers in the seeds of both policies."""
     frames = []
     for policy, policy_runs in runs.items():
-        read = {run.cell.seed: start_and_change(run, about) for run in policy_runs}
-        frames.append(pd.DataFrame.from_dict(read, "index", float, [f"start, {policy}", f"change, {policy}"]))
+        by_seed = {run.cell.seed: start_and_change(run, line) for run in policy_runs}
+        frames.append(pd.DataFrame.from_dict(by_seed, "index", float, [f"start, {policy}", f"change, {policy}"]))
     return pd.concat(frames, axis=1).dropna()
 
 
-def phenomenon(numbers: pd.DataFrame, about: dict[str, str], keys: dict[str, str]) -> Iterator[Row]:
+def phenomenon(numbers: pd.DataFrame, line: dict[str, str], keys: dict[str, str]) -> Iterator[Row]:
     """Yield the numbers of a line: start, change under each policy, and their difference; nothing if not measured."""
     if len(numbers):
-        unit = "gain" if "gain" in about else "tokens" if about["metric"] == "length_mean" else "rate"
-        of_change = "difference" if "gain" in about else "change"
+        unit = "gain" if "gain" in line else "tokens" if line["metric"] == "length_mean" else "rate"
+        of_change = "difference" if "gain" in line else "change"
         yield number("start", numbers[["start, ip", "start, sp"]].to_numpy().mean(), unit, **keys)
         yield number("seeds", len(numbers), "count", **keys)
         yield number("change, IP", t_interval(numbers["change, ip"]), of_change, **keys)

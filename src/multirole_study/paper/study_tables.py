@@ -57,7 +57,7 @@ class Twins(NamedTuple):
 
 
 def twins(results: Results, study: Study, *questions: str, control: str | None = None) -> Iterator[Twins]:
-    """Yield every variant of the questions, or of all, on every cell with packed runs of both, in the study's order.
+    """Yield every variant of the questions (by default of all questions) on every cell with packed runs of both, in the study's order.
 
     The other run is the grid's, or that of the variant `control`.
     """
@@ -77,7 +77,7 @@ def twins(results: Results, study: Study, *questions: str, control: str | None =
 
 
 def twin_change(name: str, usual: pd.Series, changed: pd.Series, keys: dict, unit: str = "accuracy") -> list[Row]:
-    """Return a number of the twins, of the variant, and its change; each has one value per seed."""
+    """Return a number of the twin runs, the same number of the variant's runs, and its change; `usual` and `changed` have one value per seed."""
     change = f"change {'at' if unit == 'accuracy' else 'of'} the {name}"
     return [
         number(f"{name}, twin", t_interval(usual), unit, **keys),

@@ -35,7 +35,6 @@ MODEL_SENTENCES = {
     SMOLLM2: "SmolLM2-135M-Instruct, sums of two numbers, and functions from one sentence of English (the paper: 0.6B to 4B).",
 }
 """Scale -> the sentence in captions about its model and problems."""
-"""What a caption says of the embedded model."""
 SIZES = {"math": (12704, 1412), "code": (15252, 1000)}
 """Numbers of training and validation problems of the paper's tasks."""
 COST = {

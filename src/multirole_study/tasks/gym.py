@@ -151,7 +151,7 @@ class Gym:
         for reason, output in sandbox.call(MODULE, "score", arguments, LIMITS):
             score = json.loads(output) if reason == "passed" else 0.0
             if isinstance(score, str):
-                raise SandboxError(f"reasoning-gym could not score behind the sandbox's walls: {score}")
+                raise SandboxError(f"reasoning-gym could not score inside the sandbox: {score}")
             scores.append(score)
         return scores
 

@@ -56,7 +56,7 @@ class Math(Published):
         return extract_boxed(text)
 
     def score(self, problems: list[Problem], texts: list[str]) -> list[Reward]:
-        """Return reward 1 for an equivalent answer, 0 for any other; the reason is the verdict of `grade_answers`."""
+        """Return reward 1 for an equivalent answer, 0 for any other, `malformed_reward` without a box; the reason is the verdict of `grade_answers`."""
         boxed = zip(map(extract_boxed, texts), problems, strict=True)
         pairs = [None if answer is None else (answer, problem.reference) for answer, problem in boxed]
         verdicts = iter(grade_answers([pair for pair in pairs if pair is not None]))

@@ -163,7 +163,7 @@ def _compare(pairs: list[tuple[str, str, str]]) -> list[str]:
     results = sandbox.call(MODULE, "judge", [list(pair) for pair in pairs], LIMITS)
     words = [json.loads(output) if reason == "passed" else "timeout" for reason, output in results]
     if broken := [word for word in words if word.startswith("broken")]:
-        raise SandboxError(f"math-verify could not be run behind the sandbox's walls: {broken[0]}")
+        raise SandboxError(f"math-verify could not be run inside the sandbox: {broken[0]}")
     return words
 
 

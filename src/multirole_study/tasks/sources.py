@@ -62,7 +62,7 @@ class Source:
     note: str = ""
 
     def load(self, data: str | Path | None) -> Loaded:
-        """Find, verify, read and split the rows; the last two results are cached. Raises DataError."""
+        """Find, verify, read and split the rows; the two most recent results are cached. Raises DataError."""
         paths = self._download() if data is None else [file_of_rows(data)]
         return _read(self, tuple((path, path.stat().st_mtime_ns) for path in paths), data is None)
 

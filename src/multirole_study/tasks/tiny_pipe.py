@@ -4,7 +4,7 @@ A question such as `at 57, add +5, sub +7, xor -3, rest +4` sets a cursor and mo
 cursor is folded into a result `r`, and `rest` adds the sum of all elements from the cursor on. The program needs positions
 (`r = xs[57]`, `r += xs[62]`, `r -= xs[69]`, ...), so the moves have to be summed. A *long* question has many one-digit moves; a
 *wide* one has fewer, most of them with two digits, which are best split into tens and ones. Moves above `TAUGHT_MOVE` are absent
-from the embedded base's training data, so that some problems need more than care. The answer is the last ```python fence, graded
+from the embedded base's training data, so that care alone does not solve every problem. The answer is the last ```python fence, graded
 on hidden tests. A hash of the *behaviour* decides the split, so that no validation function is in the training split in another
 phrasing.
 """
