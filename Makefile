@@ -125,7 +125,7 @@ study: grid
 grid-status: $(STAMP)
 	@$(SNAKEMAKE) trained evaluated --dry-run --nolock --quiet rules host $(GRID) < /dev/null 2>&1 \
 	  | awk '/^Nothing to be done/ { is_counted = 1; next } /^Job stats/ { is_counted = in_table = 1 } \
-	      in_table { count[$$1] = $$2; next } !/^(Using|Config file|host:|Building|$$)/ { print } \
+	      /^Reasons/ { is_over = 1 } is_over { next } in_table { count[$$1] = $$2; next } !/^(Using|Config file|host:|Building|$$)/ { print } \
 	      END { if (is_counted) printf "Missing: %d runs and %d evaluations.\n", count["train"], count["evaluate"] }'
 
 # Trains nothing and needs no network. It runs the commands of the Snakefile's rule `paper`, which would start missing runs. Notebooks

@@ -40,6 +40,12 @@ def snakemake(checkout: Path, *options: str, study: tuple[str, ...] = ()) -> sub
     )  # fmt: skip
 
 
+def grid_status(checkout: Path, *variables: str) -> str:
+    shutil.copyfile(ROOT / "Makefile", checkout / "Makefile")
+    environment = f"VENV={sys.prefix}", f"--old-file={sys.prefix}/setup.stamp"
+    return subprocess.check_output(["make", "grid-status", *environment, *variables], cwd=checkout, text=True)
+
+
 def folders(checkout: Path) -> dict[Path, object]:
     """Results folder -> what belongs there, for all of the grid."""
     cells = {checkout / folder_of(cell, "runs"): cell for cell in GRID.cells()}
@@ -223,6 +229,7 @@ def test_the_clock_study_trains_its_lines_in_order_and_nothing_of_the_grid(check
     counts = dict(re.findall(r"^(train|evaluate|paper|total) +(\d+)$", done.stdout, re.MULTILINE))
     assert counts == {"train": "2", "paper": "1", "total": "3"}
     assert "multirole_study clock runs/tiny-r" in done.stdout and "multirole_study paper" not in done.stdout
+    assert grid_status(checkout, "STUDY=study_clock.yaml") == "Missing: 2 runs and 0 evaluations.\n"
     first, second = declare(GRID, about | {"lines": lines}).cells()
     planned = {parameters["policy"]: parameters for _, parameters in commands(done.stdout).values()}
     assert planned["ip"]["lr_clock"] == "update_call_wrapped" and planned["sp"]["learning_rate"] == 0.006
