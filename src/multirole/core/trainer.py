@@ -774,7 +774,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
 
         `eval_loss` is the objective at a ratio of 1 without KL. It is about 0 for every policy, as in TRL.
         """
-        rows: list[dict[str, Any]] = list(dataloader.dataset)  # once: a transform of the dataset may draw
+        dataset: Any = dataloader.dataset  # torch's type declares no iterator
+        rows: list[dict[str, Any]] = list(dataset)  # once: a transform of the dataset may draw
         n_episodes, prefix = self.args.num_generations_eval or 1, metric_key_prefix
         self.model.eval()
         set_optimizer_mode(self.optimizer, "eval")
