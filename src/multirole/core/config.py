@@ -347,18 +347,18 @@ class MultiRoleGRPOConfig(GRPOConfig):
             raise ValueError(
                 f"`num_train_epochs={self.num_train_epochs}` and `max_steps={self.max_steps}` train nothing. Set one above 0."  # type: ignore[has-type]
             )
-        for name, (given, derived) in self.__dict__.pop("_from_epochs", {}).items():
+        for name, (setting, derived) in self.__dict__.pop("_from_epochs", {}).items():
             if vars(self)[name] == derived:  # of another dataset
-                setattr(self, name, given)
+                setattr(self, name, setting)
         names = (
             "max_steps",
             *(f"{kind}_{what}" for kind in ("eval", "logging", "save") for what in ("strategy", "steps")),
         )
-        given = {name: vars(self)[name] for name in names}
+        settings = {name: vars(self)[name] for name in names}
         whole = n_rows // self.n_problems  # TRL leaves out what is left over in an epoch
         if self.max_steps <= 0:  # type: ignore[has-type]
             self.max_steps = math.ceil(self.num_train_epochs * (whole or n_rows / self.n_problems))
         for kind, strategies in (("eval", IntervalStrategy), ("logging", IntervalStrategy), ("save", SaveStrategy)):
             if vars(self)[f"{kind}_strategy"] == "epoch":
                 self.__dict__.update({f"{kind}_strategy": strategies.STEPS, f"{kind}_steps": whole or 1})
-        self.__dict__["_from_epochs"] = {n: (old, vars(self)[n]) for n, old in given.items() if old != vars(self)[n]}
+        self.__dict__["_from_epochs"] = {n: (old, vars(self)[n]) for n, old in settings.items() if old != vars(self)[n]}

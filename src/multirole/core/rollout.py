@@ -375,9 +375,8 @@ class Rollout:
             tools: list[dict] | None,
         ) -> Turn:  # fmt: skip
             begun.append(role)
-            if (
-                episode.failure is not None or episode.answer is not None
-            ):  # a sibling of the call that failed, or one that comes too late
+            # a sibling of the call that failed, or a call that comes after the answer
+            if episode.failure is not None or episode.answer is not None:
                 raise asyncio.CancelledError
             asked.append(asyncio.get_running_loop().create_future())
             recorded = asked[-1]
@@ -441,11 +440,7 @@ class Rollout:
         """Run the workflow; its answer is empty where a prompt was too long. WorkflowError if it fails or returns no answer."""
         try:
             answer = await self.workflow.run(problem, call)
-        except (
-            Exception,
-            SystemExit,
-            asyncio.CancelledError,
-        ) as error:  # the user's own code: say whose it is, and where
+        except (Exception, SystemExit, asyncio.CancelledError) as error:  # of the user's code: say whose and where
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
                 raise  # the rollout ends
