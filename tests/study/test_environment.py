@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
@@ -52,6 +53,19 @@ def test_installed_versions_are_the_locked_ones() -> None:
     versions = {name: package.version.split("+")[0] for name, package in installed().items()}
     wrong = {name: (number, versions.get(name)) for name, number in locked.items() if versions.get(name) != number}
     assert wrong == {}, "package: (locked, installed); `make setup` installs what is locked"
+
+
+def test_locked_packages_install_on_the_first_release_of_each_supported_python() -> None:
+    """Distributions ship early patch releases: Debian 12 has 3.11.2, where a package that asks for 3.11.5 cannot be installed."""
+    kind = kind_of_this_environment()
+    packages = installed()
+    required = {name: packages[name].metadata["Requires-Python"] or "" for name in pins(kind) if name in packages}
+    too_new = {
+        name: specifier
+        for name, specifier in required.items()
+        if not all(SpecifierSet(specifier).contains(f"{version}.0") for version in PYTHONS[kind])
+    }
+    assert too_new == {}
 
 
 def test_the_lock_of_this_environment_is_complete_and_minimal() -> None:
