@@ -29,17 +29,24 @@ from multirole_study.paper.statistics import ALPHA, MARGIN, Interval, difference
 PLACEBO = credit_accuracy_table.DECLARED["placebo"]
 TOLERATED = 0.1
 """The largest relative difference between an arm's sampled tokens and the reference's at which the arm gets a verdict."""
-MIN_PAIRS, MIN_ARMS = 2, 3
-"""The fewest pairs of runs of a comparison, and the fewest arms of a rank correlation."""
+MIN_ARMS = 3
+"""The fewest arms of a rank correlation."""
 RESAMPLES = 9999
 """The largest number of permutations in a rank correlation's test; if more are possible, so many are drawn at random."""
 CAPTION = (
     "Not in the paper. Every arm minus `{reference}` in {score} at the last iteration, in points, paired by seed (n), with its 95 % t interval; p is after Holm's "
     f"correction over the {{arms}} arms. Better or worse: p < {ALPHA}. Equivalent: two one-sided tests within {100 * MARGIN:.0f} points, also after Holm. The peak is {{peak}}; "
     "it decides nothing. Tokens are the sampled completion tokens per iteration, those of replays included, relative to `{reference}`'s. An arm with "
-    f"more than {100 * TOLERATED:.0f} % more or less has no verdict (unequal tokens), and one with fewer than {MIN_PAIRS} pairs is not run. The placebo: {{placebo}}. Rules: study_credit.yaml."
+    f"more than {100 * TOLERATED:.0f} % more or less has no verdict (unequal tokens), nor has one that lacks a run of any of the {{seeds}} declared seeds (unfinished). The placebo: {{placebo}}. Rules: study_credit.yaml."
 )
-NOT_RUN, NOT_MEASURED, UNEQUAL, UNDECIDED = "not run", "not measured", "unequal tokens", "undecided"
+NOT_RUN, UNFINISHED, NOT_MEASURED, UNEQUAL, UNDECIDED = (
+    "not run",
+    "unfinished",
+    "not measured",
+    "unequal tokens",
+    "undecided",
+)
+WITHOUT_VERDICT = (NOT_RUN, UNFINISHED, UNEQUAL)
 ALL = "all workflows"
 """Label of an answer about all workflows together."""
 
@@ -123,19 +130,22 @@ def is_unequal(*tokens: float) -> bool:
     return any(abs(ratio - 1) > TOLERATED for ratio in tokens)
 
 
-def decided(gap: Interval, p_holm: float, p_match_holm: float, is_comparable: bool) -> str:
+def progress(n_runs: int, seeds: list[int]) -> str | None:
+    """Return why a comparison with so many pairs of runs has no verdict yet; None if every declared seed has its pair."""
+    if n_runs < len(seeds):
+        return UNFINISHED if n_runs else NOT_RUN
+    return None
+
+
+def decided(gap: Interval, p_holm: float, p_match_holm: float) -> str:
     """Return the verdict on a difference of one arm minus another."""
-    if gap.seeds < MIN_PAIRS:
-        return NOT_RUN
-    if not is_comparable:
-        return UNEQUAL
     if p_holm < ALPHA:
         return "better" if gap.mean > 0 else "worse"
     return "equivalent" if p_match_holm < ALPHA else UNDECIDED
 
 
 def holm(p_values: list[float]) -> list[float]:
-    """Return p-values after Holm's correction; NaN, the p of an arm without runs, counts as 1."""
+    """Return p-values after Holm's correction; NaN, the p of an arm without all its runs, counts as 1."""
     if np.isnan(p_values).all():
         return [1.0 for _ in p_values]
     return list(multipletests(np.nan_to_num(p_values, nan=1.0), ALPHA, "holm")[1])
@@ -146,20 +156,29 @@ def values_by_seed(arm: Arm, measure: Callable[[Run], float]) -> pd.Series:
     return pd.Series({seed: measure(run) for seed, run in sorted(arm.runs.items())}, dtype=float).dropna()
 
 
-def compared(arms: list[Arm], other: Arm, reference: Arm, score: Score) -> list[Comparison]:
-    """Compare arms with another one, paired by seed and corrected for their number; tokens are compared with the reference's."""
+def compared(arms: list[Arm], other: Arm, reference: Arm, score: Score, seeds: list[int]) -> list[Comparison]:
+    """Compare arms with another one, paired by seed and corrected for their number; tokens are compared with the reference's.
+
+    An arm is tested when it has a run of each of `seeds`, as the other one has.
+    """
     other_ends, other_tokens = values_by_seed(other, score.end), relative_tokens(other, reference)
+    missing = [progress(len(arm.runs.keys() & other.runs.keys()), seeds) for arm in arms]
     intervals = []
     for arm in arms:
         ends, peaks = values_by_seed(arm, score.end), values_by_seed(arm, score.peak)
-        seeds = ends.index.intersection(other_ends.index)
-        intervals.append((t_interval(ends[seeds]), t_interval(peaks.reindex(seeds)), difference(ends, other_ends)))
-    p_holm, p_match_holm = (holm([getattr(gap, name) for *_, gap in intervals]) for name in ("p", "p_match"))
+        both = ends.index.intersection(other_ends.index)
+        intervals.append((t_interval(ends[both]), t_interval(peaks.reindex(both)), difference(ends, other_ends)))
+    gaps = [gap for *_, gap in intervals]
+    p_holm, p_match_holm = (
+        holm([math.nan if why else getattr(gap, name) for why, gap in zip(missing, gaps, strict=True)])
+        for name in ("p", "p_match")
+    )
     comparisons = []
-    for arm, (end, peak, gap), p, p_match in zip(arms, intervals, p_holm, p_match_holm, strict=True):
+    for arm, why, (end, peak, gap), p, p_match in zip(arms, missing, intervals, p_holm, p_match_holm, strict=True):
         tokens = relative_tokens(arm, reference)
-        verdict = decided(gap, p, p_match, not is_unequal(tokens, other_tokens))
-        comparisons.append(Comparison(arm, tokens, end, peak, gap, math.nan if verdict == NOT_RUN else p, verdict))
+        unequal = UNEQUAL if is_unequal(tokens, other_tokens) else None
+        verdict = why or unequal or decided(gap, p, p_match)
+        comparisons.append(Comparison(arm, tokens, end, peak, gap, math.nan if why else p, verdict))
     return comparisons
 
 
@@ -168,7 +187,10 @@ def compared(arms: list[Arm], other: Arm, reference: Arm, score: Score) -> list[
 
 @dataclass(eq=False)
 class Board:
-    """The arms of one cell of the grid, which is the reference. `single` is the single agent with the same tokens; None if none is declared."""
+    """The arms of one cell of the grid, which is the reference. `single` is the single agent with the same tokens; None if none is declared.
+
+    Every arm has a run of each of `seeds` when the study is finished.
+    """
 
     workflow: str
     policy: str
@@ -176,6 +198,7 @@ class Board:
     reference: Arm
     arms: list[Arm]
     single: Arm | None
+    seeds: list[int]
 
     @property
     def title(self) -> str:
@@ -185,18 +208,21 @@ class Board:
     @cached_property
     def against_reference(self) -> dict[str, list[Comparison]]:
         """Return score -> comparison of every arm with the reference."""
-        return {name: compared(self.arms, self.reference, self.reference, score) for name, score in SCORES.items()}
+        return {
+            name: compared(self.arms, self.reference, self.reference, score, self.seeds)
+            for name, score in SCORES.items()
+        }
 
     @cached_property
     def against_single(self) -> list[Comparison]:
         """List the comparisons of every arm's accuracy, the reference's included, with the single agent's; none without a single agent."""
         arms = [self.reference, *self.arms] if self.single else []
-        return compared(arms, self.single or self.reference, self.reference, SCORES["accuracy"])
+        return compared(arms, self.single or self.reference, self.reference, SCORES["accuracy"], self.seeds)
 
     def unjudged(self, arm: Arm, name: str) -> Comparison:
         """Compare an arm with the reference, without a test; the verdict only says why no verdict is possible."""
-        (comparison,) = compared([arm], self.reference, self.reference, SCORES[name])
-        verdict = comparison.verdict if comparison.verdict in (NOT_RUN, UNEQUAL) else MISSING
+        (comparison,) = compared([arm], self.reference, self.reference, SCORES[name], self.seeds)
+        verdict = comparison.verdict if comparison.verdict in WITHOUT_VERDICT else MISSING
         return comparison._replace(p_holm=math.nan, verdict=verdict)
 
 
@@ -219,7 +245,15 @@ def boards(results: Results, study: Study) -> list[Board]:
         single = next((arm for name, arm in singles.items() if WORKFLOW_NAMES.get(workflow, workflow) in name), None)
         arms = list(by_cell.get(f"{workflow} {policy} {task}", {}).values())
         all_boards.append(
-            Board(cells[0].workflow_name, policy, task, Arm(cells[0].credit, cells[0].credit, runs), arms, single)
+            Board(
+                cells[0].workflow_name,
+                policy,
+                task,
+                Arm(cells[0].credit, cells[0].credit, runs),
+                arms,
+                single,
+                study.seeds,
+            )
         )
     return all_boards
 
@@ -281,7 +315,7 @@ def board_table(board: Board, name: str) -> Table:
         values.append(keys | numbers | gap | {"p_holm": line.p_holm, "verdict": line.verdict})
     caption = CAPTION.format(
         reference=reference.name, score=score.title, arms=len(board.arms), peak=score.about_peak,
-        placebo=", ".join(f"`{arm.name}`" for arm in board.arms if arm.credit == PLACEBO) or "none",
+        seeds=len(board.seeds), placebo=", ".join(f"`{arm.name}`" for arm in board.arms if arm.credit == PLACEBO) or "none",
     )  # fmt: skip
     return Table(f"leaderboard_{board.workflow}_{board.policy}_{board.task}_{name}",
                  f"Credit estimators in {board.title}: {score.title}", caption,
@@ -307,7 +341,10 @@ def any_better(lines: list[Comparison]) -> tuple[str, str]:
         return NOT_RUN, NOT_RUN
     if better := [line for line in with_runs if line.verdict == "better"]:
         return "yes", "; ".join(map(difference_text, better))
-    largest = max(with_runs, key=lambda line: (line.verdict != UNEQUAL, line.gap.mean))
+    if all(line.verdict == UNFINISHED for line in with_runs):
+        return UNFINISHED, UNFINISHED
+    finished = [line for line in with_runs if line.verdict != UNFINISHED]
+    largest = max(finished, key=lambda line: (line.verdict != UNEQUAL, line.gap.mean))
     is_no = all(line.verdict in ("worse", "equivalent") for line in lines)
     text = f"the largest difference is {difference_text(largest)}"
     return "no" if is_no else UNDECIDED, text + (f" ({UNEQUAL})" if largest.verdict == UNEQUAL else "")
@@ -319,8 +356,9 @@ def better_in_all(lines_by_board: list[list[Comparison]]) -> tuple[str, str]:
     credits = [credit for credit in lines_by_credit[0] if all(credit in lines for lines in lines_by_credit)]
     shared = {credit: [lines[credit] for lines in lines_by_credit] for credit in credits}
     verdicts = {credit: {line.verdict for line in lines} for credit, lines in shared.items()}
-    if all(NOT_RUN in kinds for kinds in verdicts.values()):
-        return NOT_RUN, NOT_RUN
+    if all({NOT_RUN, UNFINISHED} & kinds for kinds in verdicts.values()):
+        why = UNFINISHED if any(UNFINISHED in kinds for kinds in verdicts.values()) else NOT_RUN
+        return why, why
     if better := [credit for credit, kinds in verdicts.items() if kinds == {"better"}]:
         return "yes", "; ".join(" and ".join(map(difference_text, shared[credit])) for credit in better)
     is_no = all({"worse", "equivalent"} & kinds for kinds in verdicts.values())
@@ -330,11 +368,9 @@ def better_in_all(lines_by_board: list[list[Comparison]]) -> tuple[str, str]:
 def placebo_answer(board: Board) -> tuple[str, str]:
     """Say whether the placebo ends above the untrained workflow."""
     gain = placebo_gain(board)
-    if gain.seeds < MIN_PAIRS:
-        return NOT_RUN, NOT_RUN
-    verdict = {"better": "yes", "worse": "no", "equivalent": "no"}.get(
-        decided(gain, gain.p, gain.p_match, True), UNDECIDED
-    )
+    if why := progress(gain.seeds, board.seeds):
+        return why, why
+    verdict = {"better": "yes", "worse": "no", "equivalent": "no"}.get(decided(gain, gain.p, gain.p_match), UNDECIDED)
     return verdict, f"{interval_text(gain, 'difference')}, {p_text(gain.p)}, {gain.seeds} runs"
 
 
@@ -366,9 +402,9 @@ def rank_correlation(x: list[float], y: list[float]) -> tuple[float, float]:
 
 def order_answer(board: Board, measured: pd.DataFrame | None) -> tuple[str, str]:
     """Say whether accuracy follows the share of the exact effect, over the arms with equal tokens, at each measured checkpoint."""
-    lines = [line for line in board.against_reference["accuracy"] if line.verdict not in (NOT_RUN, UNEQUAL)]
+    lines = [line for line in board.against_reference["accuracy"] if line.verdict not in WITHOUT_VERDICT]
     if not lines:
-        return NOT_RUN, NOT_RUN
+        return (UNFINISHED, UNFINISHED) if board.reference.runs else (NOT_RUN, NOT_RUN)
     gaps = {board.reference.credit: 0.0} | {line.arm.credit: line.gap.mean for line in lines}
     verdicts, texts = set(), []
     for step, shares in shares_of_effect(measured, board).items():
