@@ -5,7 +5,11 @@ import os
 os.environ["CUDA_VISIBLE_DEVICES"] = ""  # before torch is imported: the tests' numbers are a CPU's
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["OMP_NUM_THREADS"] = "1"  # inherited by the processes that tests start, so that their sums round as here
-for name in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS"):  # `make test` sets them, and a make inside a test would announce its directory
+for name in (
+    "MAKEFLAGS",
+    "MAKELEVEL",
+    "MFLAGS",
+):  # `make test` sets them, and a make inside a test would announce its directory
     os.environ.pop(name, None)
 
 import gc

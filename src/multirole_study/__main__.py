@@ -396,6 +396,24 @@ def leaderboard(argv: list[str]) -> int:
     return 0
 
 
+def rates(argv: list[str]) -> int:
+    """Compare arms at their own learning rates, from the packed runs of study_rates.yaml."""
+    parser = _parser(rates)
+    parser.add_argument("folder", type=Path, help="<results_dir>/<scale>, such as runs/rates/tiny-r")
+    folder = parser.parse_args(argv).folder
+    from multirole_study.paper.declarations import read_declaration
+    from multirole_study.paper.output import write_tables
+    from multirole_study.paper.rate_tables import rate_tables, tuning_sentences
+    from multirole_study.paper.results import Results
+
+    with user_errors():
+        study, results = read_declaration(folder, "rates"), Results(folder)
+        write_tables(rate_tables(results, study), folder / "tables")
+    lines = [*tuning_sentences(results, study), f"{folder}/tables are written"]
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0
+
+
 def fetch(argv: list[str]) -> int:
     """Download the base model of a scale, if it is not on this machine, and print its folder."""
     from multirole_study.experiment.cell import Cell
@@ -436,6 +454,7 @@ COMMANDS = {
         questions,
         clock,
         leaderboard,
+        rates,
         fetch,
     )
 }

@@ -13,6 +13,7 @@ from multirole_study.__main__ import leaderboard
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.settings import UserError
 from multirole_study.paper import pack
+from multirole_study.paper.comparisons import holm
 from multirole_study.paper.declarations import declare, read_declaration
 from multirole_study.paper.grid import Grid, Study
 from multirole_study.paper.leaderboard import (
@@ -21,7 +22,6 @@ from multirole_study.paper.leaderboard import (
     answers,
     board_table,
     boards,
-    holm,
     leaderboard_tables,
     placebo_gain,
     rank_correlation,

@@ -4,21 +4,22 @@ from pathlib import Path
 
 from multirole_study.paper.clock_study import ClockStudy
 from multirole_study.paper.grid import Declaration, Grid, Study
+from multirole_study.paper.rate_study import RateStudy
 
 
 def declare(grid: Grid, fields: dict[str, object]) -> Declaration:
     """Create what a study file declares, from its fields besides the grid; the grid alone if there are none."""
-    kind = ClockStudy if "lines" in fields else Study if fields else Declaration
+    kind = RateStudy if "rates" in fields else ClockStudy if "lines" in fields else Study if fields else Declaration
     return kind(grid, **fields)
 
 
 def read_declaration(folder: str | Path, command: str) -> Declaration:
     """Read the study of a results folder whose tables `multirole <command>` builds. Raises ValueError if none is recorded."""
-    for kind in (Study, ClockStudy):
+    for kind in (Study, ClockStudy, RateStudy):
         study = kind.read(folder)
         if study is not None and study.command == command:
             return study
     raise ValueError(
         f"{folder} records no study for `multirole {command}`, so it is not known which runs belong to it. Pass a folder such as "
-        "results/clock/tiny-r. The first lines of study_clock.yaml and study_credit.yaml say how to train one."
+        "results/clock/tiny-r. The first lines of study_clock.yaml, study_credit.yaml and study_rates.yaml say how to train one."
     )

@@ -16,10 +16,10 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 from scipy.stats import pearsonr, permutation_test, rankdata
-from statsmodels.stats.multitest import multipletests
 
 from multirole_study.labels import WORKFLOW_NAMES, cell_name
 from multirole_study.paper import credit_accuracy_table
+from multirole_study.paper.comparisons import NOT_RUN, UNDECIDED, UNFINISHED, decided, judged, progress
 from multirole_study.paper.grid import Study
 from multirole_study.paper.output import MISSING, Table, cell_text, formatted, number
 from multirole_study.paper.results import Results, Run
@@ -39,13 +39,7 @@ CAPTION = (
     "it decides nothing. Tokens are the sampled completion tokens per iteration, those of replays included, relative to `{reference}`'s. An arm with "
     f"more than {100 * TOLERATED:.0f} % more or less has no verdict (unequal tokens), nor has one that lacks a run of any of the {{seeds}} declared seeds (unfinished). The placebo: {{placebo}}. Rules: study_credit.yaml."
 )
-NOT_RUN, UNFINISHED, NOT_MEASURED, UNEQUAL, UNDECIDED = (
-    "not run",
-    "unfinished",
-    "not measured",
-    "unequal tokens",
-    "undecided",
-)
+NOT_MEASURED, UNEQUAL = "not measured", "unequal tokens"
 WITHOUT_VERDICT = (NOT_RUN, UNFINISHED, UNEQUAL)
 ALL = "all workflows"
 """Label of an answer about all workflows together."""
@@ -130,27 +124,6 @@ def is_unequal(*tokens: float) -> bool:
     return any(abs(ratio - 1) > TOLERATED for ratio in tokens)
 
 
-def progress(n_runs: int, seeds: list[int]) -> str | None:
-    """Return why a comparison with so many pairs of runs has no verdict yet; None if every declared seed has its pair."""
-    if n_runs < len(seeds):
-        return UNFINISHED if n_runs else NOT_RUN
-    return None
-
-
-def decided(gap: Interval, p_holm: float, p_match_holm: float) -> str:
-    """Return the verdict on a difference of one arm minus another."""
-    if p_holm < ALPHA:
-        return "better" if gap.mean > 0 else "worse"
-    return "equivalent" if p_match_holm < ALPHA else UNDECIDED
-
-
-def holm(p_values: list[float]) -> list[float]:
-    """Return p-values after Holm's correction; NaN, the p of an arm without all its runs, counts as 1."""
-    if np.isnan(p_values).all():
-        return [1.0 for _ in p_values]
-    return list(multipletests(np.nan_to_num(p_values, nan=1.0), ALPHA, "holm")[1])
-
-
 def values_by_seed(arm: Arm, measure: Callable[[Run], float]) -> pd.Series:
     """Return seed -> a measure of an arm's runs, for the runs that have it."""
     return pd.Series({seed: measure(run) for seed, run in sorted(arm.runs.items())}, dtype=float).dropna()
@@ -168,17 +141,13 @@ def compared(arms: list[Arm], other: Arm, reference: Arm, score: Score, seeds: l
         ends, peaks = values_by_seed(arm, score.end), values_by_seed(arm, score.peak)
         both = ends.index.intersection(other_ends.index)
         intervals.append((t_interval(ends[both]), t_interval(peaks.reindex(both)), difference(ends, other_ends)))
-    gaps = [gap for *_, gap in intervals]
-    p_holm, p_match_holm = (
-        holm([math.nan if why else getattr(gap, name) for why, gap in zip(missing, gaps, strict=True)])
-        for name in ("p", "p_match")
-    )
     comparisons = []
-    for arm, why, (end, peak, gap), p, p_match in zip(arms, missing, intervals, p_holm, p_match_holm, strict=True):
+    verdicts = judged([gap for *_, gap in intervals], missing)
+    for arm, (end, peak, gap), (p, verdict) in zip(arms, intervals, verdicts, strict=True):
         tokens = relative_tokens(arm, reference)
-        unequal = UNEQUAL if is_unequal(tokens, other_tokens) else None
-        verdict = why or unequal or decided(gap, p, p_match)
-        comparisons.append(Comparison(arm, tokens, end, peak, gap, math.nan if why else p, verdict))
+        if verdict not in (NOT_RUN, UNFINISHED) and is_unequal(tokens, other_tokens):
+            verdict = UNEQUAL
+        comparisons.append(Comparison(arm, tokens, end, peak, gap, p, verdict))
     return comparisons
 
 

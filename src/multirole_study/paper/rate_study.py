@@ -1,0 +1,146 @@
+"""Define the runs of `study_rates.yaml`: arms whose learning rate is tuned on seeds and problems that score nothing."""
+
+from collections.abc import Iterator
+from itertools import product
+from typing import ClassVar, Literal
+
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.evaluation import Evaluation
+from multirole_study.paper.grid import CHECKED, Declaration
+
+Purpose = Literal["tuning", "scoring"]
+
+
+@dataclass(frozen=True, config=CHECKED)
+class Arm:
+    """A cell of the matrix with changed fields; `rate` is set if the arm is not tuned."""
+
+    workflow: str
+    policy: str
+    parameters: dict[str, object] = Field(default_factory=dict)
+    rate: float | None = None
+
+
+@dataclass(frozen=True, config=CHECKED)
+class Phase:
+    """The seeds of tuning or scoring, and the fields of `Cell` that its runs share."""
+
+    seeds: list[int] = Field(min_length=1)
+    parameters: dict[str, object] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, config=CHECKED)
+class Line:
+    """Arms that are tuned, or scored, together."""
+
+    purpose: Purpose
+    arms: list[str]
+
+
+@dataclass(frozen=True, config=CHECKED)
+class Question:
+    """A comparison of arms, each with `minus`, or with its own arm in a list of them. Its arms are one family of Holm's correction."""
+
+    name: str
+    question: str
+    measure: Literal["end", "growth"]
+    arms: list[str]
+    minus: str | list[str]
+    role: str = ""
+    """The role whose replies grow, for the measure `growth`."""
+
+    @property
+    def pairs(self) -> list[tuple[str, str]]:
+        """List (arm, the arm that is subtracted)."""
+        others = [self.minus] * len(self.arms) if isinstance(self.minus, str) else self.minus
+        return list(zip(self.arms, others, strict=True))
+
+
+@dataclass(frozen=True, config=CHECKED)
+class RateStudy(Declaration):
+    """The arms, rates and lines of the study, and nothing of the grid's cells. Raises ValueError for values that cannot work.
+
+    Args:
+        arms: name -> cell.
+        rates: learning rates at which an arm without its own is tuned.
+        preset: the preset's learning rate, which is one of `rates`.
+        task: the task of all runs.
+        tuning, scoring: seeds and settings of the two phases.
+        chosen: arm -> tuned rate; an arm that is missing is not scored yet.
+    """
+
+    RECORD: ClassVar[str] = "rates.json"
+    arms: dict[str, Arm]
+    rates: list[float]
+    preset: float
+    task: str
+    tuning: Phase
+    scoring: Phase
+    lines: list[Line]
+    questions: list[Question]
+    chosen: dict[str, float] = Field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        named = {arm for line in self.lines for arm in line.arms} | set(self.chosen)
+        named |= {arm for question in self.questions for pair in question.pairs for arm in pair}
+        if unknown := named - set(self.arms):
+            raise ValueError(
+                f"`lines`, `questions` and `chosen` name the arms {sorted(unknown)}, which `arms` does not have: {sorted(self.arms)}."
+            )
+        if both := set(self.tuning.seeds) & set(self.scoring.seeds):
+            raise ValueError(f"Seeds {sorted(both)} tune the rate and score as well. Use others for one of the two.")
+        if self.preset not in self.rates:
+            raise ValueError(f"`preset` must be one of `rates`, {self.rates}, got {self.preset}.")
+        if odd := {arm: rate for arm, rate in self.chosen.items() if rate not in self.rates}:
+            raise ValueError(f"`chosen` must be one of `rates`, {self.rates}, for every arm, got {odd}.")
+        self.cells()  # raises ValueError for invalid cells
+
+    @property
+    def command(self) -> str:
+        """Return the command of `multirole` that builds tables from the packed runs."""
+        return "rates"
+
+    def rate(self, arm: str) -> float | None:
+        """Return the rate at which an arm is scored; None until it is chosen."""
+        return self.arms[arm].rate if self.arms[arm].rate is not None else self.chosen.get(arm)
+
+    def settings(self, arm: str, rate: float, purpose: Purpose) -> dict[str, object]:
+        """Return the fields of `Cell` by which a run differs from the preset; those of an arm take precedence over those of a phase."""
+        phase = self.tuning if purpose == "tuning" else self.scoring
+        return self.grid.parameters | phase.parameters | self.arms[arm].parameters | {"learning_rate": rate}
+
+    def cell(self, arm: str, rate: float, seed: int, purpose: Purpose) -> Cell:
+        """Create the cell of one run."""
+        about = self.arms[arm]
+        settings = self.settings(arm, rate, purpose)
+        return Cell(about.workflow, about.policy, self.task, self.grid.scale, seed, **settings)
+
+    def runs(self) -> Iterator[tuple[int, str, Purpose, Cell]]:
+        """Yield (line, arm, purpose, cell) of every run whose rate is known, in the order of training."""
+        for i, line in enumerate(self.lines):
+            phase = self.tuning if line.purpose == "tuning" else self.scoring
+            for seed, arm in product(phase.seeds, line.arms):
+                own = self.rate(arm)
+                rates = self.rates if line.purpose == "tuning" else [] if own is None else [own]
+                for rate in rates:
+                    yield i, arm, line.purpose, self.cell(arm, rate, seed, line.purpose)
+
+    def cells_by_line(self) -> list[dict[str, Cell]]:
+        """Return id -> cell of each line's runs, in the order in which they are trained."""
+        lines: list[dict[str, Cell]] = [{} for _ in self.lines]
+        for i, _, _, cell in self.runs():
+            lines[i][cell.id] = cell
+        return lines
+
+    def evaluations(self) -> list[Evaluation]:
+        """Return no evaluation: those of the runs are enough."""
+        return []
+
+    def parameters_of(self, cell: Cell) -> dict[str, object]:
+        """Return the notebook parameters of a run."""
+        arm, purpose = next((arm, purpose) for _, arm, purpose, other in self.runs() if other == cell)
+        coordinates = {"workflow": cell.workflow, "policy": cell.policy_name, "task": cell.task}
+        return coordinates | {"scale": cell.scale, "seed": cell.seed} | self.settings(arm, cell.learning_rate, purpose)

@@ -1,0 +1,213 @@
+"""Choose each arm's learning rate and judge the runs of `study_rates.yaml` by the rules in its first lines."""
+
+import math
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import pandas as pd
+
+from multirole_study.paper.comparisons import NOT_RUN, judged, progress
+from multirole_study.paper.output import MISSING, Row, Table, cell_text, formatted, number, pivoted
+from multirole_study.paper.rate_study import Purpose, Question, RateStudy
+from multirole_study.paper.results import Results, Run
+from multirole_study.paper.skill_tables import start_and_change
+from multirole_study.paper.statistics import ALPHA, MARGIN, Interval, difference, t_interval, untested
+
+AT_THE_EDGE = "; a better one may lie beyond"
+
+
+# ---- runs and their measures
+
+
+def runs_of(results: Results, study: RateStudy, arm: str, rate: float | None, purpose: Purpose) -> dict[int, Run]:
+    """Return seed -> packed run of an arm at a rate."""
+    phase = study.tuning if purpose == "tuning" else study.scoring
+    cells = {} if rate is None else {seed: study.cell(arm, rate, seed, purpose) for seed in phase.seeds}
+    return {seed: run for seed, cell in cells.items() if (run := results.find(cell))}
+
+
+def scored_problems(study: RateStudy) -> list[str]:
+    """Return the names of the problems that score: those of the scoring runs that no tuning run is validated on."""
+    arm = next(iter(study.arms))
+    tuning, scoring = (
+        study.cell(arm, study.preset, phase.seeds[0], purpose)
+        for phase, purpose in ((study.tuning, "tuning"), (study.scoring, "scoring"))
+    )
+    problems = scoring.make_task().problems("validation", scoring.n_validation)
+    return [problem.id for problem in problems[tuning.n_validation :]]
+
+
+def end(run: Run, problems: list[str] | None = None) -> float:
+    """Return accuracy at the last iteration, on some of the validation problems or on all."""
+    outcomes = run.correct.iloc[:, -1]
+    return float((outcomes if problems is None else outcomes.loc[problems]).mean())
+
+
+def growth(run: Run, role: str) -> float:
+    """Return the change of a role's mean length in training, as a part of the start."""
+    return float(start_and_change(run, {"role": role, "metric": "length_mean"})[1])
+
+
+# ---- tuning
+
+
+class Tuned(NamedTuple):
+    """The tuning of one arm: rate -> mean accuracy and runs, and the rate that is chosen; None before all runs are there."""
+
+    means: dict[float, float]
+    runs: dict[float, int]
+    rate: float | None
+    is_at_edge: bool
+
+
+def tuned(results: Results, study: RateStudy, arm: str) -> Tuned:
+    """Choose the rate of an arm by the declared rule: the largest mean accuracy at the end, and of equal ones the smaller rate."""
+    ends = {
+        rate: [end(run) for run in runs_of(results, study, arm, rate, "tuning").values()]
+        for rate in sorted(study.rates)
+    }
+    means = {rate: sum(values) / len(values) if values else math.nan for rate, values in ends.items()}
+    is_complete = all(len(values) == len(study.tuning.seeds) for values in ends.values())
+    rate = max(means, key=lambda rate: means[rate]) if is_complete else None
+    return Tuned(
+        means,
+        {rate: len(values) for rate, values in ends.items()},
+        rate,
+        rate in (min(study.rates), max(study.rates)),
+    )
+
+
+def tuning_sentences(results: Results, study: RateStudy) -> Iterator[str]:
+    """Yield a sentence about the rate of every arm that is tuned."""
+    for arm, about in study.arms.items():
+        if about.rate is None:
+            chosen = tuned(results, study, arm)
+            n, planned = sum(chosen.runs.values()), len(study.rates) * len(study.tuning.seeds)
+            if chosen.rate is None:
+                yield f"{arm}: {n} of {planned} tuning runs are there."
+            else:
+                yield f"{arm}: {chosen.rate:g}{AT_THE_EDGE if chosen.is_at_edge else ''}."
+
+
+def tuning_table(results: Results, study: RateStudy) -> Table:
+    """Build the table of accuracies by rate."""
+    shown, values = [], []
+    for arm, about in study.arms.items():
+        if about.rate is not None:
+            continue
+        chosen = tuned(results, study, arm)
+        texts = {"arm": arm}
+        for rate, mean in chosen.means.items():
+            text = MISSING if math.isnan(mean) else f"{formatted(mean, 'accuracy')} ({chosen.runs[rate]})"
+            texts[f"{rate:g}"] = f"**{text}**" if rate == chosen.rate else text
+            values.append(
+                {"arm": arm, "rate": rate, "seeds": chosen.runs[rate], "accuracy": mean, "chosen": rate == chosen.rate}
+            )
+        gap = math.nan if chosen.rate is None else chosen.means[chosen.rate] - chosen.means[study.preset]
+        texts["chosen − preset"] = MISSING if math.isnan(gap) else formatted(gap, "difference")
+        texts["at the end of the list"] = MISSING if chosen.rate is None else "yes" if chosen.is_at_edge else "no"
+        shown.append(texts)
+    caption = (
+        f"Not in the paper. Mean accuracy at the last iteration by learning rate, in %, on the {results.grid.scale} tuning problems and seeds "
+        f"{study.tuning.seeds[0]} to {study.tuning.seeds[-1]} (number of runs). Bold: the rate that the arm is scored at. The difference from the preset's {study.preset:g} has no test, since the "
+        "rate was chosen here. At the end of the list a better rate may lie beyond. Nothing here scores. Rules: study_rates.yaml."
+    )
+    return Table("rates_tuning", "Each arm's learning rate", caption, pd.DataFrame(shown), pd.DataFrame(values))
+
+
+# ---- scoring
+
+
+def arm_rows(results: Results, study: RateStudy, problems: list[str]) -> Iterator[Row]:
+    """Yield rate, runs and score of every arm."""
+    for arm in study.arms:
+        rate = study.rate(arm)
+        runs = runs_of(results, study, arm, rate, "scoring")
+        keys = {"arm": arm, "rate": MISSING if rate is None else f"{rate:g}"}
+        yield number("runs", len(runs), "count", **keys)
+        score = untested(t_interval([end(run, problems) for run in runs.values()]))
+        yield number("accuracy", score, "accuracy", **keys)
+
+
+def arm_table(results: Results, study: RateStudy, problems: list[str]) -> Table:
+    """Build the table of scores."""
+    values = pd.DataFrame(arm_rows(results, study, problems))
+    caption = (
+        f"Not in the paper. Accuracy at the last iteration at each arm's own learning rate, in %, on {len(problems)} validation problems that chose no rate, at {results.grid.scale}, "
+        "with 95 % t intervals over seeds. Rules: study_rates.yaml."
+    )
+    return Table("rates_scores", "Accuracy at each arm's own learning rate", caption, pivoted(values), values)
+
+
+class Comparison(NamedTuple):
+    """An arm minus another one, over the seeds of both."""
+
+    question: Question
+    arm: str
+    minus: str
+    gap: Interval
+    p_holm: float
+    verdict: str
+
+
+def compared(results: Results, study: RateStudy, question: Question, problems: list[str]) -> list[Comparison]:
+    """Judge the pairs of one question, which are one family."""
+
+    def values(arm: str) -> pd.Series:
+        runs = runs_of(results, study, arm, study.rate(arm), "scoring")
+        measure = {
+            seed: end(run, problems) if question.measure == "end" else growth(run, question.role)
+            for seed, run in runs.items()
+        }
+        return pd.Series(measure, dtype=float)
+
+    gaps = [difference(values(arm), values(minus)) for arm, minus in question.pairs]
+    missing = [progress(gap.seeds, study.scoring.seeds) for gap in gaps]
+    verdicts = judged(gaps, missing, can_match=question.measure == "end")
+    return [
+        Comparison(question, *pair, gap, p, verdict)
+        for pair, gap, (p, verdict) in zip(question.pairs, gaps, verdicts, strict=True)
+    ]
+
+
+def answer_table(results: Results, study: RateStudy, problems: list[str]) -> Table:
+    """Build the table of the study's questions."""
+    shown, values = [], []
+    for question in study.questions:
+        for line in compared(results, study, question, problems):
+            unit = "difference" if question.measure == "end" else "change"
+            shown.append(
+                {
+                    "question": question.question,
+                    "arm": line.arm,
+                    "minus": line.minus,
+                    "n": str(line.gap.seeds),
+                    "difference": cell_text(number("", untested(line.gap), unit)),
+                    "p": MISSING if math.isnan(line.p_holm) else f"{line.p_holm:.3f}",
+                    "verdict": line.verdict if line.verdict == NOT_RUN else f"**{line.verdict}**",
+                }
+            )
+            values.append(
+                {"question": question.name, "arm": line.arm, "minus": line.minus, "seeds": line.gap.seeds}
+                | {"difference": line.gap.mean, "low": line.gap.low, "high": line.gap.high}
+                | {"p_holm": line.p_holm, "verdict": line.verdict}
+            )
+    caption = (
+        f"Not in the paper. Every arm at its own learning rate at {results.grid.scale}, minus another one, paired by seed (n), with 95 % t intervals over seeds: accuracy at the last "
+        f"iteration on {len(problems)} problems that chose no rate, in points, or the growth of replies, in points of the start's length. Better or worse: p < {ALPHA} after Holm's "
+        f"correction over the arms of a question. Equivalent: two one-sided tests within {100 * MARGIN:.0f} points, also after Holm. A line without all "
+        f"{len(study.scoring.seeds)} seeds has no test (unfinished). Rules: study_rates.yaml."
+    )
+    return Table(
+        "rates_answers",
+        "Do the comparisons hold at each arm's own learning rate?",
+        caption,
+        pd.DataFrame(shown),
+        pd.DataFrame(values),
+    )
+
+
+def rate_tables(results: Results, study: RateStudy) -> list[Table]:
+    """Build the answers, the scores and the tuning."""
+    problems = scored_problems(study)
+    return [answer_table(results, study, problems), arm_table(results, study, problems), tuning_table(results, study)]

@@ -1,0 +1,197 @@
+"""The study of each arm's own learning rate (`study_rates.yaml`): its declaration, the choice of rates, and its verdicts from hand-made runs."""
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import yaml
+
+from multirole_study.__main__ import rates
+from multirole_study.experiment.cell import Cell
+from multirole_study.paper.declarations import declare, read_declaration
+from multirole_study.paper.grid import Grid
+from multirole_study.paper.rate_study import RateStudy
+from multirole_study.paper.rate_tables import compared, rate_tables, scored_problems, tuned
+from multirole_study.paper.results import Results, Run
+
+ROOT = Path(__file__).parents[2]
+ABOUT = yaml.safe_load((ROOT / "study_rates.yaml").read_text())
+TUNED = [name for name, arm in ABOUT["arms"].items() if "rate" not in arm]
+PRESET = dict.fromkeys(TUNED, ABOUT["preset"])
+
+
+def declared(**changed: object) -> RateStudy:
+    """Declare the study with three scoring seeds, so that hand-made runs can finish it."""
+    scoring = ABOUT["scoring"] | {"seeds": [310, 311, 312]}
+    return declare(Grid("tiny-r", seeds=[0]), ABOUT | {"scoring": scoring} | changed)
+
+
+class MadeUp(Run):
+    """A run that is right in `end` of the tuning problems and in `scored` of the others; its aggregator's replies grow from 10 to 10 (1 + growth)."""
+
+    def __init__(self, cell: Cell, end: float, scored: float = 0.0, growth: float = 0.0) -> None:
+        super().__init__(cell, ROOT)
+        names = [problem.id for problem in cell.make_task().problems("validation", cell.n_validation)]
+        is_right = np.arange(512) < round(512 * end)
+        if len(names) > 512:
+            is_right = np.concatenate([is_right, np.arange(512) < round(512 * scored)])
+        self.correct = pd.DataFrame({0: 0.0, cell.iterations: is_right.astype(float)}, names).sort_index()
+        self.lengths = pd.Series(np.linspace(10, 10, 60), range(1, 61))
+        self.lengths.iloc[-5:] *= 1 + growth
+
+    def series(self, metric: str, role: str | None = None) -> pd.Series:
+        assert (metric, role) == ("length_mean", "aggregator")
+        return self.lengths
+
+
+def results_of(monkeypatch, made_up: Callable[[Cell], dict | None]) -> Results:
+    """Results whose run of a cell is `MadeUp(cell, **made_up(cell))`, or missing."""
+
+    def find(self: Results, cell: Cell) -> Run | None:
+        values = made_up(cell)
+        return None if values is None else MadeUp(cell, **values)
+
+    monkeypatch.setattr(Results, "find", find)
+    return Results(ROOT / "results/tiny-r")
+
+
+# ---- the declaration
+
+
+def test_no_seed_tunes_and_scores_or_is_used_by_another_study():
+    study = declare(Grid("tiny-r", seeds=[0]), ABOUT)
+    seeds = [*study.tuning.seeds, *study.scoring.seeds]
+    grid = yaml.safe_load((ROOT / "grid.yaml").read_text())["scales"]["tiny-r"]["seeds"]
+    clock = [
+        seed for line in yaml.safe_load((ROOT / "study_clock.yaml").read_text())["lines"] for seed in line["seeds"]
+    ]
+    credit = yaml.safe_load((ROOT / "study_credit.yaml").read_text())["seeds"]
+    assert len(set(seeds)) == len(seeds) and not set(seeds) & {*grid, *clock, *credit}
+    with pytest.raises(ValueError, match=r"Seeds \[310\] tune the rate and score as well"):
+        declared(tuning=ABOUT["tuning"] | {"seeds": [310]})
+
+
+def test_an_arm_is_tuned_at_every_rate_and_scored_when_its_rate_is_chosen():
+    waiting, known = (declared(chosen=chosen).cells_by_line() for chosen in ({}, {"Voting-IP": 0.004}))
+    n_tuned = 4 * 3  # rates and seeds
+    assert [len(line) for line in waiting] == [5 * n_tuned, 0, 2 * 3, 2 * n_tuned, 0, 2 * n_tuned, 0]
+    assert [len(line) for line in known] == [5 * n_tuned, 3, 2 * 3, 2 * n_tuned, 0, 2 * n_tuned, 0]
+    for cell in known[1].values():
+        assert (cell.workflow, cell.policy_name, cell.learning_rate, cell.n_validation) == ("voting", "ip", 0.004, 1024)
+    for cell in known[2].values():
+        assert (cell.iterations, cell.updates, cell.learning_rate, cell.eval_every) == (240, "one", 0.002, 120)
+
+
+def test_a_run_s_parameters_are_those_of_its_cell():
+    study = declared(chosen=PRESET)
+    for cell in study.cells():
+        assert Cell(**study.parameters_of(cell)) == cell
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"chosen": {"Voting": 0.002}}, r"name the arms \['Voting'\], which `arms` does not have"),
+        ({"chosen": {"Voting-IP": 0.003}}, r"`chosen` must be one of `rates`.*'Voting-IP': 0.003"),
+        ({"preset": 0.003}, r"`preset` must be one of `rates`"),
+    ],
+)
+def test_a_declaration_that_contradicts_itself_is_refused(changed, message):
+    with pytest.raises(ValueError, match=message):
+        declared(**changed)
+
+
+# ---- tuning
+
+
+def test_the_rate_with_the_best_end_is_chosen_and_of_equal_ones_the_smaller(monkeypatch):
+    ends = {0.001: 0.25, 0.002: 0.5, 0.004: 0.5, 0.008: 0.375}
+    study, results = declared(), results_of(monkeypatch, lambda cell: {"end": ends[cell.learning_rate]})
+    chosen = tuned(results, study, "Voting-SP")
+    assert (chosen.rate, chosen.is_at_edge) == (0.002, False)
+    assert chosen.means == pytest.approx(ends) and set(chosen.runs.values()) == {3}
+    ends[0.008] = 0.75
+    assert tuned(results, study, "Voting-SP").rate == 0.008 and tuned(results, study, "Voting-SP").is_at_edge
+
+
+def test_no_rate_is_chosen_before_the_last_tuning_run(monkeypatch):
+    is_missing = {"learning_rate": 0.001, "seed": 302}
+    results = results_of(
+        monkeypatch, lambda cell: None if all(getattr(cell, k) == v for k, v in is_missing.items()) else {"end": 0.5}
+    )
+    chosen = tuned(results, declared(), "Voting-SP")
+    assert chosen.rate is None and sum(chosen.runs.values()) == 11
+
+
+def test_the_problems_that_score_tune_nothing():
+    study = declared()
+    scored = scored_problems(study)
+    tuning = study.cell("Voting-IP", 0.002, 300, "tuning")
+    tuned_on = {problem.id for problem in tuning.make_task().problems("validation", tuning.n_validation)}
+    assert len(set(scored)) == len(scored) == len(tuned_on) == 512 and tuned_on.isdisjoint(scored)
+
+
+# ---- verdicts
+
+
+def three_seeds(cell: Cell) -> dict | None:
+    """Voting-IP ends 12, 13 and 14 of 64 problems above the single agents, which end at 16 of 64; no other workflow has a run."""
+    i = cell.seed - 310
+    if cell.workflow == "single":
+        return {"end": 1.0, "scored": 0.25}
+    if cell.workflow == "voting" and cell.policy_name == "ip":
+        return {"end": 0.0, "scored": (28 + i) / 64, "growth": 0.5}
+    if cell.workflow == "voting" and i < 2:
+        return {"end": 0.0, "scored": 0.25, "growth": 0.5}
+    return None
+
+
+def test_verdicts_by_hand(monkeypatch):
+    """A mean of 13 of 64 with sd 1 of 64 and 2 degrees of freedom: p = 1 - t / sqrt(t^2 + 2), six times after Holm's correction."""
+    study, results = declared(chosen=PRESET), results_of(monkeypatch, three_seeds)
+    problems = scored_problems(study)
+    step, *_, talk = (compared(results, study, question, problems) for question in study.questions)
+    assert [line.verdict for line in step] == ["better", "unfinished", *["not run"] * 4]
+    t = 13 * math.sqrt(3)
+    assert step[0].gap.mean == pytest.approx(13 / 64) and step[0].p_holm == pytest.approx(
+        6 * (1 - t / math.sqrt(t**2 + 2))
+    )
+    assert step[1].gap.mean == pytest.approx(0) and math.isnan(step[1].p_holm)
+    assert [line.verdict for line in talk] == ["unfinished", "unfinished"]
+
+
+def test_replies_that_grow_alike_are_undecided_and_not_equivalent(monkeypatch):
+    """The margin of equivalence is in points of accuracy."""
+    study = declared(chosen=PRESET)
+    results = results_of(monkeypatch, lambda cell: {"end": 0.5, "scored": 0.5, "growth": 0.5 + 1e-4 * (cell.seed % 2)})
+    by_name = {
+        question.name: compared(results, study, question, scored_problems(study)) for question in study.questions
+    }
+    assert {line.verdict for line in by_name["talk"]} == {"undecided"}
+    assert {line.verdict for line in by_name["sharing"]} == {"equivalent"}
+
+
+def test_the_command_writes_tables_and_says_which_rates_are_chosen(monkeypatch, tmp_path, capsys):
+    study = declared(chosen=PRESET)
+    study.write(tmp_path)
+    folder = tmp_path / "tiny-r"
+    assert read_declaration(folder, "rates") == study
+    ends = {0.001: 0.25, 0.002: 0.5, 0.004: 0.5, 0.008: 0.75}
+    results_of(
+        monkeypatch,
+        lambda cell: {"end": ends[cell.learning_rate]} if cell.seed < 310 and cell.workflow == "voting" else None,
+    )
+    assert rates([str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert "Voting-IP: 0.008; a better one may lie beyond.\n" in printed
+    assert "Eval-Opt-SP: 0 of 12 tuning runs are there.\n" in printed
+    tuning = (folder / "tables/rates_tuning.md").read_text()
+    assert "| **75.0 (3)** | +25.0 " in tuning and "nan" not in tuning.lower()
+
+
+def test_without_runs_every_line_says_so(monkeypatch):
+    answers, scores, _ = rate_tables(results_of(monkeypatch, lambda cell: None), declared())
+    assert set(answers.shown["verdict"]) == {"not run"} and set(scores.shown["accuracy"]) == {"–"}
