@@ -17,7 +17,7 @@ from tiny_base.skills import Fact
 from tiny_base.tokenizer import LONGEST
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from multirole_study.experiment.base_models import locate
+from multirole_study.experiment.base_models import describe, locate
 from multirole_study.experiment.cell import Cell
 
 MODELS = Path(__file__).parents[2] / "src" / "multirole_study" / "models"
@@ -47,6 +47,15 @@ def test_the_shipped_files_are_what_this_code_builds(name):
     assert model.config.max_position_embeddings == fresh.config.max_position_embeddings == LONGEST
     assert model.num_parameters() == FACTS[name]["parameters"]
     assert Plan(**FACTS[name]["plan"]) == Plan() and FACTS[name]["name"] == BASES[name][0].name == name
+
+
+def test_a_local_folder_replaces_the_embedded_base(tmp_path):
+    folder = tmp_path / "other"
+    training.save(training.build_model(MATH.make_tokenizer(), seed=1), MATH.make_tokenizer(), folder)
+    cell = Cell("voting", "sp", model=str(folder))
+    assert locate(cell) == folder and cell.id != Cell("voting", "sp").id
+    about, embedded = describe(cell), describe(Cell("voting", "sp"))
+    assert about["name"] == "other" and about["sha256"] != embedded["sha256"]
 
 
 def test_the_card_is_written_from_the_measured_facts(name, tmp_path):

@@ -214,8 +214,8 @@ TOGETHER = {
     "partial steps by tokens": Case(
         {"updates": "tokens", "step_tokens": 9, "minibatch_split": "sequential"}, ("minibatch_split='even'",)
     ),
-    "a model at a tiny scale": Case({"model": "m"}, ("`model` cannot be used with scale='tiny-r'", "Write scale='0.6b'")),
-    "rows at a tiny scale": Case({"data": "d"}, ("`data` cannot be used with scale='tiny-r'", "Write scale='0.6b'")),
+    "a missing model at a tiny scale": Case({"model": "m"}, ("`model` must be an existing local path", "'m'")),
+    "rows at a tiny scale": Case({"data": "d"}, ("`data` replaces the rows", "cannot be used here", "Write scale='0.6b'")),
     "a model that is missing": Case({"scale": "0.6b", "model": "no-such"}, ("`model` must be an existing local path",)),
     "rows that are missing": Case({"scale": "0.6b", "data": "no-such"}, ("`data` must be an existing local path",)),
     "processes that share no batch": Case({"n_processes": 3}, ("a multiple of the 3 processes", "got 8")),

@@ -20,10 +20,12 @@ HUB_SECONDS = 5.0
 
 def local_folder(cell: Cell) -> Path | None:
     """Return the folder of an embedded or user-supplied model; None for a pinned model of the Hub."""
+    if cell.model is not None:
+        return Path(cell.model).expanduser()
     if is_tiny(cell.scale):
         name = TINY_BASES["code" if cell.task == "code" else "math"]
         return Path(str(files("multirole_study").joinpath("models", name)))
-    return None if cell.model is None else Path(cell.model).expanduser()
+    return None
 
 
 def shape_of(cell: Cell) -> Shape:

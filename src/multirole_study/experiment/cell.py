@@ -259,9 +259,7 @@ class Cell(Settings):
                 f"`credit={self.credit!r}` decides what is compared, so `advantage_group` must be 'episode', got {self.advantage_group!r}."
             )
         for name, path in (("model", self.model), ("data", self.data)):
-            if path is not None and is_tiny(self.scale):
-                yield f"`{name}` cannot be used with scale={self.scale!r}, whose model and problems are embedded; got {path!r}. Write scale='0.6b'."
-            elif path is not None and name == "data" and (is_small(self.scale) or self._gym):
+            if path is not None and name == "data" and (is_small(self.scale) or self._gym):
                 yield f"`data` replaces the rows of task='math' or 'code' at a paper scale and cannot be used here; got {path!r}. Write scale='0.6b'."
             elif path is not None and not Path(path).expanduser().exists():
                 yield f"`{name}` must be an existing local path, got {path!r}{looked_in(path)}. Leave it out for the pinned download."
