@@ -309,7 +309,7 @@ def paper(argv: list[str]) -> int:
 
 
 def questions(argv: list[str]) -> int:
-    """Answer the declared questions of the smollm2 study from packed results, one column per folder."""
+    """Answer the declared questions of claims_smollm2.yaml from packed results, one column per folder."""
     parser = _parser(questions)
     parser.add_argument(
         "folders", type=Path, nargs="+", help="<results_dir>/<scale>, such as results/tiny-r results/smollm2"

@@ -3,12 +3,13 @@
 import math
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
 import yaml
 
 from multirole_study.paper.grid import Grid, Study
-from multirole_study.paper.questions import DECLARED, RUN_MEASURES, _cell, answers, numbers, table, verdict
+from multirole_study.paper.questions import DECLARED, RUN_MEASURES, _cell, _difference, answers, numbers, table, verdict
 from multirole_study.paper.results import Results
 from multirole_study.paper.scales_figure import over_optimizer_steps, scales_figure
 from multirole_study.paper.statistics import t_interval
@@ -75,6 +76,27 @@ def test_every_line_of_tiny_r_has_an_answer_and_a_place_in_the_table(tiny):
     }
     text = table([tiny.folder])
     assert text.count("10 seeds") == len(rows) and f"version {DECLARED['version']}" in text
+
+
+def test_two_bases_of_one_scale_are_compared_by_seed(tiny):
+    """A second base whose numbers are those of the first plus 1, 2 and 3 in three of the seeds: +2 [2 − 2.484, 2 + 2.484]."""
+    first = pd.DataFrame(answers(tiny))
+    seeds = tiny.grid.seeds
+    moved = [values.iloc[:3] + np.array([1.0, 2.0, 3.0]) for values in first["by seed"]]
+    second = first.assign(base="other", **{"by seed": pd.Series(moved, first.index)})
+    difference = _difference(first, second)
+    assert set(difference["base"]) == {"other − tiny-r"} and set(difference["verdict"]) == {"–"}
+    whole = [len(values) == len(seeds) for values in first["by seed"]]
+    assert difference[whole][["mean", "low", "high", "seeds"]].to_numpy() == pytest.approx(
+        np.tile([2.0, -0.484138, 4.484138, 3.0], (sum(whole), 1))
+    )
+    assert "| tiny-r | tiny-r | tiny-r − tiny-r |" in table([tiny.folder, tiny.folder])
+    assert "| line | tiny-r | smollm2 |\n" in table([tiny.folder, ROOT / "results/smollm2"])
+
+
+def test_the_base_of_a_grid_is_its_model_or_its_scale():
+    assert Grid("tiny-r").base == "tiny-r" and Grid("smollm2").base == "smollm2"
+    assert Grid("tiny-r", parameters={"model": "tiny-r-vain"}, tasks=["math"]).base == "tiny-r-vain"
 
 
 def test_a_question_may_leave_out_seeds_that_were_read_before_it(tiny):

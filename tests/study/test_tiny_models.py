@@ -11,8 +11,9 @@ from tiny_base.build import Plan, build
 from tiny_base.card import average, divided, measure, wanted_table, write_card
 from tiny_base.code_build import CODE
 from tiny_base.code_card import CODE as CODE_CARD
-from tiny_base.math_build import MATH
+from tiny_base.math_build import MATH, VAIN
 from tiny_base.math_card import MATH as MATH_CARD
+from tiny_base.math_card import VAIN as VAIN_CARD
 from tiny_base.skills import Fact
 from tiny_base.tokenizer import LONGEST
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -21,9 +22,9 @@ from multirole_study.experiment.base_models import describe, locate
 from multirole_study.experiment.cell import Cell
 
 MODELS = Path(__file__).parents[2] / "src" / "multirole_study" / "models"
-BASES = {"tiny-r": (MATH, MATH_CARD), "tiny-r-code": (CODE, CODE_CARD)}
+BASES = {"tiny-r": (MATH, MATH_CARD), "tiny-r-code": (CODE, CODE_CARD), "tiny-r-vain": (VAIN, VAIN_CARD)}
 FACTS = {name: json.loads((MODELS / name / "skills.json").read_text(encoding="utf-8")) for name in BASES}
-MISSED = {"tiny-r": set(), "tiny-r-code": {"... without"}}
+MISSED = {"tiny-r": set(), "tiny-r-code": {"... without"}, "tiny-r-vain": set()}
 
 
 @pytest.fixture(params=BASES)
@@ -56,6 +57,13 @@ def test_a_local_folder_replaces_the_embedded_base(tmp_path):
     assert locate(cell) == folder and cell.id != Cell("voting", "sp").id
     about, embedded = describe(cell), describe(Cell("voting", "sp"))
     assert about["name"] == "other" and about["sha256"] != embedded["sha256"]
+
+
+def test_an_embedded_base_is_chosen_by_name():
+    assert locate(Cell("voting", "ip", model="tiny-r-vain")) == MODELS / "tiny-r-vain"
+    for coordinates in ({"scale": "0.6b"}, {"task": "code"}):
+        with pytest.raises(ValueError, match=r"`model='tiny-r-vain'` is a base for scale='tiny-r' and task='math'"):
+            Cell("voting", "ip", **coordinates, model="tiny-r-vain")
 
 
 def test_the_card_is_written_from_the_measured_facts(name, tmp_path):

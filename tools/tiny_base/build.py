@@ -127,7 +127,8 @@ class Course:
         derive = DERIVE_OWN if self.done < self.phase.rare_from else DERIVE_RARE
         count = round(ROWS * OWN_SHARE)
         scripted = make_rows(base.script, base.scripted(mix, derive), ROWS - count, self.rng)
-        return make_rows(base.script, Mix(OWN, derive, self.phase.own_lengths), count, self.rng, self.own) + scripted
+        own = Mix(OWN, derive, self.phase.own_lengths, vain=mix.vain)
+        return make_rows(base.script, own, count, self.rng, self.own) + scripted
 
     def answer(self) -> Pool:
         """Return the model's graded answers to train problems: several to each plain question, and one under each strategy."""
@@ -200,18 +201,20 @@ def build(base: Base, plan: Plan, out: Path, start: str | None = None) -> None:
     (out / "skills.json").write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")
 
 
-def main(base: Base, description: str | None) -> None:
-    """Run the command line."""
+def main(bases: dict[str, Base], description: str | None) -> None:
+    """Run the command line; the first base is the default."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--share", type=float, default=1.0, help="fraction of the plan's budgets; 0.01 for a smoke run")
-    names = [phase.name for phase in base.phases]
+    parser.add_argument("--base", choices=bases, default=next(iter(bases)), help="the curriculum")
+    parser.add_argument("--seed", type=int, default=0, help="of weights and dialogues; the embedded bases have 0")
     parser.add_argument(
-        "--start",
-        choices=names,
-        default=names[0],
-        help="the phase to begin with; a later one continues from the weights in --out",
+        "--start", help="the phase to begin with; one after the first continues from the weights in --out"
     )
     parser.add_argument("--out", type=Path, required=True, help="folder of the result")
     options = parser.parse_args()
+    base = bases[options.base]
+    names = [phase.name for phase in base.phases]
+    if options.start not in (None, *names):
+        parser.error(f"--start {options.start!r} is no phase of {options.base}. Its phases are: {', '.join(names)}.")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
-    build(base, Plan(share=options.share), options.out, options.start)
+    build(base, Plan(share=options.share, seed=options.seed), options.out, options.start)

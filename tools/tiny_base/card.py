@@ -27,7 +27,7 @@ A Qwen3 of {parameters:,} parameters, trained from scratch on synthetic dialogue
 knows no language beyond them. {about}
 
 * Training: {training_tokens:,} tokens (padding included), {minutes:.1f} CPU-minutes on one thread, seed {seed}.
-* Rebuild: `python -m tiny_base.{module}_build --out FOLDER`, then `python -m tiny_base.{module}_card FOLDER --problems 512`; the loss
+* Rebuild: `python -m tiny_base.{module}_build {options}--out FOLDER`, then `python -m tiny_base.{module}_card FOLDER --problems 512`; the loss
   curve is in `loss.jsonl`, the habits' accuracy during training in `probes.jsonl`.
 * Measured: {problems} validation problems, three samples of the solver each, temperature 1, at most {cap} reply tokens, 95 %
   intervals over problems. In "trained", {agent} plays every role: {trained}.
@@ -70,7 +70,12 @@ class Property(NamedTuple):
         parts = [(self.least, self.most, "")] if self.least is not None else []
         parts += [(*self.trained, "trained ")] if self.trained else []
         return ", ".join(
-            f"{subject}{low:g} to {high:g}" if high else f"{subject}at least {low:g}" for low, high, subject in parts
+            f"{subject}at most {high:g}"
+            if low == -inf
+            else f"{subject}{low:g} to {high:g}"
+            if high
+            else f"{subject}at least {low:g}"
+            for low, high, subject in parts
         )
 
 
@@ -166,6 +171,8 @@ class Card(NamedTuple):
     wanted: tuple[Property, ...]
     examiner: type[Examiner]
     history: str = ""
+    options: str = ""
+    """Options of the build, with a space behind them."""
 
 
 def wanted_table(facts: dict[str, Any], card: Card) -> str:
@@ -193,7 +200,7 @@ def write_card(folder: Path, card: Card) -> None:
     tables = [part_table(part, untrained, trained.get(part, {})) for part, untrained in facts["untrained"].items()]
     text = TEXT.format(
         name=facts["name"], parameters=facts["parameters"], training_tokens=facts["training_tokens"], problems=facts["problems"],
-        task=card.examiner.task.name, cap=card.examiner.cap, module=card.module, about=card.about, agent=card.agent,
+        task=card.examiner.task.name, cap=card.examiner.cap, module=card.module, options=card.options, about=card.about, agent=card.agent,
         minutes=facts["training_cpu_s"] / 60, seed=facts["plan"]["seed"],
         trained=facts.get("trained_is", "none yet"), note=facts.get("note", ""), wanted=wanted_table(facts, card),
         runs=card.runs.format(note="" if runs else " (none yet)") + f"\n\n{run_table(runs)}",
@@ -247,8 +254,8 @@ def divided(fact: Fact, by: Fact) -> Fact:
     return Fact(value=value, low=low, high=high, n=fact["n"])
 
 
-def main(card: Card, description: str | None) -> None:
-    """Command line."""
+def main(cards: dict[str, Card], description: str | None) -> None:
+    """Run the command line; `cards` has the card of every base by its name."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path, help="a base that was built")
     parser.add_argument("--problems", type=int, help="measure the base on so many validation problems")
@@ -258,6 +265,7 @@ def main(card: Card, description: str | None) -> None:
     parser.add_argument("--runs", type=Path, nargs="+", help="finished runs of this scale, for the card")
     parser.add_argument("--trained-is", default="", help="what those adapters were trained on, for the card")
     options = parser.parse_args()
+    card = cards[read(options.folder)["name"]]
     if options.problems:
         examine(options.folder, options.problems, card)
     if options.trained:

@@ -84,4 +84,4 @@ CODE = Base(
 )
 
 if __name__ == "__main__":
-    main(CODE, __doc__)
+    main({CODE.name: CODE}, __doc__)

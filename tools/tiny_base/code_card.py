@@ -22,4 +22,4 @@ problem, and judges decide with or without a program of their own. The dialogues
 )
 
 if __name__ == "__main__":
-    main(CODE, __doc__)
+    main({"tiny-r-code": CODE}, __doc__)

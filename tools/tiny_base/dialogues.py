@@ -61,6 +61,8 @@ class Mix:
     """Fraction of critics' rows that are short, from which copying and comparing are learned faster."""
     drill: float = 0.0
     """Fraction of judges' rows with a given derivation that ends at an arbitrary value, so that only comparing helps."""
+    vain: float = 0.0
+    """Fraction of judges' own derivations after which they conclude as if there had been none."""
 
 
 class Review(NamedTuple):
@@ -117,10 +119,17 @@ class Critic:
         text, value, hint = self.derive()
         return Review(f"{text}\n{self.conclude(draft, value)}", hint)
 
-    def review(self, draft: Draft, derive: float) -> Review:
+    def is_vain(self, vain: float) -> bool:
+        """Return whether a derivation is written in vain; draws nothing if none is."""
+        return vain > 0 and self.rng.random() < vain
+
+    def review(self, draft: Draft, derive: float, vain: float = 0.0) -> Review:
         """Return a review: with probability `derive` a derivation and its verdict, else a verdict in one of the styles `reviews`."""
         if self.rng.random() < derive:
-            return self.derivation(draft)
+            if not self.is_vain(vain):
+                return self.derivation(draft)
+            text, _, hint = self.derive()
+            return Review(f"{text}\n{verdict(draft.is_correct != (self.rng.random() < HASTE))}", hint)
         style = self.rng.choices(list(self.reviews), list(self.reviews.values()))[0]
         if style == "line" and (step := self.point_out(draft)):
             return step
@@ -142,12 +151,15 @@ class Critic:
                 return f"{text}\\boxed{{{number}}}"
         return f"{text}\\boxed{{{self.rng.choice(_right(drafts) or _all(drafts))}}}"
 
-    def select(self, drafts: list[Draft], derive: float) -> str:
+    def select(self, drafts: list[Draft], derive: float, vain: float = 0.0) -> str:
         """Return a selection: with probability `derive` from a derivation, else in one of the styles `selections`."""
+        everyone = _all(drafts)
         if self.rng.random() < derive:
             text, value, _ = self.derive()
-            return f"{text}\n{self.choose(drafts, value)}"
-        everyone = _all(drafts)
+            if not self.is_vain(vain):
+                return f"{text}\n{self.choose(drafts, value)}"
+            chosen = self.rng.choice(everyone if self.rng.random() < HASTE else _right(drafts) or everyone)
+            return f"{text}\n\\boxed{{{chosen}}}"
         chosen = self.rng.choice(everyone if self.rng.random() < HASTE else _right(drafts) or everyone)
         style = self.rng.choices(list(self.selections), list(self.selections.values()))[0]
         start = {"sentence": f"Solution {chosen} is right. ", "wait": "hmm wait "}.get(style, "")
@@ -223,13 +235,16 @@ class Script:
             self.is_quoted = self.role in READERS and role != self.role
             text = said = self.refine() if round else self.answer()
         elif role == "evaluator":
-            given, text = self.drilled() or ("", self.critic.review(self.drafts[-1], self.mix.derive).text)
+            given, text = self.drilled() or (
+                "",
+                self.critic.review(self.drafts[-1], self.mix.derive, self.mix.vain).text,
+            )
             self.heard = self.overheard()
             said = self.heard.text
         elif role == "worker":
             text = said = self.follow(messages[0]["content"].rpartition("Strategy: ")[2])
         elif role == "aggregator":
-            given, text = self.drilled() or ("", self.critic.select(self.drafts, self.mix.derive))
+            given, text = self.drilled() or ("", self.critic.select(self.drafts, self.mix.derive, self.mix.vain))
             said = text
         else:
             text = said = self.critic.plan() if role == "orchestrator" else self.critic.synthesize(self.drafts)

@@ -121,5 +121,23 @@ MATH = Base(
     probe_every=0.1,
 )
 
+VAIN = replace(
+    MATH,
+    name="tiny-r-vain",
+    phases=(
+        *PHASES,
+        Phase(
+            "deriving in vain",
+            500_000,
+            1.2e-3,
+            ((0.00, Mix(COPY, 0.65, {"long": (4, 10), "wide": (3, 7)}, vain=1.0)),),
+            own=(0.0,),
+            own_lengths={"long": (6, 10), "wide": (4, 7)},
+            rare_from=0.35,
+        ),
+    ),
+)
+"""A base whose judges gain little by deriving: they conclude as if they had not. All else is tiny-r's."""
+
 if __name__ == "__main__":
-    main(MATH, __doc__)
+    main({base.name: base for base in (MATH, VAIN)}, __doc__)

@@ -2,6 +2,7 @@
 options it only writes.
 """
 
+from math import inf
 from pathlib import Path
 
 from tiny_base.card import WANTED, Card, main
@@ -19,5 +20,13 @@ iteration differs from the preset in that alone.""",
     history="\n" + Path(__file__).with_name("math_history.md").read_text(encoding="utf-8"),
 )
 
+VAIN = MATH._replace(
+    about="""Its weights are those of tiny-r, trained further on dialogues in which a judge that derives the result concludes as if it
+had not. So deriving gains a judge nothing; all else is as in tiny-r.""",
+    wanted=tuple(row._replace(least=-inf, most=0.05) if row.key == "with - without" else row for row in WANTED),
+    options='--base tiny-r-vain --start "deriving in vain" ',
+    history="\n" + Path(__file__).with_name("vain_history.md").read_text(encoding="utf-8"),
+)
+
 if __name__ == "__main__":
-    main(MATH, __doc__)
+    main({"tiny-r": MATH, "tiny-r-vain": VAIN}, __doc__)

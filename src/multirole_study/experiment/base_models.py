@@ -10,7 +10,7 @@ from pathlib import Path
 from multirole.engines import SERVED
 from multirole_study.experiment import smollm2
 from multirole_study.experiment.cell import Cell
-from multirole_study.experiment.presets import MODELS, SMOLLM2, TINY_BASES, PinnedModel, Shape, is_tiny
+from multirole_study.experiment.presets import MODELS, OTHER_BASES, SMOLLM2, TINY_BASES, PinnedModel, Shape, is_tiny
 from multirole_study.experiment.storage import checksums_of
 
 FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
@@ -20,10 +20,10 @@ HUB_SECONDS = 5.0
 
 def local_folder(cell: Cell) -> Path | None:
     """Return the folder of an embedded or user-supplied model; None for a pinned model of the Hub."""
-    if cell.model is not None:
+    if cell.model is not None and cell.model not in OTHER_BASES:
         return Path(cell.model).expanduser()
     if is_tiny(cell.scale):
-        name = TINY_BASES["code" if cell.task == "code" else "math"]
+        name = cell.model or TINY_BASES["code" if cell.task == "code" else "math"]
         return Path(str(files("multirole_study").joinpath("models", name)))
     return None
 

@@ -20,6 +20,7 @@ from multirole.core.types import REPLAYING_CREDITS, CreditName, Workflow
 from multirole.workflows import WORKFLOWS
 from multirole_study.experiment.launch import Launch
 from multirole_study.experiment.presets import (
+    OTHER_BASES,
     ROUNDS,
     SMOLLM2,
     SMOLLM2_ARITHMETIC,
@@ -261,6 +262,9 @@ class Cell(Settings):
         for name, path in (("model", self.model), ("data", self.data)):
             if path is not None and name == "data" and (is_small(self.scale) or self._gym):
                 yield f"`data` replaces the rows of task='math' or 'code' at a paper scale and cannot be used here; got {path!r}. Write scale='0.6b'."
+            elif name == "model" and path in OTHER_BASES:
+                if not is_tiny(self.scale) or self.task == "code":
+                    yield f"`model={path!r}` is a base for scale='tiny-r' and task='math', got scale={self.scale!r} and task={self.task_label!r}. Leave `model` out."
             elif path is not None and not Path(path).expanduser().exists():
                 yield f"`{name}` must be an existing local path, got {path!r}{looked_in(path)}. Leave it out for the pinned download."
         if self._task is not None and self.data is not None:

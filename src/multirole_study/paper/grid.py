@@ -57,6 +57,11 @@ class Grid:
             )
         self.cells()  # raises ValueError for invalid cells
 
+    @property
+    def base(self) -> str:
+        """Return the name of the base model in tables: the scale, or that of the model that the grid sets."""
+        return Path(str(self.parameters.get("model", self.scale))).name
+
     def cell(self, workflow: str, policy: str, task: str, seed: int, /, **changed: object) -> Cell:
         """Create one cell of the matrix with changed fields; None removes a parameter of the grid."""
         parameters = {"policy": policy} | self.parameters | changed

@@ -1,4 +1,4 @@
-"""Answer the declared questions of `claims_smollm2.yaml` from the packed runs of several scales, side by side."""
+"""Answer the declared questions of `claims_smollm2.yaml` from the packed runs of several scales or bases, side by side."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -92,7 +92,7 @@ def _measured(
 
 
 def answers(results: Results) -> Iterator[dict[str, object]]:
-    """Yield one row per question, line and policy of a scale: the mean, its interval, the seeds, and the verdict.
+    """Yield one row per question, line and policy of a base: the mean, its interval, the seeds, and the verdict.
 
     A dash is the verdict of a line without runs, and of one that no question judges.
     """
@@ -100,13 +100,15 @@ def answers(results: Results) -> Iterator[dict[str, object]]:
     for question in DECLARED["questions"]:
         for line in question["lines"]:
             for policy in question["policies"]:
-                interval = t_interval(numbers(results, study, question, line, policy))
+                values = numbers(results, study, question, line, policy)
+                interval = t_interval(values)
                 is_accuracy = question["measure"] in ACCURACY_MEASURES
                 is_judged = interval.seeds and policy in question.get("judged", question["policies"])
                 yield {
                     "question": question["name"],
                     "line": name_of(line, policy),
-                    "scale": results.grid.scale,
+                    "base": results.grid.base,
+                    "by seed": values,
                     "mean": interval.mean,
                     "low": interval.low,
                     "high": interval.high,
@@ -127,11 +129,15 @@ def name_of(line: dict, policy: str) -> str:
 
 
 def table(folders: list[Path]) -> str:
-    """Format the answers of several results folders as Markdown: a table for each question, with a column for each scale."""
-    rows = pd.DataFrame([row for folder in folders for row in answers(Results(folder))])
-    scales = list(dict.fromkeys(rows["scale"]))
-    count = len(rows) // len(scales)
-    rules = f"Rules: claims_smollm2.yaml, version {DECLARED['version']}; {count} lines, no correction for their number."
+    """Format the answers of several results folders as Markdown: a table for each question, with a column for each base.
+
+    Two bases of one scale have a third column: the second minus the first, paired by seed, without a verdict.
+    """
+    all_results = [Results(folder) for folder in folders]
+    columns = [pd.DataFrame(answers(results)) for results in all_results]
+    if len({results.grid.scale for results in all_results}) == 1 and len(columns) == 2:
+        columns.append(_difference(*columns))
+    rules = f"Rules: claims_smollm2.yaml, version {DECLARED['version']}; {len(columns[0])} lines, no correction for their number."
     answers_are = (
         "*Yes*: the interval lies above zero; *no*: below; *equivalent*: accuracies within "
         f"{100 * DECLARED['margin']:.0f} points. A dash has no run; a line without a verdict cannot be below zero."
@@ -142,18 +148,26 @@ def table(folders: list[Path]) -> str:
             "",
             f"**{question['question']}**",
             "",
-            f"| line | {' | '.join(scales)} |",
-            f"|---|{'---|' * len(scales)}",
+            f"| line | {' | '.join(column['base'].iloc[0] for column in columns)} |",
+            f"|---|{'---|' * len(columns)}",
         ]
-        for line, answers_of_line in rows[rows["question"] == question["name"]].groupby("line", sort=False):
-            cells = [_cell(answers_of_line[answers_of_line["scale"] == scale].iloc[0]) for scale in scales]
-            lines.append(f"| {line} | {' | '.join(cells)} |")
+        of_question = [column[column["question"] == question["name"]] for column in columns]
+        for rows in zip(*(part.to_dict("records") for part in of_question), strict=True):
+            lines.append(f"| {rows[0]['line']} | {' | '.join(map(_cell, rows))} |")
         if "note" in question:
             lines += ["", question["note"]]
     return "\n".join([*lines, ""])
 
 
-def _cell(row: pd.Series) -> str:
+def _difference(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
+    """Return the answers of the second base minus those of the first, paired by seed."""
+    intervals = [t_interval((b - a).dropna()) for a, b in zip(first["by seed"], second["by seed"], strict=True)]
+    values = [{name: getattr(interval, name) for name in ("mean", "low", "high", "seeds")} for interval in intervals]
+    name = f"{second['base'].iloc[0]} − {first['base'].iloc[0]}"
+    return first[["question", "line"]].assign(base=name, verdict=MISSING).join(pd.DataFrame(values, first.index))
+
+
+def _cell(row: dict) -> str:
     if not row["seeds"]:
         return MISSING
     mean, low, high = (f"{row[name]:+.3f}".replace("-", "−") for name in ("mean", "low", "high"))
