@@ -21,6 +21,7 @@ PAGES = {
     "tests/README.md": "tests.md",
     "src/multirole_study/models/tiny-r/README.md": "tiny-r.md",
     "src/multirole_study/models/tiny-r-code/README.md": "tiny-r-code.md",
+    "src/multirole_study/models/tiny-r-vain/README.md": "tiny-r-vain.md",
 }
 SOURCES = {page: source for source, page in PAGES.items()}
 LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\])\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")

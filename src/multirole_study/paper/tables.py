@@ -12,7 +12,7 @@ import pandas as pd
 import yaml
 
 from multirole_study.experiment.cell import Cell
-from multirole_study.experiment.presets import MODELS, PAPER_SCALES, SMOLLM2, TINY
+from multirole_study.experiment.presets import MODELS, OTHER_BASES, PAPER_SCALES, SMOLLM2, TINY
 from multirole_study.paper import claims
 from multirole_study.paper.dynamics import FIRST_ITERATIONS
 from multirole_study.paper.grid import POLICIES, WORKFLOW_POLICIES, WORKFLOWS, Study
@@ -55,6 +55,8 @@ def sentences(results: Results) -> dict[str, str]:
     lr = f"{cell.learning_rate:.1e}".replace(".0e", "e").replace("e-0", "e-")
     rate = f"learning rate {lr}, {cell.lr_schedule} schedule, {times}the preset's rate"
     model = MODEL_SENTENCES.get(cell.scale, f"Scale {cell.scale}.")
+    if cell.model is not None:
+        model = f"Base {results.grid.base}. {model}"
     regime = f"{model} Regime `{'stress' if times else 'paper'}`: {rate};"
     over = f"seeds {', '.join(map(str, seeds[:-1]))} and {seeds[-1]}" if seeds[1:] else f"seed {seeds[0]} alone"
     n_planned = len(results.grid.cells()), len(results.grid.evaluations())
@@ -227,7 +229,9 @@ def hyper_parameters(results: Results, settings: list[list[str]]) -> pd.DataFram
         return text.replace("e-0", "e-").replace("None", "none")
 
     repos = ", ".join(f"{MODELS[scale].repo} at {MODELS[scale].revision[:8]}" for scale in PAPER_SCALES)
-    model_name = MODELS[grid.scale].repo if grid.scale in MODELS else f"{grid.scale}, embedded"
+    model_name = f"{grid.base}, embedded" if grid.parameters.get("model") in (None, *OTHER_BASES) else grid.base
+    if grid.scale in MODELS and "model" not in grid.parameters:
+        model_name = MODELS[grid.scale].repo
     rows = [
         ("Base models", "Qwen3 0.6B, 1.7B, 4B", repos, model_name),
         ("Seeds per cell", "1 (A.1)", "1", f"{len(grid.seeds)}: {', '.join(map(str, grid.seeds))}"),
