@@ -326,6 +326,7 @@ def questions(argv: list[str]) -> int:
     with user_errors():
         answers = table(options.folders)
         if options.out is not None:
+            options.out.mkdir(parents=True, exist_ok=True)
             write_text(options.out / "questions.md", answers)
             write_figure(scales_figure([Results(folder) for folder in options.folders]), options.out)
         sys.stdout.write(answers)

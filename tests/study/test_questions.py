@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 import yaml
 
+from multirole_study.__main__ import questions
 from multirole_study.paper.grid import Grid, Study
 from multirole_study.paper.questions import DECLARED, RUN_MEASURES, _cell, _difference, answers, numbers, table, verdict
 from multirole_study.paper.results import Results
@@ -134,6 +135,16 @@ def test_the_declared_study_names_what_the_rules_read(study):
     usual = study.grid.cell("voting", "sp", "math", 0)
     stressed = study.cell("stress", "voting sp math", 0)
     assert math.isclose(stressed.learning_rate, 3 * usual.learning_rate) and stressed.lr_schedule == "constant"
+
+
+def test_the_command_makes_its_folder_and_repeats_the_committed_answers(tmp_path, capsys):
+    folders = [ROOT / "results/tiny-r", ROOT / "results/smollm2"]
+    assert questions([*map(str, folders), "--out", str(tmp_path / "new")]) == 0
+    written = (tmp_path / "new/questions.md").read_text(encoding="utf-8")
+    assert capsys.readouterr().out == written == (folders[1] / "questions.md").read_text(encoding="utf-8")
+    assert {path.name for path in (tmp_path / "new").iterdir()} == {
+        "questions.md", "scales.md", "scales.pdf", "scales.png",
+    }  # fmt: skip
 
 
 def test_a_line_of_one_seed_has_no_interval():

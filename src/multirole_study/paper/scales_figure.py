@@ -1,4 +1,4 @@
-"""Draw validation accuracy of several scales over optimizer steps: workflows, and the single agent with as many steps."""
+"""Draw validation accuracy of several bases over optimizer steps: workflows, and the single agent with as many steps."""
 
 from collections.abc import Iterator
 
@@ -14,7 +14,7 @@ from multirole_study.paper.questions import DECLARED, parameters_of, runs_of
 from multirole_study.paper.results import Results, Run
 
 SINGLE = {"color": "0.25", "ls": ":"}
-SCALE_NAMES = {"tiny-r": "0.45M parameters, made for this study", "smollm2": "SmolLM2-135M-Instruct"}
+BASE_NAMES = {"tiny-r": "0.45M parameters, made for this study", "smollm2": "SmolLM2-135M-Instruct"}
 
 
 def over_optimizer_steps(run: Run) -> pd.Series:
@@ -34,15 +34,14 @@ def curves(results: Results, workflow: str) -> Iterator[tuple[str, dict[str, str
 
 @plt.rc_context(STYLE)
 def scales_figure(scales: list[Results], workflow: str = "voting") -> Plate:
-    """Draw one panel per scale: the mean over seeds as a thick line, each seed as a thin one."""
+    """Draw one panel per base: the mean over seeds as a thick line, each seed as a thin one."""
     figure = Figure(figsize=(3.3 * len(scales), 2.9), layout="constrained")
     counts = []
     for results, axes in zip(scales, figure.subplots(1, len(scales), squeeze=False)[0], strict=True):
         drawn = [_draw(axes, *curve) for curve in curves(results, workflow)]
-        counts.append(f"{results.grid.scale}: {', '.join(f'{name} {n}' for name, n in drawn if n)}")
-        axes.set(
-            xlabel="optimizer steps of all adapters", title=SCALE_NAMES.get(results.grid.scale, results.grid.scale)
-        )
+        base = results.grid.base
+        counts.append(f"{base}: {', '.join(f'{name} {n}' for name, n in drawn if n)}")
+        axes.set(xlabel="optimizer steps of all adapters", title=BASE_NAMES.get(base, base))
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
     figure.axes[0].set_ylabel("validation accuracy")
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
