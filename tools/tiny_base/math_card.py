@@ -22,7 +22,8 @@ iteration differs from the preset in that alone.""",
 
 VAIN = MATH._replace(
     about="""Its weights are those of tiny-r, trained further on dialogues in which a judge that derives the result concludes as if it
-had not. So deriving gains a judge nothing; all else is as in tiny-r.""",
+had not. So deriving gains a judge nothing. The other properties below are near those of tiny-r; solvers, trained further too, are a
+little better.""",
     wanted=tuple(row._replace(least=-inf, most=0.05) if row.key == "with - without" else row for row in WANTED),
     options='--base tiny-r-vain --start "deriving in vain" ',
     history="\n" + Path(__file__).with_name("vain_history.md").read_text(encoding="utf-8"),
