@@ -437,35 +437,24 @@ def fetch(argv: list[str]) -> int:
     return 0
 
 
-COMMANDS = {
-    command.__name__: command
-    for command in (
-        train,
-        evaluate,
-        role_value,
-        plan,
-        doctor,
-        inspect,
-        signal,
-        credit,
-        serve,
-        vllm_server,
-        pack,
-        paper,
-        questions,
-        clock,
-        leaderboard,
-        rates,
-        fetch,
-    )
+GROUPS: dict[str, tuple[Callable[[list[str]], int], ...]] = {
+    "prepare and train": (plan, doctor, fetch, train, evaluate),
+    "look into a run": (inspect, role_value, signal, credit),
+    "serve models": (serve, vllm_server),
+    "build results of many runs": (pack, paper, questions, clock, leaderboard, rates),
 }
+"""Heading of `multirole --help` -> its commands."""
+COMMANDS = {command.__name__: command for group in GROUPS.values() for command in group}
 
 
 def main() -> int:
     """Run the command named by the first argument."""
-    lines = [f"  {name:<12}{str(command.__doc__).splitlines()[0]}" for name, command in COMMANDS.items()]
+    lines: list[str] = []
+    for heading, group in GROUPS.items():
+        lines.append(f"{heading}:")
+        lines += [f"  {command.__name__:<12}{str(command.__doc__).splitlines()[0]}" for command in group] + [""]
     parser = ArgumentParser(
-        prog="multirole", epilog="\n".join(["commands:", *lines, "\n`multirole COMMAND --help` shows its options."]),
+        prog="multirole", epilog="\n".join([*lines, "`multirole COMMAND --help` shows its options."]),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--version", action="version", version=f"multirole {__version__}")
