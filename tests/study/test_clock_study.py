@@ -222,7 +222,11 @@ def test_line_one_by_hand(five_seeds):
 
 def test_a_difference_the_other_way_is_no(monkeypatch):
     def made_up(cell: Cell) -> list[float] | None:
-        return (FALLS if arm_of(cell) == "ip, one clock" else STAYS) if of_line_one(cell, range(10, 15)) else None
+        if not of_line_one(cell, range(10, 15)):
+            return None
+        accuracies = FALLS if arm_of(cell) == "ip, one clock" else STAYS
+        spread = {"ip, one clock": 0.02, "sp": 0.01}.get(arm_of(cell), 0.0)
+        return [*accuracies[:-1], accuracies[-1] + spread * (cell.seed % 2)]
 
     study = declared()
     by_name = answers(results_of(monkeypatch, made_up), study, places(study)[0])
@@ -231,7 +235,7 @@ def test_a_difference_the_other_way_is_no(monkeypatch):
         by_name["floor_with_one_clock"].verdict == "yes"
         and by_name["ip_falls_more_than_sp_with_one_clock"].verdict == "yes"
     )
-    assert by_name["floor_where_it_wraps"].verdict == "equivalent"  # the same accuracies
+    assert by_name["floor_where_it_wraps"].verdict == "equivalent"  # at most a point
 
 
 @pytest.mark.parametrize(

@@ -137,6 +137,19 @@ def test_the_declared_study_names_what_the_rules_read(study):
     assert math.isclose(stressed.learning_rate, 3 * usual.learning_rate) and stressed.lr_schedule == "constant"
 
 
+def test_the_page_of_smollm2_repeats_the_answers():
+    rows = {row["line"]: row for row in answers(Results(ROOT / "results/smollm2")) if row["question"] == "gain"}
+    page = (ROOT / "docs/smollm2.md").read_text(encoding="utf-8")
+    for workflow in ("Voting", "Eval-Opt", "Orch-Workers"):
+        cells = []
+        for policy in ("IP", "SP"):
+            row = rows[f"{workflow}, {policy}"]
+            mean, low, high = (f"{100 * row[name]:.1f}".replace("-", "−") for name in ("mean", "low", "high"))
+            assert row["verdict"] in ("no", "undecided") and row["seeds"] == 3
+            cells.append(f"{mean} [{low}, {high}]{', undecided' * (row['verdict'] == 'undecided')}")
+        assert f"| {workflow} | {' | '.join(cells)} |\n" in page
+
+
 def test_the_command_makes_its_folder_and_repeats_the_committed_answers(tmp_path, capsys):
     folders = [ROOT / "results/tiny-r", ROOT / "results/smollm2"]
     assert questions([*map(str, folders), "--out", str(tmp_path / "new")]) == 0

@@ -204,11 +204,11 @@ def judged_effect(numbers: list[dict], claim: dict) -> tuple[str, str]:
         decision = verdict(low, high, at, -MARGIN if claim.get("is_match_enough") else None)
     unit = EFFECT_UNITS.get(claim["effect"], "difference")
     mean, low_text, high_text = (formatted(value, unit) for value in interval[:3])
-    text = f"{mean} [{low_text}, {high_text}], {len(units)} {kind}"
+    text = f"{mean}{'' if math.isnan(low) else f' [{low_text}, {high_text}]'}, {len(units)} {kind}"
     if decision == "undecided" and claim["effect"] in ("first", "peak", "end", "fall"):  # of accuracies
         if interval.p_match < ALPHA:
             decision = "equivalent"
-        elif kind == "seeds":
+        elif kind == "seeds" and interval.sd:
             text += f", {seeds_needed(interval.sd, RULES['effects'][0])} for 5 points"
     return decision, text
 

@@ -15,7 +15,7 @@ from multirole_study.falls import first_fall
 from multirole_study.labels import WORKFLOW_NAMES, task_name
 from multirole_study.paper.claim_measures import climbs_and_falls, soon_falls
 from multirole_study.paper.clock_study import MIDDLE, ClockStudy, Line
-from multirole_study.paper.output import MISSING, Row, Table, formatted, number, pivoted
+from multirole_study.paper.output import MISSING, Row, Table, cell_text, formatted, number, pivoted
 from multirole_study.paper.results import Results, Run
 from multirole_study.paper.statistics import ALPHA, Interval, split_half_peak, t_interval, untested
 
@@ -154,8 +154,7 @@ def judged_differences(arm: pd.Series, minus: pd.Series, sign: int) -> Answer:
     verdict = decided(sign, above, below)
     if verdict == UNDECIDED and interval.p_match < ALPHA:
         verdict = "equivalent"
-    low, high = (formatted(bound, "difference") for bound in (interval.low, interval.high))
-    text = f"{formatted(interval.mean, 'difference')} [{low}, {high}], {interval.seeds} seeds"
+    text = f"{cell_text(number('', untested(interval), 'difference'))}, {interval.seeds} seeds"
     return Answer(verdict, text, interval.mean, interval.low, interval.high, interval.seeds)
 
 

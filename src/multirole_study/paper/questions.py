@@ -1,5 +1,6 @@
 """Answer the declared questions of `claims_smollm2.yaml` from the packed runs of several scales or bases, side by side."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,14 +45,13 @@ ACCURACY_MEASURES = ("end", "fall")
 
 def verdict(interval: Interval, is_accuracy: bool) -> str:
     """Return the answer that an interval gives by the declared rules."""
-    if interval.seeds < DECLARED["least_seeds"]:
+    if interval.seeds < DECLARED["least_seeds"] or math.isnan(interval.low):
         return "undecided"
     if interval.low > 0:
         return "yes"
     if interval.high < 0:
         return "no"
-    error = max(interval.sd / interval.seeds**0.5, 1e-12)
-    p_match = t.sf((DECLARED["margin"] - abs(interval.mean)) / error, interval.seeds - 1)
+    p_match = t.sf((DECLARED["margin"] - abs(interval.mean)) / (interval.sd / interval.seeds**0.5), interval.seeds - 1)
     return "equivalent" if is_accuracy and p_match < ALPHA else "undecided"
 
 
@@ -171,5 +171,6 @@ def _cell(row: dict) -> str:
     if not row["seeds"]:
         return MISSING
     mean, low, high = (f"{row[name]:+.3f}".replace("-", "−") for name in ("mean", "low", "high"))
-    number = f"{mean}, 1 seed" if row["seeds"] == 1 else f"{mean} [{low}, {high}], {row['seeds']} seeds"
+    count = "1 seed" if row["seeds"] == 1 else f"{row['seeds']} seeds"
+    number = f"{mean}, {count}" if math.isnan(row["low"]) else f"{mean} [{low}, {high}], {count}"
     return number if row["verdict"] == MISSING else f"**{row['verdict']}**: {number}"

@@ -20,10 +20,14 @@ RULES = yaml.safe_load(Path(__file__).with_name("claims.yaml").read_text(encodin
 ALPHA, MARGIN = RULES["alpha"], RULES["margin"]
 
 
+SMALLEST_SD = 1e-9
+"""Numbers that spread less are equal up to rounding. Accuracies on few problems can be, in few seeds."""
+
+
 class Interval(NamedTuple):
     """A mean over units with its t interval; `p` tests the mean against 0, `p_match` tests |mean| >= `MARGIN` (TOST).
 
-    For a single unit everything except the mean is NaN.
+    For a single unit everything except the mean is NaN, and so it is for units that are all equal: they say nothing about the spread.
     """
 
     mean: float
@@ -42,7 +46,9 @@ def t_interval(values: pd.Series | np.ndarray | list[float]) -> Interval:
     if n < 2:
         return Interval(mean, *[math.nan] * 5, n)
     sd = float(values.std(ddof=1))
-    error = max(sd / math.sqrt(n), 1e-12)
+    if sd < SMALLEST_SD:
+        return Interval(mean, *[math.nan] * 4, 0.0, n)
+    error = sd / math.sqrt(n)
     half = t.ppf(1 - ALPHA / 2, n - 1) * error
     p = 2 * t.sf(abs(mean) / error, n - 1)
     return Interval(mean, mean - half, mean + half, float(p), float(t.sf((MARGIN - abs(mean)) / error, n - 1)), sd, n)
@@ -68,7 +74,11 @@ def crossed_interval(values: np.ndarray) -> Interval:
     half = 0.0
     if squares[1] > squares[2]:  # otherwise problems' means differ no more than by chance
         half = t.ppf(1 - ALPHA / 2, total**2 / (squares**2 / df).sum()) * math.sqrt(total / values.size)
-    return interval._replace(low=min(interval.low, interval.mean - half), high=max(interval.high, interval.mean + half))
+    low, high = (
+        np.fmin(interval.low, interval.mean - half),
+        np.fmax(interval.high, interval.mean + half),
+    )  # NaN if seeds are equal
+    return interval._replace(low=float(low), high=float(high))
 
 
 def difference(after: pd.Series, before: pd.Series) -> Interval:
