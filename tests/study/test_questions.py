@@ -10,7 +10,16 @@ import yaml
 
 from multirole_study.__main__ import questions
 from multirole_study.paper.grid import Grid, Study
-from multirole_study.paper.questions import DECLARED, RUN_MEASURES, _cell, _difference, answers, numbers, table, verdict
+from multirole_study.paper.questions import (
+    DECLARED,
+    RUN_MEASURES,
+    _cell,
+    answers,
+    difference_of_bases,
+    numbers,
+    table,
+    verdict,
+)
 from multirole_study.paper.results import Results
 from multirole_study.paper.scales_figure import over_optimizer_steps, scales_figure
 from multirole_study.paper.statistics import t_interval
@@ -85,7 +94,7 @@ def test_two_bases_of_one_scale_are_compared_by_seed(tiny):
     seeds = tiny.grid.seeds
     moved = [values.iloc[:3] + np.array([1.0, 2.0, 3.0]) for values in first["by seed"]]
     second = first.assign(base="other", **{"by seed": pd.Series(moved, first.index)})
-    difference = _difference(first, second)
+    difference = difference_of_bases(first, second)
     assert set(difference["base"]) == {"other − tiny-r"} and set(difference["verdict"]) == {"–"}
     whole = [len(values) == len(seeds) for values in first["by seed"]]
     assert difference[whole][["mean", "low", "high", "seeds"]].to_numpy() == pytest.approx(

@@ -7,6 +7,8 @@ import pandas as pd
 
 from multirole_study.experiment.progress import iteration_line, result_lines, validation_line
 from multirole_study.paper.grid import Grid
+from multirole_study.paper.questions import answers, difference_of_bases
+from multirole_study.paper.results import Results
 from multirole_study.paper.statistics import ALPHA, corrected, t_interval
 
 ROOT = Path(__file__).parents[2]
@@ -186,6 +188,25 @@ def test_a_shared_aggregator_talks_more():
     ]
     assert said == [*grown, rows("phenomena_elsewhere", **one_step, number="seeds")["value"].item()]
     assert is_undecided("phenomena_elsewhere", **one_step, number="SP − IP")
+
+
+def test_where_deriving_gains_nothing_a_shared_aggregator_does_not_talk_more():
+    """The declared reading of study_vain.yaml: not yes there, and SP − IP lies below that on tiny-r."""
+    here, there = (pd.DataFrame(answers(Results(ROOT / "results" / name))) for name in ("vain/tiny-r", "tiny-r"))
+    gap = (
+        difference_of_bases(there, here).set_index(["question", "line"]).loc[("verbose", "Voting, aggregator, SP − IP")]
+    )
+    lines = here[here["question"] == "verbose"].set_index("line")
+    assert lines["verdict"]["Voting, aggregator, SP − IP"] == "undecided" and gap["high"] < 0 and gap["seeds"] == 10
+    said = finding(r"they change by I and I \(declared\)")
+    shown = lines.loc[[f"Voting, aggregator, {policy}" for policy in ("SP", "IP")], ["mean", "low", "high"]]
+    assert said == [round(100 * number) for number in shown.to_numpy().ravel()]
+    page = " ".join((ROOT / "results/README.md").read_text(encoding="utf-8").split())
+    numbers = [*shown.to_numpy().ravel(), *lines.loc["Voting, aggregator, SP − IP", ["mean", "low", "high"]]]
+    numbers += [-gap["mean"], -gap["high"], -gap["low"]]
+    texts = [f"{100 * number:.0f}".replace("-", "−") for number in numbers]
+    sentence = "change by {} % [{}, {}] under SP and by {} % [{}, {}] under IP, a difference of {} points [{}, {}], which is {} points [{}, {}] smaller"
+    assert sentence.format(*texts) in page
 
 
 def test_tokens_do_not_tell_whose_gradient_is_larger():

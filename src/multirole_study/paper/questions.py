@@ -136,7 +136,7 @@ def table(folders: list[Path]) -> str:
     all_results = [Results(folder) for folder in folders]
     columns = [pd.DataFrame(answers(results)) for results in all_results]
     if len({results.grid.scale for results in all_results}) == 1 and len(columns) == 2:
-        columns.append(_difference(*columns))
+        columns.append(difference_of_bases(*columns))
     rules = f"Rules: claims_smollm2.yaml, version {DECLARED['version']}; {len(columns[0])} lines, no correction for their number."
     answers_are = (
         "*Yes*: the interval lies above zero; *no*: below; *equivalent*: accuracies within "
@@ -159,7 +159,7 @@ def table(folders: list[Path]) -> str:
     return "\n".join([*lines, ""])
 
 
-def _difference(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
+def difference_of_bases(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
     """Return the answers of the second base minus those of the first, paired by seed."""
     intervals = [t_interval((b - a).dropna()) for a, b in zip(first["by seed"], second["by seed"], strict=True)]
     values = [{name: getattr(interval, name) for name in ("mean", "low", "high", "seeds")} for interval in intervals]
