@@ -140,12 +140,15 @@ def lines_of(table: pd.DataFrame) -> list[dict[str, object]]:
     def percent(value: float, sign: str = "") -> str:
         return "" if pd.isna(value) else f"{100 * value:{sign}.1f}".replace("-", "−")
 
+    def interval(value: float, low: float, high: float, sign: str = "") -> str:
+        return percent(value, sign) + ("" if pd.isna(low) else f" [{percent(low, sign)}, {percent(high, sign)}]")
+
     return [
         {
             "step": row.step, "role": row.role, "played by": row.how, "problems": row.problems, "replays": row.replays,
             "before": percent(row.before), "after": percent(row.after),
-            "change": f"{percent(row.change, '+')} [{percent(row.change_low, '+')}, {percent(row.change_high, '+')}]",
-            "moved": f"{percent(row.moved)} [{percent(row.moved_low)}, {percent(row.moved_high)}]",
+            "change": interval(row.change, row.change_low, row.change_high, "+"),
+            "moved": interval(row.moved, row.moved_low, row.moved_high),
             "token share": percent(row.token_share), "gradient share": percent(row.grad_share),
         }
         for row in table.itertuples()
