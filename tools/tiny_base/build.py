@@ -127,8 +127,8 @@ class Course:
         derive = DERIVE_OWN if self.done < self.phase.rare_from else DERIVE_RARE
         count = round(ROWS * OWN_SHARE)
         scripted = make_rows(base.script, base.scripted(mix, derive), ROWS - count, self.rng)
-        own = Mix(OWN, derive, self.phase.own_lengths, vain=mix.vain)
-        return make_rows(base.script, own, count, self.rng, self.own) + scripted
+        critics = Mix(OWN, derive, self.phase.own_lengths, vain=mix.vain)
+        return make_rows(base.script, critics, count, self.rng, self.own) + scripted
 
     def answer(self) -> Pool:
         """Return the model's graded answers to train problems: several to each plain question, and one under each strategy."""

@@ -119,6 +119,15 @@ class Critic:
         text, value, hint = self.derive()
         return Review(f"{text}\n{self.conclude(draft, value)}", hint)
 
+    def seems_right(self, draft: Draft) -> bool:
+        """Return a judgment without a derivation, which is wrong with probability `HASTE`."""
+        return draft.is_correct != (self.rng.random() < HASTE)
+
+    def pick(self, drafts: list[Draft]) -> int:
+        """Return the number of a right candidate, or with probability `HASTE` of any, chosen without a derivation."""
+        everyone = _all(drafts)
+        return self.rng.choice(everyone if self.rng.random() < HASTE else _right(drafts) or everyone)
+
     def is_vain(self, vain: float) -> bool:
         """Return whether a derivation is written in vain; draws nothing if none is."""
         return vain > 0 and self.rng.random() < vain
@@ -129,11 +138,11 @@ class Critic:
             if not self.is_vain(vain):
                 return self.derivation(draft)
             text, _, hint = self.derive()
-            return Review(f"{text}\n{verdict(draft.is_correct != (self.rng.random() < HASTE))}", hint)
+            return Review(f"{text}\n{verdict(self.seems_right(draft))}", hint)
         style = self.rng.choices(list(self.reviews), list(self.reviews.values()))[0]
         if style == "line" and (step := self.point_out(draft)):
             return step
-        seems = draft.is_correct != (self.rng.random() < HASTE)
+        seems = self.seems_right(draft)
         start = {"wait": "hmm wait "}.get(style, "")
         if style == "program":
             start = f"{self.habits.program(self.problem)}\n"
@@ -153,14 +162,12 @@ class Critic:
 
     def select(self, drafts: list[Draft], derive: float, vain: float = 0.0) -> str:
         """Return a selection: with probability `derive` from a derivation, else in one of the styles `selections`."""
-        everyone = _all(drafts)
         if self.rng.random() < derive:
             text, value, _ = self.derive()
             if not self.is_vain(vain):
                 return f"{text}\n{self.choose(drafts, value)}"
-            chosen = self.rng.choice(everyone if self.rng.random() < HASTE else _right(drafts) or everyone)
-            return f"{text}\n\\boxed{{{chosen}}}"
-        chosen = self.rng.choice(everyone if self.rng.random() < HASTE else _right(drafts) or everyone)
+            return f"{text}\n\\boxed{{{self.pick(drafts)}}}"
+        chosen = self.pick(drafts)
         style = self.rng.choices(list(self.selections), list(self.selections.values()))[0]
         start = {"sentence": f"Solution {chosen} is right. ", "wait": "hmm wait "}.get(style, "")
         if style == "program":

@@ -107,10 +107,15 @@ class RateStudy(Declaration):
         """Return the rate at which an arm is scored; None until it is chosen."""
         return self.arms[arm].rate if self.arms[arm].rate is not None else self.chosen.get(arm)
 
+    def phase(self, purpose: Purpose) -> Phase:
+        """Return the phase of a purpose."""
+        return self.tuning if purpose == "tuning" else self.scoring
+
     def settings(self, arm: str, rate: float, purpose: Purpose) -> dict[str, object]:
         """Return the fields of `Cell` by which a run differs from the preset; those of an arm take precedence over those of a phase."""
-        phase = self.tuning if purpose == "tuning" else self.scoring
-        return self.grid.parameters | phase.parameters | self.arms[arm].parameters | {"learning_rate": rate}
+        return (
+            self.grid.parameters | self.phase(purpose).parameters | self.arms[arm].parameters | {"learning_rate": rate}
+        )
 
     def cell(self, arm: str, rate: float, seed: int, purpose: Purpose) -> Cell:
         """Create the cell of one run."""
@@ -121,11 +126,10 @@ class RateStudy(Declaration):
     def runs(self) -> Iterator[tuple[int, str, Purpose, Cell]]:
         """Yield (line, arm, purpose, cell) of every run whose rate is known, in the order of training."""
         for i, line in enumerate(self.lines):
-            phase = self.tuning if line.purpose == "tuning" else self.scoring
-            for seed, arm in product(phase.seeds, line.arms):
-                own = self.rate(arm)
-                rates = self.rates if line.purpose == "tuning" else [] if own is None else [own]
-                for rate in rates:
+            for seed, arm in product(self.phase(line.purpose).seeds, line.arms):
+                for rate in self.rates if line.purpose == "tuning" else [self.rate(arm)]:
+                    if rate is None:
+                        continue
                     yield i, arm, line.purpose, self.cell(arm, rate, seed, line.purpose)
 
     def cells_by_line(self) -> list[dict[str, Cell]]:

@@ -21,8 +21,8 @@ AT_THE_EDGE = "; a better one may lie beyond"
 
 def runs_of(results: Results, study: RateStudy, arm: str, rate: float | None, purpose: Purpose) -> dict[int, Run]:
     """Return seed -> packed run of an arm at a rate."""
-    phase = study.tuning if purpose == "tuning" else study.scoring
-    cells = {} if rate is None else {seed: study.cell(arm, rate, seed, purpose) for seed in phase.seeds}
+    seeds = [] if rate is None else study.phase(purpose).seeds
+    cells = {seed: study.cell(arm, rate, seed, purpose) for seed in seeds}
     return {seed: run for seed, cell in cells.items() if (run := results.find(cell))}
 
 

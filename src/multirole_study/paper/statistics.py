@@ -27,7 +27,8 @@ SMALLEST_SD = 1e-9
 class Interval(NamedTuple):
     """A mean over units with its t interval; `p` tests the mean against 0, `p_match` tests |mean| >= `MARGIN` (TOST).
 
-    For a single unit everything except the mean is NaN, and so it is for units that are all equal: they say nothing about the spread.
+    For a single unit everything except the mean is NaN. Units that are all equal have an `sd` of 0, but no bounds and no p either: they do not
+    say how far other units would differ.
     """
 
     mean: float
@@ -74,10 +75,8 @@ def crossed_interval(values: np.ndarray) -> Interval:
     half = 0.0
     if squares[1] > squares[2]:  # otherwise problems' means differ no more than by chance
         half = t.ppf(1 - ALPHA / 2, total**2 / (squares**2 / df).sum()) * math.sqrt(total / values.size)
-    low, high = (
-        np.fmin(interval.low, interval.mean - half),
-        np.fmax(interval.high, interval.mean + half),
-    )  # NaN if seeds are equal
+    # fmin and fmax, because seeds that are all equal have no bounds
+    low, high = np.fmin(interval.low, interval.mean - half), np.fmax(interval.high, interval.mean + half)
     return interval._replace(low=float(low), high=float(high))
 
 
