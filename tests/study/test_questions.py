@@ -16,6 +16,7 @@ from multirole_study.paper.questions import (
     _cell,
     answers,
     difference_of_bases,
+    judged_numbers,
     numbers,
     table,
     verdict,
@@ -115,6 +116,24 @@ def test_a_question_may_leave_out_seeds_that_were_read_before_it(tiny):
     assert list(numbers(tiny, declared, about, line, "sp").index) == tiny.grid.seeds
     some = about | {"seeds": {"tiny-r": [1, 4, 99], "smollm2": [1]}}
     assert list(numbers(tiny, declared, some, line, "sp").index) == [1, 4]  # 99 has no run
+
+
+@pytest.mark.parametrize(
+    ("name", "policy", "first", "later", "used"),
+    [
+        ("skill", "sp", [0, 1, 2], [3, 4], 5),
+        ("skill", "sp", [0, 1, 2], [3, 99], 3),  # one later seed has no run
+        ("skill", "ip", [0, 1, 2, 5, 6, 7, 8, 9], [3, 4], 8),  # decided
+        ("verbose", "ip", [0, 1, 2], [3, 4], 3),  # not a question with later seeds
+    ],
+)
+def test_later_seeds_count_where_the_first_decide_nothing(tiny, monkeypatch, name, policy, first, later, used):
+    """Voting's aggregator at tiny-r: undecided under SP in ten seeds, "no" under IP."""
+    monkeypatch.setitem(DECLARED, "first_seeds", {"tiny-r": first})
+    monkeypatch.setitem(DECLARED, "later_seeds", {"tiny-r": later})
+    about = next(question for question in DECLARED["questions"] if question["name"] == name)
+    values = judged_numbers(tiny, Study.read(tiny.folder), about, about["lines"][0], policy)
+    assert list(values.index) == (first + later)[:used]
 
 
 def test_sp_minus_ip_is_the_difference_of_the_two_policies(tiny):

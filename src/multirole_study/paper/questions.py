@@ -55,17 +55,43 @@ def verdict(interval: Interval, is_accuracy: bool) -> str:
     return "equivalent" if is_accuracy and p_match < ALPHA else "undecided"
 
 
-def numbers(results: Results, study: Study | None, question: dict, line: dict, policy: str) -> pd.Series:
-    """Return seed -> a line's number under a policy, or the difference between both policies; empty if there are no runs."""
+def _verdict(question: dict, values: pd.Series) -> str:
+    return verdict(t_interval(values), question["measure"] in ACCURACY_MEASURES)
+
+
+def numbers(
+    results: Results, study: Study | None, question: dict, line: dict, policy: str, seeds: list[int] | None = None
+) -> pd.Series:
+    """Return seed -> a line's number under a policy, or the difference between both policies; empty if there are no runs.
+
+    Seeds are those for which the question is declared, by default the grid's.
+    """
     if policy == SP_MINUS_IP:
-        return (numbers(results, study, question, line, "sp") - numbers(results, study, question, line, "ip")).dropna()
+        sp, ip = (numbers(results, study, question, line, one, seeds) for one in ("sp", "ip"))
+        return (sp - ip).dropna()
     changed = parameters_of(results, study, question["variant"]) if "variant" in question else {}
-    values = _measured(results, question, line, line["workflow"], policy, changed)
+    seeds = seeds or declared_seeds(results, question)
+    values = _measured(runs_of(results, line["workflow"], policy, changed, seeds), question, line)
     if "minus" in question:
-        values = values - _measured(
-            results, question, line, "single", "sp", parameters_of(results, study, question["minus"])
-        )
+        control = parameters_of(results, study, question["minus"])
+        values = values - _measured(runs_of(results, "single", "sp", control, seeds), question, line)
     return values.dropna()
+
+
+def declared_seeds(results: Results, question: dict) -> list[int]:
+    """Return the seeds by which a question is first judged: its own, those of its scale, or the grid's."""
+    scale = results.grid.scale
+    return question.get("seeds", {}).get(scale) or DECLARED["first_seeds"].get(scale) or results.grid.seeds
+
+
+def judged_numbers(results: Results, study: Study | None, question: dict, line: dict, policy: str) -> pd.Series:
+    """Return `numbers`, with the scale's later seeds if the declared ones leave the line undecided and every later seed has runs."""
+    values = numbers(results, study, question, line, policy)
+    later = DECLARED["later_seeds"].get(results.grid.scale, []) if question["name"] in DECLARED["later_in"] else []
+    if not later or _verdict(question, values) != "undecided":
+        return values
+    more = numbers(results, study, question, line, policy, later)
+    return pd.concat([values, more]) if len(more) == len(later) else values
 
 
 def parameters_of(results: Results, study: Study | None, name: str) -> dict[str, object] | None:
@@ -83,11 +109,7 @@ def runs_of(
     return {seed: run for seed, cell in cells.items() if (run := results.find(cell))}
 
 
-def _measured(
-    results: Results, question: dict, line: dict, workflow: str, policy: str, changed: dict[str, object] | None
-) -> pd.Series:
-    seeds = question.get("seeds", {}).get(results.grid.scale)
-    runs = runs_of(results, workflow, policy, changed, seeds)
+def _measured(runs: dict[int, Run], question: dict, line: dict) -> pd.Series:
     return pd.Series({seed: RUN_MEASURES[question["measure"]](run, line) for seed, run in runs.items()}, dtype=float)
 
 
@@ -100,9 +122,8 @@ def answers(results: Results) -> Iterator[dict[str, object]]:
     for question in DECLARED["questions"]:
         for line in question["lines"]:
             for policy in question["policies"]:
-                values = numbers(results, study, question, line, policy)
+                values = judged_numbers(results, study, question, line, policy)
                 interval = t_interval(values)
-                is_accuracy = question["measure"] in ACCURACY_MEASURES
                 is_judged = interval.seeds and policy in question.get("judged", question["policies"])
                 yield {
                     "question": question["name"],
@@ -113,7 +134,7 @@ def answers(results: Results) -> Iterator[dict[str, object]]:
                     "low": interval.low,
                     "high": interval.high,
                     "seeds": interval.seeds,
-                    "verdict": verdict(interval, is_accuracy) if is_judged else MISSING,
+                    "verdict": _verdict(question, values) if is_judged else MISSING,
                 }
 
 
