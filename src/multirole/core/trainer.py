@@ -467,9 +467,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self._attempts = numbered_attempts(self.problems[index] for index in indices)
         n_tokens = self.state.num_input_tokens_seen
         scored = super()._generate_and_score_completions(inputs)
-        turns = [
-            turn for episode in self._episodes for turn in episode.turns
-        ]  # TRL has counted only the last turn of each episode
+        # TRL has counted only the last turn of each episode
+        turns = [turn for episode in self._episodes for turn in episode.turns]
         n_tokens += sum(len(turn.prompt_ids) + len(turn.completion_ids) for turn in turns)
         self.state.num_input_tokens_seen = n_tokens
         self._metrics["train"]["num_tokens"] = [n_tokens]
@@ -572,9 +571,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             callback.on_update_end(self, rows)
         norms = [step.grad_norm for step in optimizer_steps]
         self._last_grad_norm = torch.tensor(max(norms, default=0.0))
-        return optimizer_steps, torch.stack(losses).mean() if losses else torch.zeros(
-            (), device=self.accelerator.device
-        )
+        no_loss = torch.zeros((), device=self.accelerator.device)
+        return optimizer_steps, torch.stack(losses).mean() if losses else no_loss
 
     def optimizer_step(
         self, model: nn.Module, adapter: str, rows: list[Row], divisor: int, lr: float

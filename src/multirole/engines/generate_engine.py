@@ -202,9 +202,8 @@ class GenerateEngine:
 def scored(base: PreTrainedModel, request: Request, completion_ids: list[int]) -> list[float]:
     """Return the log-probs (T,) of a completion under the present weights, at the request's temperature."""
     prompt_ids, device = list(request.prompt_ids), base.device
-    logits = base(torch.tensor([prompt_ids + completion_ids], device=device)).logits[
-        0, len(prompt_ids) - 1 : -1
-    ]  # (T, V)
+    logits = base(torch.tensor([prompt_ids + completion_ids], device=device)).logits[0]
+    logits = logits[len(prompt_ids) - 1 : -1]  # (T, V)
     logprobs = (logits.float() / request.temperature).log_softmax(-1)  # (T, V)
     return logprobs.gather(1, torch.tensor(completion_ids, device=device)[:, None])[:, 0].tolist()
 

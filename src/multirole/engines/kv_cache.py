@@ -111,9 +111,8 @@ class Pool:
             out = torch.bmm(scores.softmax(-1), values)  # (n * n_kv, g, d)
         else:
             used = self.n_prompts * self.n_kv
-            keys_p, values_p = self.prompt_kv[layer].flatten(1, 2)[
-                :, :used, : self.longest_prompt
-            ]  # (prompts * n_kv, P, d)
+            prompts = self.prompt_kv[layer].flatten(1, 2)
+            keys_p, values_p = prompts[:, :used, : self.longest_prompt]  # (prompts * n_kv, P, d) each
             scores_p = torch.baddbmm(self.prompt_mask, self._spread(q), keys_p.transpose(1, 2))
             weights = torch.cat([self._unspread(scores_p), scores], -1).softmax(-1)  # (n * n_kv, g, P + L)
             weights_p, weights = weights.split((self.longest_prompt, self.longest), -1)
@@ -131,9 +130,8 @@ class Pool:
             return out.flatten(1)
         by_kv = (self.n * self.n_kv, -1, q.shape[-1])
         lanes = self._spread(q.reshape(by_kv)).unflatten(0, (-1, self.n_kv))  # (prompts, n_kv, width * g, d)
-        keys, values = self.prompt_kv[
-            layer, :, : self.n_prompts, :, : self.longest_prompt
-        ]  # (prompts, n_kv, P, d) each
+        # (prompts, n_kv, P, d) each
+        keys, values = self.prompt_kv[layer, :, : self.n_prompts, :, : self.longest_prompt]
         out_p, lse_p = FLASH(lanes, keys, values, attn_mask=self.prompt_mask, scale=1.0)
         out_p, lse_p = self._unspread(out_p.flatten(0, 1)), self._unspread(lse_p.flatten(0, 1)[..., None])
         share = (lse_p - lse.reshape(*lse_p.shape)).sigmoid().to(out.dtype)  # (n * n_kv, g, 1)
