@@ -364,6 +364,15 @@ def grid_gpu_hours(cells: Sequence[Cell], gpu_bytes: int) -> float:
     return sum(estimate(cell, ONE_PROCESS, gpu_bytes).gpu_hours for cell in cells)
 
 
+def grid_wall_hours(cells: Sequence[Cell], n_gpus: int, gpu_bytes: int) -> float:
+    """Estimate the hours until all cells are trained, each on one of `n_gpus` GPUs, the longest cells first."""
+    busy = [0.0] * n_gpus
+    times = (estimate(cell, ONE_PROCESS, gpu_bytes).hours for cell in cells)
+    for time in sorted(times, reverse=True):
+        busy[busy.index(min(busy))] += time
+    return max(busy)
+
+
 # ---- disk and this machine
 
 

@@ -1,6 +1,7 @@
 """The estimate of hours follows by hand from its stated inputs, and docs/scaling.md shows the estimates."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -90,12 +91,20 @@ def scaling_table() -> str:
                 continue
             made = [planner.estimate(cell, launch, size) for cell in cells]
             total = planner.grid_gpu_hours(Grid(scale).cells(), size)
+            days = planner.grid_wall_hours(Grid(scale).cells(), n, size) / 24
             wall = " / ".join(f"{estimated.hours:.0f}" for estimated in made)
             spent = " / ".join(f"{estimated.gpu_hours:.0f}" for estimated in made)
-            lines.append(f"| {scale} | {machine} | {wall} | {spent} | {total:.0f} | {total / n / 24:.1f} |")
+            lines.append(f"| {scale} | {machine} | {wall} | {spent} | {total:.0f} | {days:.1f} |")
     return "\n".join(lines)
 
 
 def test_the_page_shows_the_estimates():
     """If this fails, paste the expected table into docs/scaling.md."""
     assert scaling_table() in (ROOT / "docs" / "scaling.md").read_text(encoding="utf-8")
+
+
+def test_a_grid_takes_at_least_its_longest_cell(monkeypatch):
+    """Cells of 5, 4, 3, 3 hours: on two GPUs 5 + 3 and 4 + 3; on four, and on more, the longest."""
+    times = iter([3.0, 5.0, 4.0, 3.0] * 3)
+    monkeypatch.setattr(planner, "estimate", lambda *_: SimpleNamespace(hours=next(times)))
+    assert [planner.grid_wall_hours([None] * 4, n_gpus, 0) for n_gpus in (2, 4, 9)] == [8.0, 5.0, 5.0]
