@@ -11,7 +11,7 @@ import pytest
 from scripted_engine import ScriptedEngine
 
 from multirole.core import event_loop, rollout
-from multirole.core.engine import Sampling
+from multirole.core.engine import EngineError, Sampling
 from multirole.core.rollout import Rollout, WorkflowError, turn_seed
 from multirole.core.types import Answer, Problem, user
 
@@ -360,6 +360,22 @@ class Twice(Relay):
         await asyncio.gather(call("first", [user("a")]), call("first", [user("b")]))
 
 
+class TurnAsContent(Relay):
+    async def run(self, problem, call):
+        await call("last", [user(await call("first", [user("a")]))])
+
+
+class SpentBudget(Relay):
+    async def run(self, problem, call):
+        await call("first", [user("a")], max_tokens=0)
+
+
+class OneSlotNamed(Relay):
+    async def run(self, problem, call):
+        await call("first", [user("a")], slot=None)
+        await call("first", [user("b")], slot=0)
+
+
 class Endless(Relay):
     async def run(self, problem, call):
         for round in range(1000):
@@ -377,6 +393,9 @@ class Endless(Relay):
             ValueError,
         ),
         (Twice(), r"`call\('first', slot=0, round=0\)` was made twice", ValueError),
+        (TurnAsContent(), "content of a message must be text, got Turn. Write `turn.text`", ValueError),
+        (SpentBudget(), r"max_tokens=0\)`: a reply has at least one token", ValueError),
+        (OneSlotNamed(), "with a slot and without one. Name the slot of all its calls, or of none", ValueError),
         (Endless(), r"at most `max_turns` \(6\) calls", ValueError),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, Relay) else "",
@@ -387,6 +406,45 @@ def test_a_workflow_that_fails_is_named_with_its_problem(tokenizer, workflow, me
         play(engine, tokenizer, workflow, max_turns=6)
     assert "'relay'" in str(error.value) and "problem '0'" in str(error.value)
     assert cause is None or isinstance(error.value.__cause__, cause)
+
+
+@pytest.mark.parametrize("ids", ["the text", {"input_ids": [1]}, [1.0]])
+def test_a_renderer_must_return_token_ids(tokenizer, ids):
+    """`apply_chat_template` returns text with `tokenize=False`, and a mapping without `return_dict=False`."""
+    engine = ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
+    with pytest.raises(WorkflowError, match="`render` must return the prompt's token ids as a list of integers"):
+        play(engine, tokenizer, render=lambda tokenizer, messages: ids)
+
+
+def test_a_request_that_the_engine_refuses_is_not_the_workflows_fault(tokenizer):
+    engine = ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
+
+    def refuse(key, request):
+        raise ValueError("The adapter 'a' has not been published.")
+
+    engine.add = refuse
+    with pytest.raises(EngineError, match="has not been published"):
+        play(engine, tokenizer, max_failed_episodes=100)
+
+
+def test_ctrl_c_leaves_no_rollout_behind(tokenizer, monkeypatch):
+    """A notebook goes on after Ctrl-C. The interrupted rollout has ended, and its requests are out of the engine, so that the next one is whole."""
+    engine = ScriptedEngine(lambda key, request: ([tokenizer.eos_token_id], 20), tokenizer.eos_token_id)
+    quick = engine.step
+    engine.step = lambda: (time.sleep(0.005), quick())[1]
+    roll = Rollout(Relay(), engine, tokenizer, {"first": "a", "last": "b"}, lambda text: True, 0, max_prompt_tokens=100)
+    n_threads = threading.active_count()
+
+    def ctrl_c(thread):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(event_loop, "POLL", 0.02)
+        patch.setattr(roll, "_check_progress", ctrl_c)
+        with pytest.raises(KeyboardInterrupt):
+            roll.run(PROBLEMS, 0, Sampling(10, 1.0))
+    assert not engine.running and threading.active_count() == n_threads
+    assert all(len(episode.turns) == 4 for episode in roll.run(PROBLEMS, 0, Sampling(10, 1.0)))
 
 
 class Spins(Relay):

@@ -50,10 +50,15 @@ def new_loop(may_wait: bool) -> tuple[EngineSelector, asyncio.AbstractEventLoop]
     return selector, asyncio.SelectorEventLoop(selector)
 
 
-def in_thread(work: Callable[[], T], check: Callable[[int], object] = lambda thread: None) -> T:
+def in_thread(
+    work: Callable[[], T],
+    check: Callable[[int], object] = lambda thread: None,
+    interrupt: Callable[[], object] = lambda: None,
+) -> T:
     """Call `work` in a new thread, on the same GPU, because a notebook's thread has an event loop already.
 
-    Meanwhile `check` is called with the thread every `POLL` seconds; if it raises, the thread is abandoned.
+    Meanwhile `check` is called with the thread every `POLL` seconds; if it raises, the thread is abandoned. On Ctrl-C `interrupt` is
+    called, which must make `work` end, and the thread is awaited: a notebook goes on and would meet it again. A second Ctrl-C abandons it.
     """
     gpu, result = torch.cuda.current_device() if torch.cuda.is_available() else None, Future[T]()
 
@@ -67,8 +72,13 @@ def in_thread(work: Callable[[], T], check: Callable[[int], object] = lambda thr
 
     thread = threading.Thread(target=call, daemon=True)
     thread.start()
-    while not wait([result], timeout=POLL).done:
-        check(thread.ident or 0)
+    try:
+        while not wait([result], timeout=POLL).done:
+            check(thread.ident or 0)
+    except KeyboardInterrupt:
+        interrupt()
+        wait([result])
+        raise
     return result.result()
 
 

@@ -15,13 +15,14 @@ from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from threading import Event
 from typing import Any, ClassVar
 
 from transformers import PreTrainedTokenizerBase
 
 from multirole.core import event_loop
 from multirole.core.chat import Renderer, chat_template, control_tokens
-from multirole.core.engine import Completion, Engine, Request, Sampling
+from multirole.core.engine import Completion, Engine, EngineError, Request, Sampling
 from multirole.core.event_loop import (
     EngineSelector,
     cancel_tasks,
@@ -192,6 +193,7 @@ class Rollout:
         self._keys = itertools.count()  # of requests; an engine that failed may still hold some
         self._encoded: dict[str, list[int]] = {}
         self._playing: list[tuple[Episode, Any]] = []
+        self._is_interrupted = Event()
         self._n_failed = 0
         self.sampled_tokens = 0  # completion tokens that the engine has sampled so far, in replays, too
         self._clock = self._progress = (
@@ -210,7 +212,10 @@ class Rollout:
         self._encoded.clear()
         self._n_failed = 0
         self._progress = self._clock
-        in_thread(lambda: self._play(episodes, iteration, sampling, replays), self._check_progress)
+        self._is_interrupted.clear()
+        in_thread(
+            lambda: self._play(episodes, iteration, sampling, replays), self._check_progress, self._is_interrupted.set
+        )
         self._playing.clear()
         return episodes
 
@@ -237,7 +242,13 @@ class Rollout:
                     "a model whose template has them, such as Qwen3."
                 )
             options = {"tools": tools} if tools else {}
-            self._encoded[key] = self.render(self.tokenizer, messages, **options)
+            ids = self.render(self.tokenizer, messages, **options)
+            if not isinstance(ids, list) or not set(map(type, ids)) <= {int}:
+                raise TypeError(
+                    f"`render` must return the prompt's token ids as a list of integers, got {type(ids).__name__}. With "
+                    "`apply_chat_template`, pass `add_generation_prompt=True, return_dict=False`."
+                )
+            self._encoded[key] = ids
         return self._encoded[key]
 
     def _play(
@@ -254,7 +265,7 @@ class Rollout:
                 raise
 
         def advance() -> bool:
-            if self.is_stopped():
+            if self.is_stopped() or self._is_interrupted.is_set():
                 raise RolloutStopped
             if not waiting:
                 return False
@@ -275,12 +286,15 @@ class Rollout:
         ) -> Request:
             start = (self.seed, iteration, episode.problem.id, episode.index, role)
             seed = turn_seed(*start, *place) if place else prompt_seed(*start, prompt_ids, nth)
-            most = min(sampling.max_tokens, max_tokens or sampling.max_tokens)
+            most = sampling.max_tokens if max_tokens is None else min(sampling.max_tokens, max_tokens)
             return Request(prompt_ids, self.policy[role], seed, most, sampling.temperature, episode.problem.id)
 
         def send(request: Request) -> asyncio.Future[Completion]:
             key = next(self._keys)
-            self.engine.add(key, request)
+            try:
+                self.engine.add(key, request)
+            except ValueError as error:  # a request that the engine cannot take is no fault of the workflow
+                raise EngineError(str(error)) from error
             waiting[key] = asyncio.get_running_loop().create_future()
             return waiting[key]
 
@@ -390,7 +404,7 @@ class Rollout:
             tools: list[dict] | None,
         ) -> Turn:  # fmt: skip
             self._progress = self._clock
-            self._check_call(role, messages, slot, round, called)
+            self._check_call(role, messages, slot, round, max_tokens, called)
             called.append((role, slot, round))
             prompt_ids = self._encode(messages, tools)
             if len(prompt_ids) > self.max_prompt_tokens:
@@ -440,6 +454,8 @@ class Rollout:
         """Run the workflow; its answer is empty where a prompt was too long. WorkflowError if it fails or returns no answer."""
         try:
             answer = await self.workflow.run(problem, call)
+        except EngineError:
+            raise
         except (Exception, SystemExit, asyncio.CancelledError) as error:  # of the user's code: say whose and where
             task = asyncio.current_task()
             if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
@@ -467,9 +483,10 @@ class Rollout:
         return ids, [0.0] * len(ids), reply, "stop"
 
     def _check_call(
-        self, role: str, messages: Any, slot: int | None, round: int, called: Sequence[tuple[str, int | None, int]]
-    ) -> None:
-        """Raise ValueError for an unknown role or slot, for missing messages, for a call made twice, and beyond `max_turns` calls."""
+        self, role: str, messages: Any, slot: int | None, round: int, max_tokens: int | None,
+        called: Sequence[tuple[str, int | None, int]],
+    ) -> None:  # fmt: skip
+        """Raise ValueError for an unknown role or slot, messages without text, a call made twice, and beyond `max_turns` calls."""
         slots = self.workflow.roles
         if role not in self.policy or slot is not None and slot not in range(slots[role]):
             unknown = "unknown role" if role not in self.policy else "no such slot"
@@ -483,6 +500,20 @@ class Rollout:
         ):
             raise ValueError(
                 f"`call({role!r}, messages)` needs a list of messages such as `multirole.user('Hello.')`, got {messages!r}."
+            )
+        for message in messages:
+            content = message["content"]
+            if not isinstance(content, str | list) and not (content is None and message.get("tool_calls")):
+                raise ValueError(
+                    f"`call({role!r}, messages)`: the content of a message must be text, got {type(content).__name__}."
+                    + " Write `turn.text`." * isinstance(content, Turn)
+                )
+        if max_tokens is not None and max_tokens < 1:
+            raise ValueError(f"`call({role!r}, max_tokens={max_tokens})`: a reply has at least one token.")
+        if any(one == role and (other is None) != (slot is None) for one, other, _ in called):
+            raise ValueError(
+                f"`call({role!r}, slot={slot})`: this episode has called the role with a slot and without one. Name the slot of all its "
+                "calls, or of none."
             )
         if slot is not None and (role, slot, round) in called:
             raise ValueError(

@@ -69,10 +69,11 @@ class ModelServer:
         if len(prompt_ids) > self.max_prompt_tokens:
             raise PromptOverflow(f"{role}: {len(prompt_ids)} prompt tokens, {self.max_prompt_tokens} at most")
         key = next(self._numbers)
-        max_new_tokens = min(self.sampling.max_tokens, max_tokens or self.sampling.max_tokens)
+        most = self.sampling.max_tokens
+        max_new_tokens = most if max_tokens is None else min(most, max_tokens)
         seed = turn_seed(self.seed, 0, "", key, role, 0, 0)
-        self._waiting[key] = asyncio.get_running_loop().create_future()
         self.engine.add(key, Request(prompt_ids, self.policy[role], seed, max_new_tokens, self.sampling.temperature))
+        self._waiting[key] = asyncio.get_running_loop().create_future()
         completion = await self._waiting[key]
         text = reply_text(self.tokenizer, completion.token_ids, prompt_ids)
         return Turn(role, 0, 0, prompt_ids, completion.token_ids, completion.logprobs, text, completion.finish_reason)

@@ -78,13 +78,17 @@ class OpenAIWorkflow:
             return asyncio.ensure_future(self._run_async(question, client))
         bridge = None if self.use_socket else LoopTransport(self.endpoint.app, asyncio.get_running_loop())
         sync_client = OpenAI(**options, http_client=httpx.Client(transport=bridge, timeout=None))
-        return in_daemon_thread(lambda: self.agent(question, sync_client))
+        return in_daemon_thread(lambda: self._run_in_thread(question, sync_client))
 
     async def _run_async(self, question: str | list[Message], client: AsyncOpenAI) -> Any:
-        await (
-            client.models.list()
-        )  # its first request asks a thread about the platform, which would reorder calls that are gathered
-        return await self.agent(question, client)
+        async with client:
+            # its first request asks a thread about the platform, which would reorder calls that are gathered
+            await client.models.list()
+            return await self.agent(question, client)
+
+    def _run_in_thread(self, question: str | list[Message], client: OpenAI) -> Any:
+        with client:
+            return self.agent(question, client)
 
     async def _finish(self, session: Session, running: "asyncio.Future[Any]") -> Any:
         """Return the agent's answer; `TimeoutError` if it neither calls nor returns for `patience` seconds."""
