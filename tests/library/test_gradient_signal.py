@@ -181,3 +181,12 @@ def test_a_measurement_leaves_training_as_it_was(make_trainer):
 def test_one_batch_is_no_measurement(make_trainer):
     with pytest.raises(ValueError, match="`n_batches` must be 2 or more, got 1"):
         measure_gradients(make_trainer(Cell("voting", "sp", n_problems=2, n_episodes=4)), 1)
+
+
+def test_a_run_that_plays_ahead_can_be_measured(make_trainer):
+    """A measurement plays its own episodes, and the rollouts in flight stay as they are."""
+    cell = Cell("voting", "sp", n_problems=2, n_episodes=4, engine="transformers")
+    trainer, ahead = make_trainer(cell), make_trainer(cell.model_copy(update={"max_staleness": 1}))
+    kept = ahead.ahead
+    expected, measured = measure_gradients(trainer, 2), measure_gradients(ahead, 2)
+    assert torch.allclose(measured["shared"].values, expected["shared"].values) and ahead.ahead is kept

@@ -10,7 +10,7 @@ import torch
 from scripted_engine import ScriptedEngine
 from test_importance_weights_equal_trl import trls_weights
 
-from multirole.core.ahead import copy_with_shared_base
+from multirole.core.ahead import copy_with_shared_base, staleness_metrics
 from multirole.core.arguments import check_processes
 from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.engine import EngineError, Sampling
@@ -364,3 +364,7 @@ def test_a_stopped_rollout_leaves_nothing_behind(tokenizer):
     rollout.on_episode_end = lambda episode: None
     episodes = rollout.run(attempts, 1, Sampling(10, 1.0))
     assert [len(episode.turns) for episode in episodes] == [2] * 4 and len(engine.requests) == 12
+
+
+def test_an_iteration_without_rows_has_no_staleness():
+    assert staleness_metrics([], 3) == {}

@@ -28,6 +28,7 @@ READ = {
     (GRPOTrainer, "get_high_entropy_mask"): "ce6e86287bac23d6",
     (transformers.Trainer, "create_optimizer"): "daff86cde6ccc56d",
     (transformers.Trainer, "_clip_grad_norm"): "ebfa9dc91d3088ab",
+    (transformers.Trainer, "_get_grad_norm"): "913ba6f52f074d10",
     (transformers.Trainer, "_get_learning_rate"): "158d12f9b9501acb",
     (transformers.Trainer, "evaluation_loop"): "35a11f83d269fdca",
     (transformers.Trainer, "train"): "f2ab74639cb0528d",

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
 from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, RoleDiagnostics, Voting, user
 from multirole.core.hooks import MultiRoleCallback
 from multirole.core.rollout import chat_template
-from multirole.core.validation import add_adapters, check_dataset, to_problems
+from multirole.core.validation import add_adapters, check_dataset, check_shared_base, to_problems
 
 ROWS = Dataset.from_list([{"prompt": f"{a}+{b}-3", "answer": a + b - 3} for a in range(4, 10) for b in range(1, 5)])
 
@@ -185,7 +185,8 @@ def test_adapters_that_change_the_base_cannot_share_it(model_folder):
     base = AutoModelForCausalLM.from_pretrained(model_folder)
     config = LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights="pissa")
     with pytest.raises(ValueError, match="`init_lora_weights='pissa'` changes the base model, so that 2 adapters"):
-        add_adapters(base, config, ["a", "b"])
+        check_shared_base(config, ["a", "b"])
+    check_shared_base(config, ["a"])
     assert list(add_adapters(base, config, ["a"]).peft_config) == ["a"]
 
 
@@ -242,7 +243,7 @@ def test_a_column_of_images_is_refused():
 
 
 def test_ids_that_name_two_rows_are_refused():
-    with pytest.raises(ValueError, match="names two rows '7'"):
+    with pytest.raises(ValueError, match="names 2 rows '7'"):
         to_problems(Dataset.from_list([{"prompt": "1+1", "id": 7}, {"prompt": "2+2", "id": 7}]))
     for rows in (
         [{"prompt": "1+1"}, {"prompt": "1+1"}],
@@ -281,3 +282,129 @@ def test_resuming_with_other_adapters_is_refused(train, tmp_path):
         ValueError, match=r"holds the adapters \['aggregator', 'generator'\] and none for \['adapter_a'"
     ):
         train(tmp_path, max_steps=2, policy="generator=a,aggregator=b", resume=str(tmp_path / "checkpoint-1"))
+
+
+class Rates(MultiRoleCallback):
+    """Doubles the schedule's learning rate and notes the groups' rates of each optimizer step."""
+
+    def __init__(self):
+        self.factor, self.seen = 2.0, []
+
+    def on_learning_rate(self, trainer, adapter, call, lr):
+        return self.factor * lr
+
+    def on_gradient_parts(self, trainer, adapter, parts, values):
+        step = trainer.optimizer.step
+
+        def noted(*args):
+            self.seen.append([group["lr"] for group in trainer.optimizer.param_groups])
+            trainer.optimizer.step = step
+            return step(*args)
+
+        trainer.optimizer.step = noted
+
+
+def test_each_group_of_an_optimizer_keeps_its_schedule(train, tmp_path, monkeypatch):
+    """Groups at 1e-4 and 3e-4, the second decaying by half per iteration; a callback's factor of 2 scales both."""
+
+    def create(self, model=None):
+        self.peft_model.set_requires_grad(self.adapters, True)
+        named = [(name, p) for name, p in self.peft_model.named_parameters() if p.requires_grad]
+        parts = [[p for name, p in named if ("lora_B" in name) is is_b] for is_b in (False, True)]
+        self.optimizer = torch.optim.AdamW([{"params": parts[0], "lr": 1e-4}, {"params": parts[1], "lr": 3e-4}])
+        return self.optimizer
+
+    def schedule(self, num_training_steps, optimizer=None):
+        self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, [lambda t: 1.0, lambda t: 0.5**t])
+        return self.lr_scheduler
+
+    monkeypatch.setattr(MultiRoleGRPOTrainer, "create_optimizer", create)
+    monkeypatch.setattr(MultiRoleGRPOTrainer, "create_scheduler", schedule)
+    rates = Rates()
+    trainer = train(tmp_path, callbacks=[rates], policy="sp", updates="one", max_steps=2)
+    assert rates.seen == [pytest.approx([2e-4, 6e-4]), pytest.approx([2e-4, 3e-4])]
+    assert [group["lr"] for group in trainer.optimizer.param_groups] == pytest.approx([1e-4, 0.75e-4])
+
+
+def test_a_group_at_rate_0_stands_still(train, tmp_path, monkeypatch):
+    def create(self, model=None):
+        self.peft_model.set_requires_grad(self.adapters, True)
+        named = [(name, p) for name, p in self.peft_model.named_parameters() if p.requires_grad]
+        parts = [[p for name, p in named if ("lora_B" in name) is is_b] for is_b in (False, True)]
+        self.optimizer = torch.optim.AdamW([{"params": parts[0], "lr": 0.0}, {"params": parts[1], "lr": 1e-2}])
+        return self.optimizer
+
+    monkeypatch.setattr(MultiRoleGRPOTrainer, "create_optimizer", create)
+    trainer = train(tmp_path, max_steps=1, lr_scheduler_type="constant", max_grad_norm=0.0)
+    moved = {name for name, p in adapters(trainer).items() if "lora_B" in name and p.any()}
+    assert moved and trainer.optimizer.param_groups[0]["lr"] == 0.0
+    assert trainer.state.log_history[0]["grad_norm"] > 0  # reported without clipping as well
+
+
+def test_a_gradient_that_is_not_finite_is_never_applied(train, tmp_path):
+    class Broken(MultiRoleCallback):
+        def on_gradient_parts(self, trainer, adapter, parts, values):
+            if trainer.state.global_step == 1:
+                values[0].fill_(math.nan)
+
+    with pytest.raises(FloatingPointError, match="gradient of adapter 'generator' has the norm nan at iteration 2"):
+        train(tmp_path, callbacks=[Broken()])
+    assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-1"]
+
+
+def test_kl_is_0_at_the_start_also_if_the_adapter_took_over_a_part_of_the_base(model_folder, tmp_path):
+    """PiSSA moves the base's principal components into the adapter; the reference is the policy that training begins with."""
+    config = LoraConfig(r=4, target_modules="all-linear", init_lora_weights="pissa")
+    settings = {
+        "policy": "sp",
+        "generation_batch_size": 8,
+        "num_generations": 4,
+        "max_steps": 1,
+        "beta": 0.1,
+        "bf16": False,
+    }
+    settings |= {"max_completion_length": 24, "report_to": "none", "per_device_train_batch_size": 8}
+    args = MultiRoleGRPOConfig(str(tmp_path), **settings)
+    trainer = MultiRoleGRPOTrainer(
+        str(model_folder), Voting(2, prompts="tiny_chain"), correct, args, ROWS, peft_config=config
+    )
+    rows = trainer.prepare_rows(trainer._generate_and_score_completions([dict(trainer.rows[0]) for _ in range(8)]))
+    for row, logps in zip(rows, trainer.logprobs_of(rows), strict=True):
+        assert torch.allclose(row.ref_logps, logps, atol=1e-4)
+
+
+def test_more_iterations_may_be_set_before_training(train, model_folder, tmp_path):
+    """The rows of a stream and the order of rollouts that are played ahead follow `max_steps` of the present arguments."""
+    for name, data in (("stream", ROWS.to_iterable_dataset()), ("ahead", ROWS)):
+        played = []
+
+        class Note(MultiRoleCallback):
+            def on_rollout_end(self, trainer, episodes):
+                played.append({episode.problem.id for episode in episodes})  # noqa: B023
+
+        settings = {"policy": "sp", "generation_batch_size": 8, "num_generations": 4, "max_steps": 1, "bf16": False}
+        settings |= {"max_completion_length": 8, "report_to": "none", "per_device_train_batch_size": 8}
+        args = MultiRoleGRPOConfig(str(tmp_path / name), max_staleness=int(name == "ahead"), **settings)
+        trainer = MultiRoleGRPOTrainer(
+            str(model_folder), Voting(2, prompts="tiny_chain"), correct, args, data, callbacks=[Note()],
+            peft_config=LoraConfig(r=4, target_modules="all-linear"),
+        )  # fmt: skip
+        trainer.args.max_steps = 3
+        trainer.train()
+        assert len(played) == 3 and len(set.union(*played)) == 6  # two new problems each
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"peft_config": None}, "no `peft_config` was given"),
+        ({"engine": "no_module:Engine"}, "`engine='no_module:Engine'` cannot be loaded: ModuleNotFoundError"),
+        ({"engine": "json:Engine"}, "`engine='json:Engine'` cannot be loaded: AttributeError"),
+        ({"eval_dataset": Dataset.from_list([{"prompt": "1+1", "id": "a"}] * 2)}, 'The "id" column of `eval_dataset` names 2 rows'),
+    ],
+)  # fmt: skip
+def test_mistakes_are_reported_before_the_model_is_loaded(tmp_path, change, message):
+    config = MultiRoleGRPOConfig(str(tmp_path), engine=change.pop("engine", "auto"), bf16=False, report_to="none")
+    given = {"peft_config": LoraConfig(r=4), "eval_dataset": None} | change
+    with pytest.raises(ValueError, match=message):
+        MultiRoleGRPOTrainer("no/such-model", Voting(2), correct, config, ROWS, **given)

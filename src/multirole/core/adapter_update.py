@@ -8,7 +8,7 @@ import itertools
 import math
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -112,6 +112,20 @@ class AdapterGradient:
     def apply(self) -> None:
         """Write the sum of the parts into the parameters' `grad`."""
         set_gradient(self.params, functools.reduce(torch.add, self.values))
+
+
+@contextmanager
+def scaled_rates(optimizer: torch.optim.Optimizer, lr: float, scheduled: float) -> Iterator[None]:
+    """Context manager: the optimizer steps with the learning rate `lr` in place of the schedule's, each group in proportion."""
+    rates = [group["lr"] for group in optimizer.param_groups]
+    if lr != scheduled:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = lr if rate == scheduled else rate * lr / scheduled if scheduled else lr
+    try:
+        yield
+    finally:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
 
 
 def raise_non_finite_loss(losses: list[tuple[list[Row], Tensor]], iteration: int) -> None:

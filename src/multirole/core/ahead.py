@@ -120,6 +120,8 @@ class RolloutsAhead:
 
 
 def staleness_metrics(rows: Sequence[Row], iteration: int) -> dict[str, float]:
-    """Compute mean and maximum, over rows, of the updates between the adapters that sampled a row and version `iteration`."""
+    """Compute mean and maximum, over rows, of the updates between the adapters that sampled a row and version `iteration`; {} without rows."""
     staleness = torch.tensor([iteration - row.turn.version for row in rows if row.turn.version is not None]).double()
+    if not len(staleness):
+        return {}
     return {"staleness/mean": staleness.mean().item(), "staleness/max": staleness.max().item()}

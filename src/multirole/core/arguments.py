@@ -24,7 +24,9 @@ OTHER_THAN_TRL = {
 ORDER = "MultiRoleGRPOTrainer(model, workflow, reward_funcs, args, train_dataset, eval_dataset, ...)"
 
 
-def check_arguments(workflow: Any, reward_funcs: Any, args: Any, peft_config: Any, **unsupported: Any) -> list[Any]:
+def check_arguments(
+    model: Any, workflow: Any, reward_funcs: Any, args: Any, peft_config: Any, **unsupported: Any
+) -> list[Any]:
     """Return the reward functions as a list; raise TypeError or ValueError for arguments that cannot work."""
     for name, value in unsupported.items():
         if value is not None:
@@ -36,6 +38,11 @@ def check_arguments(workflow: Any, reward_funcs: Any, args: Any, peft_config: An
             f"`args` must be a `MultiRoleGRPOConfig`, got a `{type(args).__name__}`. "
             + "It takes every field of `GRPOConfig`: write `MultiRoleGRPOConfig(...)` with the same arguments."
             * isinstance(args, GRPOConfig)
+        )
+    if peft_config is None and not isinstance(model, PeftModel):
+        raise ValueError(
+            "Roles are trained as adapters of one base model, and no `peft_config` was given. "
+            "Pass, for example, `peft_config=LoraConfig(r=64, target_modules='all-linear')`."
         )
     check_adapter(peft_config)
     functions = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]

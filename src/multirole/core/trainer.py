@@ -32,7 +32,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainerControl
 from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOutput
 
-from multirole.core.adapter_update import AdapterGradient, RowGroup, set_optimizer_mode
+from multirole.core.adapter_update import AdapterGradient, RowGroup, scaled_rates, set_optimizer_mode
 from multirole.core.advantages import groups_of_equal_rewards
 from multirole.core.ahead import RolloutsAhead, check_staleness, staleness_metrics
 from multirole.core.arguments import check_arguments, check_processes, kl_weights, named_adapters, use_one_gpu
@@ -96,7 +96,9 @@ from multirole.core.types import OVERFLOW, Episode, Problem, Workflow
 from multirole.core.validation import (
     INDEX,
     StreamedProblems,
+    changes_base,
     check_dataset,
+    check_shared_base,
     checked_evaluation,
     checked_reward,
     load_processor,
@@ -124,7 +126,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     - `training_step`: the iteration.
     - `_get_per_token_logps_and_entropies`: the same numbers from right-padded rows without an attention mask.
     - `get_high_entropy_mask`: the tokens of the mini-batch's top quantile.
-    - `_clip_grad_norm`: reports the largest norm of the iteration's steps, since HF finds no gradient to clip.
+    - `_clip_grad_norm`, `_get_grad_norm`: report the largest norm of the iteration's steps, since HF finds no gradient to clip.
     - `_get_learning_rate`: reports the rate of our last step, where a callback changes the schedule's.
     - `log`: TRL's; `epoch` counts passes over the dataset, and the table of completions of an evaluation holds its own episodes.
     - `evaluate`: checks the dataset that is passed, or `eval_dataset` if it was replaced, and reads a stream.
@@ -200,7 +202,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         environment_factory: None = None,
     ) -> None:
         reward_funcs = check_arguments(
-            workflow, reward_funcs, args, peft_config, quantization_config=quantization_config, tools=tools,
+            model, workflow, reward_funcs, args, peft_config, quantization_config=quantization_config, tools=tools,
             rollout_func=rollout_func, environment_factory=environment_factory,
         )  # fmt: skip
         assert workflow is not None  # or it has been refused
@@ -222,6 +224,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self.betas = kl_weights(args, self.policy)
         self._set_initial_state()
 
+        if not isinstance(model, PeftModel):
+            check_shared_base(peft_config, self.adapters)
         self._set_train_rows(train_dataset, args)
         peft_model = with_adapters(model, peft_config, self.adapters, args)
         if args.device.type == "cpu":
@@ -256,7 +260,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             warn_of_noise(switched_off)
             warn_of_loss_as_metric(args)
         self._take_over_options()
-        self._set_up_passes(was_trained=isinstance(model, PeftModel))
+        self._set_up_passes(has_start=isinstance(model, PeftModel) or changes_base(peft_config))
         self._set_up_rollout(engine, render, is_answer)
 
     def _set_train_rows(self, train_dataset: Dataset | IterableDataset, args: MultiRoleGRPOConfig) -> None:
@@ -270,13 +274,16 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             self.problems = to_problems(self.rows)
         self._rows_source = train_dataset
 
-    def _set_up_passes(self, was_trained: bool) -> None:
-        """Set up forward passes, importance weights and the reference of KL. `was_trained`: the model came with adapters."""
+    def _set_up_passes(self, has_start: bool) -> None:
+        """Set up forward passes, importance weights and the reference of KL.
+
+        `has_start`: the base alone is not the initial policy, because the model came with adapters or the new ones took over a part of it.
+        """
         self.is_sharded = self.is_fsdp_enabled
         check_launch(self.accelerator, self.is_sharded, self.is_deepspeed_enabled)
         if self.is_sharded:
             keep_float32(self.accelerator)
-        is_anchored = was_trained and any(self.betas.values())
+        is_anchored = has_start and any(self.betas.values())
         self.reference = Reference.before_training(
             self.peft_model, self.adapters if is_anchored else [], self.is_sharded
         )
@@ -361,11 +368,13 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
 
     def get_train_dataloader(self) -> DataLoader:
         dataset = self.train_dataset
-        if dataset is not self._rows_source:
+        is_replaced = dataset is not self._rows_source
+        if is_replaced:
             check_dataset("train_dataset", dataset, self.reward_funcs)
+        if is_replaced or isinstance(self.rows, StreamedRows):  # the length of a stream's rows is that of the run
             self._set_train_rows(dataset, self.args)
-            if self.ahead is not None:
-                self._order = self._get_train_sampler()
+        if self.ahead is not None:
+            self._order = self._get_train_sampler()
         self.train_dataset = self.rows
         try:
             return super().get_train_dataloader()
@@ -580,11 +589,14 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         """Take one AdamW step of one adapter on one mini-batch; no other tensor changes. Also returns the loss, detached."""
         params, loss = self.compute_gradient(model, adapter, rows, divisor)
         norm, norm_after = clip(params, self.args.max_grad_norm)
-        first = self.optimizer.param_groups[0].get("initial_lr")
-        for group in self.optimizer.param_groups:  # a user's optimizer may have groups with different rates
-            group["lr"] = lr * (group["initial_lr"] / first) if first else lr
+        if not torch.isfinite(norm):  # the same in every process
+            raise FloatingPointError(
+                f"The gradient of adapter {adapter!r} has the norm {norm.item()} at iteration {self.state.global_step + 1}, although the loss is "
+                "finite. Lower `learning_rate`, or resume from an earlier checkpoint."
+            )
+        with scaled_rates(self.optimizer, lr, self.lr_scheduler.get_last_lr()[0]):
+            self.optimizer.step()
         self._last_lr = lr
-        self.optimizer.step()
         self.optimizer.zero_grad()  # to None: zeros would move the other adapters (momentum, decay)
         step = OptimizerStep(adapter, rows, lr, norm.item(), norm_after.item())
         for callback in self.multirole_callbacks:
@@ -705,6 +717,9 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     def _clip_grad_norm(self, model: nn.Module) -> Tensor:
         return self._last_grad_norm
 
+    def _get_grad_norm(self, model: nn.Module, grad_norm: Tensor | None = None) -> Tensor:
+        return self._last_grad_norm
+
     # ---- logging, evaluation, checkpoints
 
     def _finish_iteration(self, iteration: Iteration) -> None:
@@ -784,6 +799,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         metrics = evaluation_metrics(prefix, episodes, means, bool(self.args.max_failed_episodes))
         for callback in self.multirole_callbacks:
             callback.on_episodes_evaluated(self, episodes, metrics, prefix)
+        if self._published != -1:  # a callback has played episodes
+            self._rest_engine()
         metrics |= mean_of_logged(prefix, self._pending_metrics)
         rewards = [None if episode.reward is None else episode.reward.value for episode in episodes]
         advantages = evaluation_advantages(rewards, n_episodes)

@@ -59,11 +59,6 @@ def with_adapters(
             )
         for name in adapters:
             check_adapter(model.peft_config[name], f"model.peft_config[{name!r}]")
-    elif peft_config is None:
-        raise ValueError(
-            "Roles are trained as adapters of one base model, and no `peft_config` was given. "
-            "Pass, for example, `peft_config=LoraConfig(r=64, target_modules='all-linear')`."
-        )
     else:
         model = add_adapters(model, peft_config, adapters)
     model.set_requires_grad(adapters, True)  # of all: TRL casts the trainable weights of a quantised model
@@ -78,15 +73,24 @@ def load_processor(model: str, args: MultiRoleGRPOConfig) -> PreTrainedTokenizer
     )  # fmt: skip
 
 
+def changes_base(peft_config: PeftConfig | None) -> bool:
+    """Return whether new adapters with this configuration take over a part of the base's weights."""
+    start = getattr(peft_config, "init_lora_weights", True)
+    return isinstance(start, str) and start.startswith(BASE_CHANGING)
+
+
+def check_shared_base(peft_config: Any, adapters: list[str]) -> None:
+    """Raise ValueError if several adapters would each take over a part of one base."""
+    if changes_base(peft_config) and len(adapters) > 1:
+        raise ValueError(
+            f"`init_lora_weights={peft_config.init_lora_weights!r}` changes the base model, so that {len(adapters)} adapters cannot share it. "
+            "Use True, or policy='sp'."
+        )
+
+
 def add_adapters(base: PreTrainedModel, peft_config: PeftConfig, adapters: list[str]) -> PeftModel:
     """Add one new adapter per name to the base, initialised in this order."""
     first, *rest = adapters
-    start = getattr(peft_config, "init_lora_weights", True)
-    if rest and isinstance(start, str) and start.startswith(BASE_CHANGING):
-        raise ValueError(
-            f"`init_lora_weights={start!r}` changes the base model, so that {len(adapters)} adapters cannot share it. Use True, or "
-            "policy='sp'."
-        )
     model = get_peft_model(base, peft_config, adapter_name=first)
     for name in rest:
         model.add_adapter(name, peft_config)
@@ -123,6 +127,8 @@ def check_dataset(name: str, dataset: Any, reward_funcs: Iterable[Any] = ()) -> 
     check_columns(f"`{name}`", columns)
     if isinstance(dataset, Dataset):  # the rows of a stream are checked as they are read
         check_prompts(name, dataset)
+        if "id" in columns and not is_transformed:  # a transform may draw ids, which are checked where they are used
+            check_ids(f"`{name}`", (str(i if one is None else one) for i, one in enumerate(dataset["id"])))
     for function in reward_funcs:
         check_signature(function, name, columns)
 
@@ -143,14 +149,18 @@ def checked_evaluation(dataset: Any, reward_funcs: Iterable[Any], argument: str 
 def to_problems(rows: Iterable[dict[str, Any]]) -> list[Problem]:
     """Convert each row to a problem. The optional columns "id" and "task" give its name and its prompt templates."""
     problems = [to_problem(row, i) for i, row in enumerate(rows)]
-    counts = Counter(problem.id for problem in problems)
-    if len(counts) < len(problems):
-        twice = next(name for name, count in counts.items() if count > 1)
-        raise ValueError(
-            f'The "id" column names two rows {twice!r}, but an id seeds the sampling of its problem and groups its episodes. Make ids '
-            "unique, or leave the column out."
-        )
+    check_ids("the dataset", (problem.id for problem in problems))
     return problems
+
+
+def check_ids(name: str, ids: Iterable[str]) -> None:
+    """Raise ValueError if two rows of a dataset have one id."""
+    for one, count in Counter(ids).items():
+        if count > 1:
+            raise ValueError(
+                f'The "id" column of {name} names {count} rows {one!r}, but an id seeds the sampling of its problem and groups its episodes. '
+                "Make ids unique, or leave the column out."
+            )
 
 
 def to_problem(row: dict[str, Any], index: int) -> Problem:
@@ -162,7 +172,7 @@ def to_problem(row: dict[str, Any], index: int) -> Problem:
         raise ValueError(f"Row {index}: {error}") from error
     name = row.get("id")
     return Problem(
-        str(index if name is None else name), str(row.get("task", "")), question["content"], columns, history
+        str(index if name is None else name), str(row.get("task") or ""), question["content"], columns, history
     )
 
 

@@ -289,8 +289,11 @@ LOGGED = (
 
 @contextmanager
 def _restored(trainer: MultiRoleGRPOTrainer) -> Iterator[None]:
-    """Context manager: the trainer counts and logs nothing, and its engine rests afterwards."""
-    state = trainer.state
+    """Context manager: the trainer plays no episodes ahead, counts and logs nothing, and its engine rests afterwards."""
+    state, ahead = trainer.state, trainer.ahead
+    if ahead is not None:
+        ahead.wait()
+    trainer.ahead = None
     step, n_tokens, n_sampled = state.global_step, state.num_input_tokens_seen, trainer.rollout.sampled_tokens
     kept = {name: getattr(trainer, name) for name in LOGGED}
     for name, value in kept.items():
@@ -302,6 +305,7 @@ def _restored(trainer: MultiRoleGRPOTrainer) -> Iterator[None]:
             setattr(trainer, name, value)
         state.global_step, state.num_input_tokens_seen, trainer.rollout.sampled_tokens = step, n_tokens, n_sampled
         trainer._rest_engine()
+        trainer.ahead = ahead
 
 
 @contextmanager

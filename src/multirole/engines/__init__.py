@@ -51,9 +51,16 @@ def load_engine(name: str, model: "PeftModel", is_float32: bool) -> type[Engine]
 
 
 def check_engine(name: str) -> None:
-    """Raise ValueError if `name` is not the name of an engine."""
-    if name != "auto" and name not in ENGINES and not name.partition(":")[2]:
+    """Raise ValueError if `name` is neither the name of an engine nor "module:Class" of a class that can be imported."""
+    if name == "auto" or name in ENGINES:
+        return
+    module, _, attribute = name.partition(":")
+    if not attribute:
         raise ValueError(f"`engine` must be 'auto', one of {sorted(ENGINES)} or 'module:Class', got {name!r}.")
+    try:
+        getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"`engine={name!r}` cannot be loaded: {type(error).__name__}: {error}.") from error
 
 
 def has_cuda_vllm() -> bool:
