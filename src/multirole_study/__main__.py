@@ -16,6 +16,8 @@ from pathlib import Path
 from multirole import __version__
 from multirole_study.experiment.settings import Parameter, UserError, did_you_mean, user_errors, value
 
+LOCAL_MODEL = "the base model's folder, if the run used a local model"
+
 
 def _parser(command: Callable[[list[str]], int], parameters: Iterable[Parameter] = ()) -> ArgumentParser:
     """Build a command's parser, with its docstring and its parameters as help."""
@@ -40,8 +42,19 @@ def _read(parser: ArgumentParser, argv: list[str]) -> tuple[Namespace, dict[str,
     # argparse reads -1e-3 as an option, but not a word with a space
     argv = [f" {word}" if word[:1] == "-" and isinstance(value(word), int | float) else word for word in argv]
     options = parser.parse_args(argv)
-    from_file = json.loads(options.parameters.read_text()) if options.parameters else {}
+    from_file = _parameters_of(options.parameters) if options.parameters else {}
     return options, from_file | {name: value(text) for name, text in options.pair}
+
+
+def _parameters_of(path: Path) -> dict[str, object]:
+    """Read a JSON file of parameters; UserError if it holds anything else."""
+    try:
+        parameters = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{path} is not a valid JSON file: {error}.") from error
+    if not isinstance(parameters, dict):
+        raise UserError(f'{path} must hold an object of parameters, such as {{"seed": 1}}, got {parameters!r}.')
+    return parameters
 
 
 def train(argv: list[str]) -> int:
@@ -95,7 +108,7 @@ def plan(argv: list[str]) -> int:
     with user_errors():
         cell, launch = Cell.from_parameters(parameters)
         planner.check_device(cell, size)
-        planned = launch.replace(n_processes=options.devices or launch.n_processes)
+        planned = launch.replace(n_processes=launch.n_processes if options.devices is None else options.devices)
         launch = planner.settled(cell, planned, size)
         memory_plan = planner.plan(cell, launch, size)
         lines = [planner.report(memory_plan, launch)]
@@ -137,7 +150,7 @@ def serve(argv: list[str]) -> int:
     parser.add_argument("--step", type=int, help="the evaluated step whose adapters are served (default: the last)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
     parser.add_argument("--port", type=int, default=8000, help="port (default: 8000; 0 takes a free one)")
-    parser.add_argument("--model", help="the base model's folder, if the run used a local model")
+    parser.add_argument("--model", help=LOCAL_MODEL)
     options = parser.parse_args(argv)
     with user_errors():
         from multirole_study.serve import serve_run
@@ -224,13 +237,14 @@ def signal(argv: list[str]) -> int:
     parser.add_argument("--at", type=int, nargs="+", metavar="ITERATION", help="evaluated iterations (default: all)")
     batches = "independent batches of episodes per checkpoint, each as large as an iteration's (default: 16)"
     parser.add_argument("--batches", type=int, default=16, help=batches)
+    parser.add_argument("--model", help=LOCAL_MODEL)
     options = parser.parse_args(argv)
     if options.batches < 2:
         parser.error(f"--batches must be 2 or more, got {options.batches}: noise is what differs between batches.")
     from multirole_study.experiment.role_gradients import measure_run
 
     with user_errors():
-        sys.stdout.write(f"{measure_run(options.folder, options.at, options.batches)} is written\n")
+        sys.stdout.write(f"{measure_run(options.folder, options.at, options.batches, options.model)} is written\n")
     return 0
 
 
@@ -243,11 +257,13 @@ def credit(argv: list[str]) -> int:
     parser.add_argument("--at", type=int, nargs="+", metavar="ITERATION", help="evaluated iterations (default: all)")
     problems = "number of training problems; the turns of one episode of each are measured (default: 128)"
     parser.add_argument("--problems", type=int, default=128, help=problems)
+    parser.add_argument("--model", help=LOCAL_MODEL)
     options = parser.parse_args(argv)
     from multirole_study.experiment.credit_measurement import measure_run
 
     with user_errors():
-        sys.stdout.write(f"{measure_run(options.folder, options.at, options.problems)} is written\n")
+        path = measure_run(options.folder, options.at, options.problems, model=options.model)
+        sys.stdout.write(f"{path} is written\n")
     return 0
 
 
@@ -266,6 +282,10 @@ def pack(argv: list[str]) -> int:
 
     if options.measurements:
         written = packing.add_measurements(folder, options.runs or folder)
+        if not written:
+            raise UserError(
+                f"{options.runs or folder} holds no measurements of `multirole signal`, `credit` or `role_value`."
+            )
         sys.stdout.writelines(f"{path}\n" for path in written)
         return 0
     with user_errors():

@@ -12,7 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 from multirole.core.engine import Sampling
 from multirole.endpoint.serving import ModelServer
 from multirole.engines.transformers_engine import TransformersEngine
-from multirole_study.experiment.base_models import locate
+from multirole_study.experiment.base_models import check_base_of_run, locate, model_of_run
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.presets import TASKS
 from multirole_study.experiment.progress import say
@@ -39,7 +39,9 @@ def serve_run(folder: Path, step: int | None, host: str, port: int, model: str |
     config = read_config(folder)
     source = adapters_at(folder, step)
     task = config["task"] if config["task"] in TASKS else "math"
-    base_folder = locate(Cell("single", "sp", task, config["scale"], model=model))
+    cell = Cell("single", "sp", task, config["scale"], model=model_of_run(folder, model))
+    check_base_of_run(folder, cell)
+    base_folder = locate(cell)
     tokenizer = AutoTokenizer.from_pretrained(base_folder)
     base = AutoModelForCausalLM.from_pretrained(base_folder, dtype=torch.float32)
     names = list(dict.fromkeys(config["policy"].values()))

@@ -11,6 +11,7 @@ from multirole.engines import SERVED
 from multirole_study.experiment import smollm2
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.presets import MODELS, OTHER_BASES, SMOLLM2, TINY_BASES, PinnedModel, Shape, is_tiny
+from multirole_study.experiment.run_folder import read_config
 from multirole_study.experiment.storage import checksums_of
 
 FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
@@ -137,6 +138,29 @@ def describe(cell: Cell) -> dict[str, object]:
     if pinned is not None and folder == smollm2.cache_folder():
         name, revision = smollm2.NAME, smollm2.WHEEL_SHA256
     return {"name": name, "revision": revision, "sha256": checksums_of(folder, "*.safetensors")}
+
+
+def model_of_run(run: Path, model: str | None) -> str | None:
+    """Return the `model` that makes a run's cell again: the embedded base that the run names, None for its scale's own, or `model`.
+
+    Raises ValueError if the run had a user-supplied base, of which only the name is recorded, and `model` is None.
+    """
+    recorded = read_config(run).get("model")
+    if model is None and recorded is not None and recorded not in OTHER_BASES:
+        raise ValueError(
+            f"{run} was trained on the base model {recorded!r}. Pass the folder of this model with `--model`."
+        )
+    return recorded if model is None else model
+
+
+def check_base_of_run(run: Path, cell: Cell) -> None:
+    """Raise ValueError if the base model of `cell` has other weights than the one that a run was trained on."""
+    recorded = json.loads((run / "provenance.json").read_text(encoding="utf-8"))["model"]
+    if describe(cell)["sha256"] != recorded["sha256"]:
+        raise ValueError(
+            f"{run} was trained on the base model {recorded['name']!r}, and the weights in {locate(cell)} are others. Its adapters fit no "
+            "other base."
+        )
 
 
 def layer_class(cell: Cell) -> str:

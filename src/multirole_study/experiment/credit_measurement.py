@@ -28,17 +28,19 @@ CHUNK = 8
 """Number of problems measured at a time. The table is written after each chunk, so that a killed measurement continues from there."""
 
 
-def measure_run(folder: Path, steps: Sequence[int] | None, n_problems: int, sizes: Sizes = SIZES) -> Path:
+def measure_run(
+    folder: Path, steps: Sequence[int] | None, n_problems: int, sizes: Sizes = SIZES, model: str | None = None
+) -> Path:
     """Measure a run at evaluated steps, by default at all of them, and write `credit_accuracy.parquet` into its folder.
 
     A row has the moments of one estimator in one context. A context is a turn of an episode; one episode of each of the first
     `n_problems` training problems is measured. Problems already in the file are not measured again. The steps take turns, so that
-    all have the same problems if the measurement is killed.
+    all have the same problems if the measurement is killed. `model` is as in `cell_of`.
 
     Raises ValueError for steps whose adapters the run has not kept, for fewer than two problems, and for a folder that holds no run
     or that another process is writing to.
     """
-    cell, adapters = cell_of(folder), adapters_of(folder, steps)
+    cell, adapters = cell_of(folder, model), adapters_of(folder, steps)
     if n_problems < 2:
         raise ValueError(f"`--problems` must be at least 2, for an interval, got {n_problems}.")
     if not torch.cuda.is_available():

@@ -15,6 +15,7 @@ from multirole.diagnostics.gradient_signal import (
     noise_scale,
     role_statistics,
 )
+from multirole_study.experiment.base_models import check_base_of_run, model_of_run
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import load_adapters, make_trainer
 from multirole_study.experiment.progress import say
@@ -26,10 +27,15 @@ SIGNAL_FILE = "gradient_signal.parquet"
 CONFIDENCE = 0.95
 
 
-def cell_of(folder: Path) -> Cell:
-    """Return the cell of a run's folder. Raises ValueError if it holds no run, or a run of user-supplied code."""
-    settings = read_config(folder)
-    return Cell(**{name: value for name, value in settings.items() if name in Cell.model_fields})
+def cell_of(folder: Path, model: str | None = None) -> Cell:
+    """Return the cell of a run's folder; `model` is the folder of the base if the run had a user-supplied one.
+
+    Raises ValueError if the folder holds no run or a run of user-supplied code, or if the base is not the run's.
+    """
+    settings = read_config(folder) | {"model": model_of_run(folder, model)}
+    cell = Cell(**{name: value for name, value in settings.items() if name in Cell.model_fields})
+    check_base_of_run(folder, cell)
+    return cell
 
 
 def with_interval(estimate: Estimate, batches: int) -> dict[str, float]:
@@ -87,13 +93,13 @@ def measure_cell(cell: Cell, adapters: Mapping[int, Path | None], n_batches: int
     return table
 
 
-def measure_run(folder: Path, steps: Sequence[int] | None, n_batches: int) -> Path:
+def measure_run(folder: Path, steps: Sequence[int] | None, n_batches: int, model: str | None = None) -> Path:
     """Measure a run at evaluated steps, by default at all of them, and write `gradient_signal.parquet` into its folder.
 
-    The file keeps its rows of other steps. Raises ValueError for steps whose adapters the run has not kept, and for a folder
+    The file keeps its rows of other steps. `model` is as in `cell_of`. Raises ValueError for steps whose adapters the run has not kept, and for a folder
     that holds no run or that another process is writing to.
     """
-    adapters, path, cell = adapters_of(folder, steps), folder / SIGNAL_FILE, cell_of(folder)
+    cell, adapters, path = cell_of(folder, model), adapters_of(folder, steps), folder / SIGNAL_FILE
     with claim(folder):  # two measurements would erase each other's rows
         add_steps(path, measure_cell(cell, adapters, n_batches))
     return path

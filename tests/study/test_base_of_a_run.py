@@ -1,0 +1,78 @@
+"""What is done with a finished run uses the base model that the run was trained on, or says which one is missing."""
+
+import json
+import shutil
+
+import pytest
+
+from multirole_study.__main__ import pack, plan, serve, signal
+from multirole_study.experiment.base_models import locate
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.role_gradients import cell_of
+from multirole_study.experiment.settings import UserError
+
+TINY = locate(Cell("single", "sp"))
+
+
+def edit(run, file, **values):
+    path = run / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+
+
+@pytest.fixture
+def other_base(run_folder, tmp_path):
+    """A copy of the finished run, made to look trained on the folder `mybase`, and that folder: tiny-r, which it was trained on."""
+    run = shutil.copytree(run_folder, tmp_path / "run")
+    edit(run, "config.json", model="mybase")
+    return run, shutil.copytree(TINY, tmp_path / "mybase")
+
+
+def test_a_run_names_its_scale_s_base(run_folder):
+    assert cell_of(run_folder).model is None
+
+
+def test_a_base_of_the_user_s_must_be_passed_and_is_checked(other_base):
+    run, base = other_base
+    with pytest.raises(
+        ValueError, match="was trained on the base model 'mybase'. Pass the folder of this model with `--model`"
+    ):
+        cell_of(run)
+    assert locate(cell_of(run, str(base))) == base
+    with (base / "model.safetensors").open("ab") as file:
+        file.write(b"0")
+    with pytest.raises(
+        ValueError, match="was trained on the base model 'tiny-r', and the weights in .*mybase are others"
+    ):
+        cell_of(run, str(base))
+
+
+def test_an_embedded_base_is_taken_from_the_record(run_folder, tmp_path):
+    """The record says tiny-r-vain, and the weights are those of tiny-r."""
+    run = shutil.copytree(run_folder, tmp_path / "run")
+    edit(run, "config.json", model="tiny-r-vain")
+    with pytest.raises(ValueError, match="the weights in .*tiny-r-vain are others"):
+        cell_of(run)
+
+
+@pytest.mark.parametrize("command", [serve, signal])
+def test_the_commands_say_which_base_is_missing(other_base, command, capsys):
+    with pytest.raises(UserError, match="'mybase'. Pass the folder of this model with `--model`"):
+        command([str(other_base[0])])
+
+
+def test_a_folder_without_a_run_or_measurements_is_named(tmp_path):
+    with pytest.raises(UserError, match="is not the folder of a run"):
+        signal([str(tmp_path)])
+    with pytest.raises(UserError, match="holds no measurements of `multirole signal`"):
+        pack([str(tmp_path), "--measurements"])
+
+
+@pytest.mark.parametrize(("content", "message"), [
+    ("[1, 2]", r"must hold an object of parameters, such as {\"seed\": 1}, got \[1, 2\]"),
+    ("{", "parameters.json is not a valid JSON file"),
+])  # fmt: skip
+def test_a_file_of_parameters_that_holds_none_is_named(tmp_path, content, message):
+    path = tmp_path / "parameters.json"
+    path.write_text(content)
+    with pytest.raises(UserError, match=message):
+        plan(["--parameters", str(path)])
