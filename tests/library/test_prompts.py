@@ -1,6 +1,7 @@
 """The paper's prompts and turn structure: the prompt of each role, and the messages of each model call."""
 
 import asyncio
+import os
 from importlib.resources import files
 from itertools import pairwise
 from string import Template
@@ -9,6 +10,7 @@ import pytest
 
 from multirole.core.types import Problem, Turn
 from multirole.workflows import EvalOpt, OrchWorkers, Single, Voting
+from multirole.workflows.prompts import render
 from multirole_study.experiment.cell import Cell
 
 TASKS = ("math", "code")
@@ -149,3 +151,24 @@ def test_no_role_sees_the_reference_and_every_conversation_ends_with_a_user_turn
         for _, _, _, messages in script.calls:
             assert messages[0]["role"] == messages[-1]["role"] == "user"
             assert problem.reference not in "".join(message["content"] for message in messages)
+
+
+def test_a_template_of_ones_own_is_read_again_and_a_dollar_is_written_twice(tmp_path):
+    """A notebook edits its templates between two runs."""
+    path = tmp_path / "generator.md"
+    for text, message in (
+        (
+            "It costs $5: $question",
+            r"has a `\$` that names no field. Its fields are \['question'\]; write `\$\$` for a dollar sign",
+        ),
+        ("$x$: $question", r"generator.md of .* uses \$x. Its fields"),
+    ):
+        path.write_text(text)
+        os.utime(path, ns=(0, path.stat().st_mtime_ns + 1000))
+        with pytest.raises(ValueError, match=message):
+            render(str(tmp_path), "generator", question="1+1")
+    path.write_text("It costs $$5: $question")
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + 2000))
+    assert render(str(tmp_path), "generator", question="1+1") == "It costs $5: 1+1"
+    with pytest.raises(ValueError, match='the column "task" of a dataset, must name a folder'):
+        render("summarization", "generator", question="1+1")

@@ -78,6 +78,12 @@ def test_a_role_without_a_duty_has_format_and_length_only():
         (Structure(edges=(Edge("question", "jury"),)), r"names the roles \['jury'\]"),
         (Structure({"referee": Duty("selects")}), "all other duties name in `of`"),
         (Structure({"debater": Duty("solves", "referee")}), "'solves' takes no other role"),
+        (Structure({"debater": "solves"}), "must be made of `multirole.Duty`, got 'solves'"),
+        (Structure(edges=(("debater", "referee"),)), "must be made of `multirole.Edge`"),
+        (
+            Structure({"referee": Duty("judge", "debater")}),
+            "The duty of 'referee' must be one of .*'judges'.*, got 'judge'",
+        ),
         ({"debater": "solves"}, "must be a `multirole.Structure`"),
     ],
 )
@@ -97,3 +103,9 @@ def test_built_in_workflows_declare_every_role_and_a_path_to_the_answer(name):
     for _ in (*workflow.roles, "answer"):
         reached |= {edge.target for edge in structure.edges if edge.source in reached}
     assert reached == {"question", "answer", *workflow.roles}
+
+
+def test_an_evaluation_without_turns_has_no_skills():
+    """Every prompt was longer than the cap."""
+    episode = Episode(Problem("p", "t", "?", None), 0, [], Answer(""), Reward(0.0, is_correct=False))
+    assert role_skills(frame_of([episode]), Debate.structure) == []

@@ -53,7 +53,8 @@ class MultiRoleCallback(TrainerCallback):
     def on_episode_end(self, trainer: Trainer, episode: Episode) -> None:
         """Called when an episode of this process has its answer, before its reward, while others may go on; in evaluations, too.
 
-        It runs in the rollout's thread, which steps the engine: return at once. With `max_staleness` the episode may belong to a later
+        It runs in the rollout's thread, which steps the engine: return at once. The object is not the one that later
+        events get: keep `(episode.problem.id, episode.index)`. With `max_staleness` the episode may belong to a later
         iteration than the one that is trained meanwhile.
         """
 

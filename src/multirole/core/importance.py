@@ -71,7 +71,7 @@ class Correction:
 
 @dataclass
 class WeightSums:
-    """Sums of an iteration's importance weights by role; they are added up over the processes (`rows_of`)."""
+    """Sums of an iteration's importance weights by role; they are added up over the processes (`collect`)."""
 
     sums: dict[str, list[float]] = field(default_factory=lambda: defaultdict(lambda: [0.0] * 5))
     first_gaps: dict[str, float] = field(default_factory=dict)

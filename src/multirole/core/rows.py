@@ -23,7 +23,7 @@ class Row:
     """One turn as a training sequence.
 
     `advantage` is the weight of its tokens' log-ratios. `old_logps` and `ref_logps` (C,) are the trainer's own log-probs of
-    the completion under the weights that sampled and under the frozen base, where the loss needs them. A row that `is_masked`
+    the completion under the weights at the start of the update and under the reference of `beta`, where the loss needs them. A row that `is_masked`
     (`mask_truncated_completions`) is left out of the loss but counted where the loss is a mean over rows, as in TRL.
     """
 

@@ -27,7 +27,7 @@ PACKABLE_MODELS = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3
 """Models whose attention over a row depends only on positions and causality."""
 MAX_SCORES = 2**26
 """Largest matrix of attention scores, in numbers, that a CPU stores in full."""
-PACKABLE_ROPES = ("default", "linear", "llama3", "yarn")
+STATIC_ROPES = ("default", "linear", "llama3", "yarn")
 """Kinds of RoPE whose angles do not depend on the length of the sequence."""
 
 
@@ -40,7 +40,7 @@ def can_share_prefixes(model: PreTrainedModel) -> bool:
     has_window = bool(
         config.get("use_sliding_window", isinstance(model, MistralForCausalLM)) and config.get("sliding_window")
     )
-    return is_full and not has_window and model.config.rope_parameters["rope_type"] in PACKABLE_ROPES
+    return is_full and not has_window and model.config.rope_parameters["rope_type"] in STATIC_ROPES
 
 
 def tree_attention(
@@ -50,7 +50,7 @@ def tree_attention(
     """Compute attention over one packed sequence: query (1, heads, N, d), key and value (1, n_kv, N, d) -> (1, N, heads, d).
 
     Heads that share a key are concatenated as queries, so that keys are not copied for each of them. A CPU computes in
-    float32, with products as `bfloat16.products_in` sets them.
+    float32, with products as `bfloat16_layers.products_in` sets them.
     """
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # (N, heads or n_kv, d)
     scaling = q.size(-1) ** -0.5 if scaling is None else scaling

@@ -8,7 +8,7 @@ import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from inspect import getattr_static, iscoroutinefunction
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 Message = dict[str, str]
 """One chat message, `{"role": "user" | "assistant" | "system", "content": text}` (the chat role, not the workflow role)."""
@@ -158,6 +158,9 @@ class Workflow(Protocol):
     def run(self, problem: Problem, call: Call) -> Awaitable[Answer]: ...
 
 
+DutyKind = Literal["solves", "judges", "selects", "merges", "plans"]
+
+
 @dataclass(frozen=True)
 class Duty:
     """The function of a role in its workflow, which decides how its skill is measured (`diagnostics.role_skill`).
@@ -171,7 +174,7 @@ class Duty:
             Without it, the twin of a role that merges repeats the reply of slot 0, and other roles have none.
     """
 
-    kind: Literal["solves", "judges", "selects", "merges", "plans"]
+    kind: DutyKind
     of: str | None = None
     twin: Callable[[Sequence[Turn]], str] | None = None
 
@@ -233,9 +236,16 @@ def check_structure(workflow: Any) -> None:
     structure, roles = structure_of(workflow), workflow.roles
     if not isinstance(structure, Structure):
         raise TypeError(f"`workflow.structure` must be a `multirole.Structure`, got {structure!r}.")
-    named = {role for role, duty in structure.duties.items()} | {
-        duty.of for duty in structure.duties.values() if duty.of
-    }
+    for part, kind in [
+        *((duty, Duty) for duty in structure.duties.values()),
+        *((edge, Edge) for edge in structure.edges),
+    ]:
+        if not isinstance(part, kind):
+            raise TypeError(f"`workflow.structure` must be made of `multirole.{kind.__name__}`, got {part!r}.")
+    for role, duty in structure.duties.items():
+        if duty.kind not in get_args(DutyKind):
+            raise ValueError(f"The duty of {role!r} must be one of {list(get_args(DutyKind))}, got {duty.kind!r}.")
+    named = set(structure.duties) | {duty.of for duty in structure.duties.values() if duty.of}
     named |= {end for edge in structure.edges for end in (edge.source, edge.target)} - {"question", "answer"}
     if unknown := sorted(named - set(roles)):
         raise ValueError(f"`workflow.structure` names the roles {unknown}, but the workflow's roles are {list(roles)}.")

@@ -24,9 +24,12 @@ Skill = tuple[str, float, float, int]
 """measure, skill, trivial, number of cases."""
 
 
+COLUMNS = ["problem", "correct", "role", "slot", "round", "outcome", "completion_tokens", "turn_correct"]
+
+
 def frame_of(episodes: list[Episode]) -> pd.DataFrame:
     """Return the turns of judged episodes as the data frame that `role_skills` takes."""
-    return pd.DataFrame(
+    rows = [
         {
             "problem": i, "correct": bool(episode.reward and episode.reward.is_correct), "role": turn.role, "slot": turn.slot,
             "round": turn.round, "outcome": turn.outcome, "completion_tokens": len(turn.completion_ids),
@@ -34,7 +37,8 @@ def frame_of(episodes: list[Episode]) -> pd.DataFrame:
         }
         for i, episode in enumerate(episodes)
         for turn in episode.turns
-    )  # fmt: skip
+    ]  # fmt: skip
+    return pd.DataFrame(rows, columns=COLUMNS)
 
 
 def role_skills(turns: pd.DataFrame, structure: Structure) -> list[dict[str, Any]]:

@@ -93,7 +93,7 @@ def role_values(
         raise ValueError(
             "None of the given episodes has a reward, so there is no outcome to compare. Score them first."
         )
-    structure, effects, forks = structure_of(trainer.workflow), [], []
+    structure, effects, forks, how = structure_of(trainer.workflow), [], [], tuple(how)
     for role in trainer.workflow.roles:
         for kind in how:
             if kind == "twin" and not has_twin(structure, role):
@@ -151,7 +151,7 @@ def turn_effects(
     The arguments are those of `role_values`, but only "resample" is replayed `n_draws` times. Returns one effect per turn and
     intervention, in the order of the episodes and their turns; replays without a reward are not counted.
     """
-    structure, cases = structure_of(trainer.workflow), []
+    structure, cases, how = structure_of(trainer.workflow), [], tuple(how)
     for episode in episodes:
         for turn in episode.turns if episode.reward is not None else ():
             for kind in how:

@@ -25,12 +25,11 @@ from transformers import LlamaForCausalLM, Qwen3ForCausalLM
 
 from multirole.core.bfloat16_layers import products_in
 from multirole.core.distributed import full
+from multirole.core.tree_attention import STATIC_ROPES
 from multirole.engines import SERVED, bfloat16_products
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 Served: TypeAlias = Qwen3ForCausalLM | LlamaForCausalLM
-ROPES = ("default", "linear", "llama3")
-"""Kinds of RoPE whose tables do not depend on the length of the sequence."""
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor | None]
 """(layer, q (N, heads, d), k (N, n_kv, d), v (N, n_kv, d)) -> (N, heads * d), or None to end the pass there."""
 
@@ -292,7 +291,7 @@ def unsupported(model: PeftModel | Served) -> Iterator[str]:
         yield f"it is a {type(inner).__name__}"
         return
     config = inner.config
-    if config.rope_parameters["rope_type"] not in ROPES:
+    if config.rope_parameters["rope_type"] not in STATIC_ROPES:
         yield f"rope_type is {config.rope_parameters['rope_type']!r}"
     if config.hidden_act != "silu" or any("sliding" in kind for kind in config.to_dict().get("layer_types") or ()):
         yield "it has sliding windows or an activation other than silu"

@@ -10,25 +10,36 @@ from pathlib import Path
 from string import Template
 
 
-@cache
 def template(prompts: str, name: str) -> Template:
-    """Load the template `<prompts>/<name>.md`; ValueError if there is none."""
-    inside = files(__package__).joinpath(prompts or "general")
-    path = inside if inside.is_dir() else Path(prompts).expanduser()
+    """Load the template `<prompts>/<name>.md`; ValueError if there is none. An edited file is read again."""
+    path = _folder(prompts) / f"{name}.md"
     try:
-        return Template(path.joinpath(f"{name}.md").read_text(encoding="utf-8").rstrip("\n"))
+        return _parsed(path, path.stat().st_mtime_ns)
     except OSError as error:
         raise ValueError(
-            f"There is no prompt template {name}.md in {prompts!r}. `prompts` must be a folder with one <role>.md per role, or one of "
-            "'general', 'math' and 'code'."
+            f'There is no prompt template {name}.md in {prompts!r}. `prompts`, and the column "task" of a dataset, must name a folder with '
+            "one <role>.md per role, or one of 'general', 'math' and 'code'."
         ) from error
 
 
+@cache
+def _folder(prompts: str) -> Path:
+    inside = Path(str(files(__package__).joinpath(prompts or "general")))
+    return inside if inside.is_dir() else Path(prompts).expanduser()
+
+
+@cache
+def _parsed(path: Path, modified: int) -> Template:
+    return Template(path.read_text(encoding="utf-8").rstrip("\n"))
+
+
 def render(prompts: str, name: str, **fields: str) -> str:
-    """Fill in every `$field` of the template `<prompts>/<name>.md`; ValueError for a field without a value."""
+    """Fill in every `$field` of the template `<prompts>/<name>.md`; ValueError for a field without a value, or a `$` without a field."""
+    text = template(prompts, name)
     try:
-        return template(prompts, name).substitute(fields)
-    except KeyError as error:
+        return text.substitute(fields)
+    except (KeyError, ValueError) as error:
+        fault = f"uses ${error.args[0]}" if isinstance(error, KeyError) else "has a `$` that names no field"
         raise ValueError(
-            f"The template {name}.md of {prompts!r} uses ${error.args[0]}, but has only {sorted(fields)}."
+            f"The template {name}.md of {prompts!r} {fault}. Its fields are {sorted(fields)}; write `$$` for a dollar sign."
         ) from error
