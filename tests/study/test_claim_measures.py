@@ -240,6 +240,8 @@ def test_a_monitor_is_judged_against_its_false_alarms():
         return monitor(pd.DataFrame(rows, columns=["value", "fallen"]), {})
 
     assert judge(9, 1, 1, 9).verdict == "holds"
-    assert judge(9, 1, 1, 9).text.startswith("ahead of 9 of 10 falls, false in 1 of 10 other runs: +80.0 [")
+    assert judge(9, 1, 1, 9).text.startswith(
+        "ahead of 9 of 10 falls, and in 1 of 10 runs that do not end fallen: +80.0 ["
+    )
     assert judge(1, 9, 9, 1).verdict == "fails" and judge(5, 5, 5, 5).verdict == "undecided"
     assert judge(5, 5, 0, 0).verdict == "not measured" == judge(0, 0, 5, 5).verdict

@@ -66,6 +66,13 @@ def test_questions_are_answered_by_their_bounds(rows):
     ]  # fmt: skip
 
 
+def test_shares_of_a_mean_gradient_that_may_be_zero_are_not_read(rows):
+    none = rows.assign(low=rows["low"].where(rows["statistic"] != "signal_share", -0.01))
+    decided = {(row["role"], row["question"]): row["verdict"] for row in answers(none)}
+    assert decided["aggregator", "dominates"] == decided["generator", "dominates"] == "not read (no signal)"
+    assert decided["aggregator", "detected"] == "undecided" and decided["generator", "coherent"] == "yes"
+
+
 def test_an_adapter_of_one_role_is_not_asked_which_role_dominates(rows):
     alone = rows[rows["role"] == "generator"].assign(policy="ip")
     assert {row["question"] for row in answers(alone)} == {"detected", "coherent", "shares_push", "amplified"}

@@ -177,7 +177,7 @@ def test_sharing_costs_stability_at_three_times_the_rate():
 
 def test_a_shared_aggregator_talks_more():
     talk = {"task": "math", "phenomenon": "the aggregator grows verbose"}
-    said = finding(r"Its replies grow by I, an isolated one's by I \(decided\)")
+    said = finding(r"Its replies grow by I, an isolated one's by I \(difference decided\)")
     grown = [points("phenomena", digits=0, **talk, number=f"change, {policy}") for policy in ("SP", "IP")]
     assert said == [*grown[0], *grown[1]]
     assert is_decided("phenomena", **talk, number="change, SP") and is_decided("phenomena", **talk, number="SP − IP")
@@ -236,9 +236,7 @@ def test_a_clock_can_make_the_late_cliff():
     assert primary["verdict"] == "yes" and verdicts.loc["picture", "verdict"] == "within IP only"
     falls = pd.read_csv(tables / "clock_falls.csv", dtype={"rate": str}).query(here)
     counts = falls.pivot_table("value", "arm", "number")
-    said = finding(
-        r"N of N runs of Voting end in a fall at 6e-3; with a tick per iteration none .*?; N points \[N, N\]"
-    )
+    said = finding(r"N of N runs of Voting end in a fall at 6e-3; with a tick per iteration none.*?; N points \[N, N\]")
     wrapping = counts.loc["IP, wrapping"]
     assert said[:2] == [wrapping["end fallen"], wrapping["runs"]] and counts.loc["IP, one clock", "end fallen"] == 0
     assert said[2:] == [round(100 * primary[name]) for name in ("value", "low", "high")]

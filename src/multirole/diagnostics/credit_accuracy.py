@@ -6,7 +6,7 @@ could give. With it as the advantage, the mean gradient is the gradient of the e
 several replies in the same context, and after each of them several draws of what follows.
 
 An estimator's advantage X(c, a) also depends on chance: on the draw of what follows, on the other episodes of its group, on its forks. With a
-few replies per context, and two independent draws of that chance for each, the mean square of X splits into four parts without bias:
+few replies per context, and two independent draws of that chance for each, the mean square of X splits into four parts:
 
 - *effect*: beta^2 E[A^2], the part that is proportional to the exact effect (beta = Cov(X, A) / Var(A) within contexts);
 - *bias*: the other part of E[X | c, a] that depends on the reply, which changes the direction of the mean gradient;
@@ -14,7 +14,8 @@ few replies per context, and two independent draws of that chance for each, the 
 - *noise*: E[Var(X | c, a)], of other draws.
 
 The share of the effect is the squared correlation of the advantage with the exact effect, if the advantage has the mean zero.
-The parts are estimated without bias, so that a share may be negative where there is nothing.
+Baseline and noise are estimated without bias, so that they may be negative where there is nothing. The effect is a squared estimate: it is never
+negative and slightly too large, and bias too small by as much.
 
 Not covered: the length of a gradient's step, which the scale beta changes and AdamW normalises; rows that share their noise; several processes.
 """

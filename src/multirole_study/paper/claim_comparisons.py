@@ -201,12 +201,12 @@ def gain_and_slip(numbers: pd.DataFrame, claim: dict) -> Judged:
 
 
 def monitor(numbers: pd.DataFrame, claim: dict) -> Judged:
-    """Decide whether an alarm precedes falls more often than it goes off in runs that do not fall. `value` is the alarm, `fallen` the fall."""
+    """Decide whether an alarm precedes falls more often than it goes off in runs that do not end fallen. `value` is the alarm, `fallen` the fall."""
     fallen = numbers["fallen"].astype(bool)
     ahead, false = numbers.loc[fallen, "value"], numbers.loc[~fallen, "value"]
     if numbers.empty:
         return NOTHING
-    text = f"ahead of {ahead.sum():.0f} of {len(ahead)} falls, false in {false.sum():.0f} of {len(false)} other runs"
+    text = f"ahead of {ahead.sum():.0f} of {len(ahead)} falls, and in {false.sum():.0f} of {len(false)} runs that do not end fallen"
     if ahead.empty or false.empty:
         return Judged("not measured", text)
     low, high = confint_proportions_2indep(

@@ -52,7 +52,7 @@ class Falls:
         return cls(len(runs), sum(run.ends_fallen for run in runs), starts_in_warmup, changed.get("updates") == "one")
 
     def vacuous(self, claim: dict) -> str:
-        """Explain why this claim could only have one verdict in this regime; "" if others were possible."""
+        """Say which property of the regime this claim's verdict follows from, so that it says nothing beyond that; "" if there is none."""
         measured_by = claim.get("effect", claim.get("of"))
         needs_falls = measured_by in ("fall", "falls", "falls_with_grown_judge") or claim.get("pattern", "").endswith(
             "_falls"
@@ -64,8 +64,9 @@ class Falls:
         if counts_falls and self.fallen >= RULES["nearly_all"] * self.runs:
             return f"{self.fallen} of {self.runs} runs end in a fall"
         if claim.get("effect") == "first" and self.starts_in_warmup:
-            return "read before the warm-up is over"
+            return "read by the end of the warm-up"
         reads_chi2 = claim.get("comparison") == "effect_sizes" or claim.get("metric") in ("chi2", "k3_kl")
+        reads_chi2 |= claim.get("pattern") in ("unseen_falls", "unseen_drift")
         return "one step leaves χ² and KL at zero" if reads_chi2 and self.is_one_step else ""
 
 

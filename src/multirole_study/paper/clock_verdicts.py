@@ -275,6 +275,7 @@ def arm_rows(keys: dict[str, str], runs: list[Run]) -> Iterator[Row]:
     fallen = sum(run.ends_fallen for run in runs)
     yield number("runs", len(runs), "count", **keys)
     yield number("end fallen", fallen if runs else math.nan, "count", **keys)
+    yield number("fall at any time", sum(run.falls for run in runs) if runs else math.nan, "count", **keys)
     yield number("of them, %", exact_share(fallen, len(runs)), "rate", **keys)
     for name, measure, unit in (
         ("best − end", "fall", "rate"),
@@ -289,7 +290,7 @@ def fall_table(results: Results, study: ClockStudy) -> Table:
     values = pd.DataFrame(fall_rows(results, study))
     caption = (
         f"Falls by schedule and policy at {results.grid.scale}, all runs that are packed. A run ends fallen if its last evaluation lies 5 points or "
-        "more below the best one before it; best − end is how far. Peaks are chosen on one half of the validation problems and scored on the "
+        "more below the best one before it; best − end is how far. A run that falls may recover. Peaks are chosen on one half of the validation problems and scored on the "
         "other. Shares with exact 95 % intervals, all else with 95 % t intervals over seeds. Under SP all three clocks are one schedule. "
         f"{calibrated_rate(results, study)[1]} Runs: study_clock.yaml."
     )

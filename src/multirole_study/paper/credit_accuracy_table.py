@@ -24,7 +24,7 @@ CAPTION = (
     "Not in the paper. Each estimator's advantage is compared with the exact effect of a turn's reply on the reward, at fixed weights, at {scale} on {task}: "
     "the turns of one episode of each of {problems} training problems ({declared} were declared), {replies} replies to each prompt, {tails} draws of what follows each reply. "
     "Columns split the advantage's mean square, in percent: its part proportional to the exact effect; its bias, the part that depends on the "
-    "reply in another way; its baseline, which depends on what the reply answers and adds variance only; and noise. Every part is estimated without bias and may be "
+    "reply in another way; its baseline, which depends on what the reply answers and adds variance only; and noise. Baseline and noise are estimated without bias and may be "
     "negative. Tokens are sampled tokens per trained row, forks included, relative to {reference}. Brackets are 95 % percentile bootstrap intervals "
     "over problems, of one seed: {seeds}. {placebo} is a placebo. Not measured: {missing}. Rules: credit_accuracy.yaml, version {version}."
 )

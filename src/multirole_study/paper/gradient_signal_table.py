@@ -50,6 +50,21 @@ def reliability(rows: pd.DataFrame, role: str) -> float:
     return signal / (signal + noise) if signal + noise > 0 else 0.0
 
 
+def unread(question: str, rows: pd.DataFrame, role: str, other: str) -> str:
+    """Return why a question about an adapter at a checkpoint (`rows`) is not answered; "" if it is."""
+    if question == "dominates" and not has_signal(rows):
+        return "not read (no signal)"
+    if question == "agree" and min(reliability(rows, one) for one in (role, other)) < DECLARED["reliable"]:
+        return "not read (unreliable)"
+    return ""
+
+
+def has_signal(rows: pd.DataFrame) -> bool:
+    """Return whether any role of an adapter has a detected signal at a checkpoint; else the mean gradient may be zero, and has no shares."""
+    signals = rows[rows["statistic"] == "signal_share"]
+    return bool((signals["low"] > DECLARED["detected"]).any())
+
+
 def answers(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
     """Yield the verdict on every declared question, by adapter, checkpoint and role or pair of roles."""
     keys = ["workflow", "policy", "seed", "step", "adapter"]
@@ -60,10 +75,7 @@ def answers(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
             if name in ("dominates", "agree") and group["role"].nunique() < 2:
                 continue  # an adapter of one role
             for row in chosen.itertuples():
-                is_read = name != "agree" or all(
-                    reliability(group, role) >= DECLARED["reliable"] for role in (row.role, row.other)
-                )
-                decision = verdict(row.low, row.high, question["above"]) if is_read else "not read (unreliable)"
+                decision = unread(name, group, row.role, row.other) or verdict(row.low, row.high, question["above"])
                 row_keys = dict(zip(keys, key, strict=True)) | {"role": row.role, "other": row.other, "question": name}
                 unit = "similarity" if name == "agree" else "rate"
                 yield row_keys | {

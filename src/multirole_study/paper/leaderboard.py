@@ -132,16 +132,19 @@ def values_by_seed(arm: Arm, measure: Callable[[Run], float]) -> pd.Series:
 def compared(arms: list[Arm], other: Arm, reference: Arm, score: Score, seeds: list[int]) -> list[Comparison]:
     """Compare arms with another one, paired by seed and corrected for their number; tokens are compared with the reference's.
 
-    An arm is tested when it has a run of each of `seeds`, as the other one has.
+    An arm is tested when it has the score in a run of each of `seeds`, as the other one has.
     """
     other_ends, other_tokens = values_by_seed(other, score.end), relative_tokens(other, reference)
-    missing = [progress(len(arm.runs.keys() & other.runs.keys()), seeds) for arm in arms]
     intervals = []
     for arm in arms:
         ends, peaks = values_by_seed(arm, score.end), values_by_seed(arm, score.peak)
         both = ends.index.intersection(other_ends.index)
         intervals.append((t_interval(ends[both]), t_interval(peaks.reindex(both)), difference(ends, other_ends)))
     comparisons = []
+    missing = [
+        progress(gap.seeds, seeds) if arm.runs.keys() & other.runs.keys() else NOT_RUN
+        for arm, (*_, gap) in zip(arms, intervals, strict=True)
+    ]
     verdicts = judged([gap for *_, gap in intervals], missing)
     for arm, (end, peak, gap), (p, verdict) in zip(arms, intervals, verdicts, strict=True):
         tokens = relative_tokens(arm, reference)

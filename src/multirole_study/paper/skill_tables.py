@@ -36,10 +36,11 @@ def skills(results: Results) -> Iterator[Row]:
         if gains.empty:
             continue
         ends = pd.DataFrame({"start": gains.iloc[0], "end": gains.iloc[-2:].mean()}).dropna()
-        by_seed = ends.groupby(level=1).mean()  # both policies start from the same model
+        is_paired = ends.groupby(level=1)["end"].transform("size") == len(POLICIES)
+        by_seed = ends[is_paired].groupby(level=1).mean()  # both policies start from the same model
         keys = {"regime": regime, "workflow": workflow, "role": measure, "task": task}
         accuracy = np.mean([run.accuracy.iloc[-2:].mean() for run in runs.values()])
-        yield number("runs", len(ends), "count", **keys)
+        yield number("runs", is_paired.sum(), "count", **keys)
         yield number("accuracy, end", accuracy, "accuracy", **keys)
         yield number("gain, start", t_interval(by_seed["start"]), "gain", **keys)
         yield number("gain, end", t_interval(by_seed["end"]), "gain", **keys)
