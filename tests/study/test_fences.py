@@ -126,3 +126,9 @@ def test_reading_costs_in_proportion_to_the_reply(piece, end):
 )
 def test_a_reply_without_a_program_has_none(reply):
     assert extract_program(reply) is None
+
+
+def test_a_long_run_of_tildes_is_read_in_one_pass():
+    """Without a possessive pattern the time grew with the square of the length: a minute here."""
+    text = "```bash\n" + "~" * 50_000 + "x"
+    assert extract_program(text) is None or "x" in extract_program(text)

@@ -371,3 +371,14 @@ def test_a_math_verify_that_cannot_be_run_is_never_a_verdict(script, message, tm
         patch.setattr(math_answer, "MODULE", module)
         grade_answers([("x+5", "x+6")])
     assert grade_answers([("x+5", "x+6")]) == ["wrong"]
+
+
+@pytest.mark.parametrize("reply", ["1 m " * 40 + "1", " ".join(f"{i} cm" for i in range(30)) + "!", "1 and " * 40])
+def test_a_long_reply_of_numbers_and_units_is_read_in_one_pass(reply: str) -> None:
+    """With backtracking over spaces and words, 30 of these numbers took longer than a day."""
+    assert math_answer.decide(reply, "42") not in ("correct", "too_long")
+
+
+def test_quantities_of_several_parts_are_read() -> None:
+    for reply in ("3 m 20 cm", "3 m and 20 cm", "3m, 20cm", r"3\text{ m and }20\text{ cm}"):
+        assert math_answer.decide(reply, "320 cm"), reply

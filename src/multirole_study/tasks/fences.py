@@ -22,7 +22,7 @@ _FENCE = re.compile(r"(?P<before>(?:(?!```|~~~)[^\n])*)(?P<fence>`{3,}|~{3,})(?P
 _MARKERS = re.compile(r"[ \t]*(?:(?:>|[-*+]|\d{1,9}[.)])[ \t]*)*")
 _QUOTE = re.compile(r"^[ \t]*(?:>[ \t]?)+", re.MULTILINE)
 _PYTHON = re.compile(
-    r"[^a-z0-9\n]*(?:lang(?:uage)?[^\w\n]+)?(?:[ic]?python|pypy|py)[\d.]*(?!\w|-(?:repl|console))[^\w\n]*|[\w/-]+\.py\b",
+    r"[^a-z0-9\n]*+(?:lang(?:uage)?[^\w\n]+)?(?:[ic]?python|pypy|py)[\d.]*(?!\w|-(?:repl|console))[^\w\n]*|[\w/-]+\.py\b",
     re.IGNORECASE,
 )
 _STATEMENT = re.compile(r"(?:import|from|def|class|async|for|while|if|try|with|print)\b(?=[^:=]*[\w(:])|@\w|#|\w+\(")
@@ -105,7 +105,7 @@ def _read_info(info: str) -> tuple[str, str]:
 def _find_closing(text: str, start: int, fence: str, language: str) -> tuple[int, int]:
     """Return where a block's text ends and where reading continues; both are the end of the text if unclosed."""
     run = rf"{re.escape(fence[0])}{{{len(fence)},}}"
-    python_opens = rf"^[ \t>]*(?:`{{3,}}|~{{3,}})(?={_PYTHON.pattern})"  # inside a block that is not Python itself
+    python_opens = rf"^[ \t>]*(?:`{{3,}}+|~{{3,}}+)(?={_PYTHON.pattern})"  # inside a block that is not Python itself
     if language not in ("", "python"):  # its strings have no special meaning
         pattern = rf"(?P<run>^[ \t>]*{run}[ \t]*\r?$|{python_opens})"
     else:

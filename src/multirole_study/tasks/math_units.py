@@ -138,8 +138,9 @@ _BEFORE = re.compile(rf"(?P<unit>{_TEXTS}|(?:USD|EUR|GBP|Rs\.?) ?)\s*(?P<core>[+
 _TOKEN = re.compile(r"\\frac\{(?P<top>[^{}]*\{[^{}]*\}[^{}]*)\}\{(?P<bottom>[^{}]*\{[^{}]*\}[^{}]*)\}|(?P<over>/|\bper\b|\ba(?=\s))|(?P<power>\^\{?(?P<exponent>[+-]?\d)\}?)|(?P<square>\b(?:square|sq\.?)(?![a-z]))|(?P<cubic>\b(?:cubic|cu\.?)(?![a-z]))|(?P<word>[^\W\d_]+|[€£¥₹¢%])|(?P<digit>[23])")  # fmt: skip
 
 
-_PART = r"(\d+(?:\.\d+)?)\s*(?:\\text\{\s*([A-Za-z]+)\.?\s*(?:,|and)?\s*\}|([A-Za-z]+)\.?)"
-_PARTS = re.compile(rf"{_PART}(?:\s*(?:,|and|\\text\{{\s*and\s*\}})?\s*{_PART})+", re.ASCII)
+# possessive: a reply may be long, and backtracking over its spaces and words would take exponential time
+_PART = r"(\d++(?:\.\d++)?+)\s*+(?:\\text\{\s*+([A-Za-z]++)\.?\s*+(?:,|and)?\s*+\}|([A-Za-z]++)\.?+)"
+_PARTS = re.compile(rf"{_PART}(?>\s*+(?:(?:,|and|\\text\{{\s*+and\s*+\}})\s*+)?+{_PART})+", re.ASCII)
 
 
 class Unit(NamedTuple):
