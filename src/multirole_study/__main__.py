@@ -6,6 +6,7 @@ Slow modules are imported only after the arguments are validated.
 import argparse
 import json
 import logging
+import math
 import os
 import sys
 from argparse import ArgumentParser, Namespace
@@ -104,6 +105,8 @@ def plan(argv: list[str]) -> int:
     parser.add_argument("--devices", type=int, help="number of processes, one per GPU")
     parser.add_argument("--memory-gib", type=float, help="memory of one GPU in GiB (default: this machine's)")
     options, parameters = _read(parser, argv)
+    if options.memory_gib is not None and not math.isfinite(options.memory_gib):
+        raise UserError(f"--memory-gib must be a number of GiB, got {options.memory_gib}.")
     size = None if options.memory_gib is None else round(options.memory_gib * planner.GIB)
     with user_errors():
         cell, launch = Cell.from_parameters(parameters)
@@ -115,7 +118,9 @@ def plan(argv: list[str]) -> int:
         if memory_plan.kind == "GPU" and memory_plan.fits and planner.has_estimate(cell):
             lines.append("\n" + planner.time_report(cell, planned, memory_plan.size, Grid(cell.scale).cells()))
         elif memory_plan.kind == "GPU" and memory_plan.fits and not is_tiny(cell.scale):
-            lines.append("Time is estimated only for the paper's models with vLLM in the trainer's process.")
+            lines.append(
+                "Time is estimated only for the paper's models with vLLM in the trainer's process, and for credit without replays."
+            )
     sys.stdout.write("\n".join([*lines, ""]))
     return 0 if memory_plan.fits else 1
 

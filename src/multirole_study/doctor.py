@@ -287,7 +287,10 @@ def masks(trial: Trial) -> Finding:
     counts_by_process = gather_objects((trial.trained, trial.lost, trial.others))
     lost, unexpected = sum(counts[1] for counts in counts_by_process), sum(counts[2] for counts in counts_by_process)
     first = trial.iterations[0]
-    sampled = Counter(id(turn) for episode in first.episodes for turn in episode.turns)
+    turns = [turn for episode in first.episodes for turn in episode.turns]
+    sampled = Counter(
+        {id(turn) for turn in (*turns, *(row.turn for row in first.rows))}
+    )  # rows of credit estimators may be of forks
     sampled.subtract(id(first.rows[place].turn) for places, _, _ in counts_by_process for place in places)
     wrong = sum(times != 0 for times in sampled.values())
     measured = (

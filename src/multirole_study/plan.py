@@ -10,6 +10,7 @@ GPU (its attention has no fused kernel), communication buffers, host memory of G
 machine's.
 """
 
+import contextlib
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from tabulate import tabulate
 
 from multirole.core.activation_memory import bytes_per_token, kept_tokens
 from multirole.core.policy import adapter_names
+from multirole.core.types import REPLAYING_CREDITS
 from multirole.workflows import WORKFLOWS
 from multirole_study import hours
 from multirole_study.experiment.base_models import shape_of
@@ -323,8 +325,9 @@ def settled(cell: Cell, launch: Launch, gpu_bytes: int | None = None) -> Launch:
 
 
 def has_estimate(cell: Cell) -> bool:
-    """Return whether the time of a cell can be estimated: at a paper scale with its base model, on a GPU with vLLM."""
-    return cell.scale in PAPER_SCALES and cell.model is None and cell.engine in ("auto", "vllm")
+    """Return whether the time of a cell can be estimated: at a paper scale with its base model, on a GPU with vLLM, without replays."""
+    is_usual = cell.model is None and cell.credit not in REPLAYING_CREDITS
+    return cell.scale in PAPER_SCALES and is_usual and cell.engine in ("auto", "vllm")
 
 
 def estimate(cell: Cell, launch: Launch, gpu_bytes: int) -> hours.Estimate:
@@ -340,8 +343,10 @@ def estimate(cell: Cell, launch: Launch, gpu_bytes: int) -> hours.Estimate:
 def time_report(cell: Cell, launch: Launch, gpu_bytes: int, grid: Sequence[Cell]) -> str:
     """Format the estimated times of the cell and of every other workflow in its place, and the GPU-hours of `grid`."""
     gpu, policy = hours.gpu_of(gpu_bytes), cell.policy_name if cell.policy_name == "ip" else "sp"
-    siblings = [cell.sibling(name, policy) for name in WORKFLOWS if name != cell.workflow_name]
-    rows = []
+    siblings, rows = [], []
+    for name in WORKFLOWS:
+        with contextlib.suppress(ValueError):  # a setting that another workflow cannot have
+            siblings += [cell.sibling(name, policy)] if name != cell.workflow_name else []
     for sibling in (cell, *siblings):
         time = estimate(sibling, launch, gpu_bytes)
         seconds = time.rollout, time.update, time.iteration, time.validation

@@ -8,8 +8,12 @@ import pytest
 from multirole_study.__main__ import pack, plan, serve, signal
 from multirole_study.experiment.base_models import locate
 from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.record import Recorder
 from multirole_study.experiment.role_gradients import cell_of
+from multirole_study.experiment.run import check_inputs
+from multirole_study.experiment.run_folder import SIGNAL_FILE, is_done, newest_intact, write_done
 from multirole_study.experiment.settings import UserError
+from multirole_study.experiment.storage import write_table
 
 TINY = locate(Cell("single", "sp"))
 
@@ -76,3 +80,25 @@ def test_a_file_of_parameters_that_holds_none_is_named(tmp_path, content, messag
     path.write_text(content)
     with pytest.raises(UserError, match=message):
         plan(["--parameters", str(path)])
+
+
+def test_a_finished_run_of_another_base_with_the_same_name_is_not_taken_for_this_one(other_base):
+    run, base = other_base
+    cell = cell_of(run, str(base))
+    check_inputs(run, cell)
+    with (base / "model.safetensors").open("ab") as file:
+        file.write(b"0")
+    with pytest.raises(ValueError, match="the weights in .*mybase are others"):
+        check_inputs(run, cell)
+
+
+def test_a_resumed_run_keeps_what_was_measured_on_it(run_folder, tmp_path):
+    """And a measurement does not make a finished run a changed one."""
+    run = shutil.copytree(run_folder, tmp_path / "run")
+    write_table(run / SIGNAL_FILE, [{"step": 0}])
+    write_done(run)
+    write_table(run / SIGNAL_FILE, [{"step": 0}, {"step": 1}])
+    assert is_done(run)
+    Recorder(run).rewind(newest_intact(run))
+    assert (run / SIGNAL_FILE).is_file() and (run / "metrics.parquet").is_file()
+    assert {path.name for path in run.glob("*.parquet")} >= {SIGNAL_FILE, "eval.parquet"}

@@ -263,3 +263,53 @@ def test_the_report_on_a_cpu_names_ram_and_no_hours(monkeypatch, capsys):
     assert command(["-p", "scale", "tiny-r"]) == 0
     out = capsys.readouterr().out
     assert "this machine has 24.00 GiB of RAM" in out and "GPU" not in out
+
+
+@pytest.mark.parametrize("size", ["nan", "inf"])
+def test_a_memory_that_is_no_number_is_refused(size):
+    with pytest.raises(UserError, match=f"--memory-gib must be a number of GiB, got {size}"):
+        command(["--memory-gib", size])
+
+
+def test_a_setting_that_another_workflow_cannot_have_leaves_it_out(capsys):
+    """30 ticks of Orch-Workers' three adapters in 10 iterations; the single agent has 10."""
+    words = [
+        "scale",
+        "1.7b",
+        "workflow",
+        "orch_workers",
+        "policy",
+        "ip",
+        "lr_clock",
+        "update_call",
+        "iterations",
+        "10",
+        "warmup_iterations",
+        "25",
+    ]
+    pairs = [word for name, value in zip(words[::2], words[1::2], strict=True) for word in ("-p", name, value)]
+    command(["--memory-gib", "80", *pairs])
+    report = capsys.readouterr().out
+    assert "orch_workers" in report and "single" not in report
+
+
+def test_the_time_of_replays_is_not_estimated(capsys):
+    command(
+        [
+            "--memory-gib",
+            "80",
+            "-p",
+            "scale",
+            "1.7b",
+            "-p",
+            "workflow",
+            "voting",
+            "-p",
+            "policy",
+            "ip",
+            "-p",
+            "credit",
+            "branches",
+        ]
+    )
+    assert "Time is estimated only for the paper's models" in capsys.readouterr().out

@@ -11,11 +11,11 @@ from multirole.diagnostics.role_value import RoleEffect
 from multirole_study.__main__ import role_value
 from multirole_study.experiment.evaluation import Evaluation
 from multirole_study.experiment.launch import Launch
+from multirole_study.experiment.run_folder import TURN_EFFECTS_FILE
 from multirole_study.inspector import collect
 from multirole_study.paper import pack
 from multirole_study.paper.role_value_table import (
     N_TURN_DRAWS,
-    TURNS,
     as_recorded,
     as_text,
     measure,
@@ -72,7 +72,7 @@ def test_shares_are_the_runs(run_folder, measured):
 
 def test_the_page_has_the_effect_of_every_turn(run_folder, measured):
     """It covers the first two problems at both checkpoints: 4 turns, each redrawn and played by the base, and one replaced by its twin."""
-    effects = table(run_folder, TURNS.removesuffix(".parquet"))
+    effects = table(run_folder, TURN_EFFECTS_FILE.removesuffix(".parquet"))
     assert len(effects) == 2 * 2 * (4 * 2 + 1) and set(effects["replays"]) == {1, N_TURN_DRAWS}
     outcomes = table(run_folder, "eval").set_index(["step", "problem"])["correct"]
     assert all(row.before == outcomes[row.step, row.problem] for row in effects.itertuples())

@@ -12,6 +12,7 @@ from paper_rows import write
 from multirole.core.types import Episode, Turn
 from multirole.core.validation import check_dataset
 from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.cell_trainer import TaskReward
 from multirole_study.experiment.preflight import load_problems, try_reward
 from multirole_study.tasks import RewardError, Task, TaskLike, hidden_tests
 from multirole_study.tasks.code import Code
@@ -350,3 +351,38 @@ def test_a_reward_is_tried_on_validation_rows_too(tmp_path, tokenizer):
     )
     with pytest.raises(ValueError, match="In a trial before training.*'right'"):
         load_problems(Cell("single", "sp", f"{tmp_path}/adding.py:task"), tokenizer)
+
+
+def test_rows_with_equal_prompts_are_scored_with_their_own_columns():
+    """Both splits ask the same questions, and the answers differ; a row that is equal in both has one name."""
+    train = [
+        {"prompt": "Name the capital.", "answer": "Paris"},
+        *({"prompt": "Play.", "answer": str(i)} for i in (1, 2)),
+    ]
+    validation = [
+        {"prompt": "Name the capital.", "answer": "Rome"},
+        *({"prompt": "Play.", "answer": str(i)} for i in (8, 2)),
+    ]
+    reward = lambda prompts, completions, answer: [float(t == a) for t, a in zip(completions, answer, strict=True)]
+    tasks = [Task("asks", train, validation, reward) for _ in range(2)]
+    for task, order in zip(tasks, (("train", "validation"), ("validation", "train")), strict=True):
+        for split in order:
+            task.problems(split)
+    first, second = ({s: [p.id for p in task.problems(s)] for s in ("train", "validation")} for task in tasks)
+    assert first == second  # whichever split is read first
+    problems = [*tasks[0].problems("train"), *tasks[0].problems("validation")]
+    scorer = TaskReward(tasks[0], problems)
+    rewards = scorer.score(problems, ["Paris", "1", "2", "Rome", "8", "2"])
+    assert [reward.value for reward in rewards] == [1.0] * 6
+
+
+def test_an_edited_template_is_another_run(tmp_path):
+    def described():
+        return Task("t", [{"prompt": "1+1"}], [{"prompt": "2+2"}], len, prompts=tmp_path).describe()
+
+    path = tmp_path / "generator.md"
+    path.write_text("$question")
+    before = described()
+    path.write_text("Think. $question")
+    assert before["prompts"].keys() == {"generator.md"} and described()["prompts"] != before["prompts"]
+    assert "prompts" not in Task("t", [{"prompt": "1+1"}], [{"prompt": "2+2"}], len, prompts="math").describe()

@@ -1,9 +1,11 @@
 """The example's workflow and task train as a cell, named by their file; `bad_inputs.OWN` has what is refused before."""
 
 import asyncio
+import inspect
 from pathlib import Path
 
 import pytest
+from scripted_engine import ScriptedEngine
 from trainers import episodes_of, rows_of, table
 
 from multirole import Answer, Problem, user
@@ -11,6 +13,7 @@ from multirole.core.hooks import Iteration
 from multirole.workflows import WORKFLOWS
 from multirole_study import Task
 from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.cell_trainer import make_trainer
 from multirole_study.experiment.preflight import dry_run, first_prompts
 from multirole_study.experiment.run import run_cell
 
@@ -120,3 +123,42 @@ def test_prompts_of_any_workflow_are_measured_before_training():
 
     problems = [Problem(str(i), "", "x" * i, None) for i in (3, 5)]
     assert first_prompts(Grouped(), problems, lambda messages: len(messages[0]["content"])) == [3, 5]
+
+
+class Reads:
+    """A workflow that shows its role the row's column "context"."""
+
+    name, roles = "reads", {"reader": 1}
+
+    def __init__(self, n_rounds=1):
+        self.n_rounds = n_rounds
+
+    async def run(self, problem, call):
+        return Answer((await call("reader", [user(f"{problem.reference['context']}: {problem.question}")])).text)
+
+
+def test_a_workflow_reads_the_columns_of_its_rows(tmp_path, make_model, tokenizer):
+    """As in the library, and as the trial before training has them. The reference of a built-in task stays hidden."""
+    rows = [{"prompt": f"{i}+1", "context": f"row {i}"} for i in range(4)]
+    task = Task("sums", rows, rows, lambda completions, **_: [0.0] * len(completions))
+    cell = Cell(Reads(), "sp", task, n_problems=2, n_episodes=2)
+    seen = []
+    trainer = make_trainer(
+        cell, str(tmp_path), problems=(task.problems("train"), task.problems("validation")),
+        model=(make_model(cell.policy), tokenizer),
+        engine=ScriptedEngine(lambda key, r: (seen.append(tokenizer.decode(r.prompt_ids)) or [tokenizer.eos_token_id], 1), tokenizer.eos_token_id),
+    )  # fmt: skip
+    trainer.play([(problem, 0) for problem in trainer.problems], 0)
+    assert all(f"row {i}: {i}+1" in prompt for i, prompt in enumerate(seen))
+
+
+def test_two_objects_of_one_class_or_file_are_two_runs(tmp_path):
+    assert Cell(Reads(1), "ip").id != Cell(Reads(2), "ip").id
+    assert Cell(Reads(1), "ip").id == Cell(Reads(1), "ip").id
+    path = tmp_path / "mine.py"
+    path.write_text(
+        f"{inspect.getsource(Reads)}\n\none, two = Reads(1), Reads(2)\n".replace(
+            "user(", "(lambda t: {'role': 'user', 'content': t})("
+        ).replace("Answer(", "str(")
+    )
+    assert Cell(f"{path}:one", "ip").id != Cell(f"{path}:two", "ip").id

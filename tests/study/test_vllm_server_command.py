@@ -133,7 +133,7 @@ def test_the_slurm_script_serves_on_the_first_node_and_trains_on_the_second(tmp_
     notes = tmp_path / "notes"
     environment = os.environ | {
         "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "VENV": str(tmp_path), "NOTES": str(notes), "CODE": str(code),
-        "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_GPUS_PER_NODE": "2", "SLURM_JOB_ID": "7", "RESULTS_DIR": str(tmp_path),
+        "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_GPUS_PER_NODE": "h100:2", "SLURM_JOB_ID": "7", "RESULTS_DIR": str(tmp_path),
     }  # fmt: skip
     words = ["-p", "workflow", "voting", "-p", "scale", "1.7b"]
     done = subprocess.run(

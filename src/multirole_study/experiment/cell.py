@@ -355,6 +355,11 @@ class Cell(Settings):
         changed = {name: current[name] for name, value in self if value != preset.get(name, value)}
         return changed | policy | options | self._digests
 
+    @property
+    def uses_sandbox(self) -> bool:
+        """Whether a built-in task grades in the sandbox: programs, reasoning-gym's scores, and mathematics at the paper's scales."""
+        return self.task == "code" or self._gym is not None or (self.task == "math" and not is_tiny(self.scale))
+
     def to_dict(self) -> dict[str, object]:
         """Return every field as JSON data, with digests of user-supplied code.
 

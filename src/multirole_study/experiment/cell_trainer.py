@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,16 @@ from multirole.core.engine import Engine
 from multirole.core.hooks import MultiRoleCallback, OptimizerStep, Trainer
 from multirole.core.policy import adapter_names
 from multirole.core.trainer import MultiRoleGRPOTrainer
-from multirole.core.types import REPLAYING_CREDITS, Answer, Episode, Problem, Reward, structure_of
+from multirole.core.types import (
+    REPLAYING_CREDITS,
+    Answer,
+    Episode,
+    Problem,
+    Reward,
+    Workflow,
+    structure_of,
+    waits_outside,
+)
 from multirole.core.validation import add_adapters, check_reward
 from multirole.diagnostics.process_reward import ProcessReward
 from multirole.diagnostics.role_diagnostics import RoleDiagnostics
@@ -144,6 +153,19 @@ class TaskReward:
         return [reward.value for reward in rewards]
 
 
+class WithColumns:
+    """A user's workflow whose problems have the columns of their rows in `reference`, as in the library; the dataset has the prompts only."""
+
+    def __init__(self, workflow: Workflow, problems: Iterable[Problem]) -> None:
+        self.workflow, self.name, self.roles = workflow, workflow.name, workflow.roles
+        self.structure, self.waits_outside = structure_of(workflow), waits_outside(workflow)
+        self.references = {problem.id: problem.reference for problem in problems}
+
+    async def run(self, problem: Problem, call: Any) -> Answer:
+        """Play an episode of the workflow."""
+        return await self.workflow.run(replace(problem, reference=self.references[problem.id]), call)
+
+
 def to_dataset(problems: list[Problem]) -> Dataset:
     """Build the trainer's dataset of prompts, without reference answers. Prompts are messages where any problem has a history."""
     are_chats = any(p.history for p in problems)
@@ -219,6 +241,8 @@ def make_trainer(
     """
     workflow, task = cell.make_workflow(), cell.make_task()
     train, validation = problems or load_problems(cell, AutoTokenizer.from_pretrained(locate(cell)))[:2]
+    if isinstance(task, Task):
+        workflow = WithColumns(workflow, [*train, *validation])
     peft_model, tokenizer = model or load_model(cell)
     ahead = [GradesAhead(task, [*train, *validation])] if grades_ahead(cell) else []
     reward = TaskReward(ahead[0] if ahead else task, [*train, *validation])

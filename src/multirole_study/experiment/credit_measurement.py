@@ -19,11 +19,9 @@ from multirole_study.experiment.cell_trainer import TaskReward, load_adapters, m
 from multirole_study.experiment.preflight import load_problems
 from multirole_study.experiment.progress import say
 from multirole_study.experiment.role_gradients import adapters_of, cell_of
-from multirole_study.experiment.run_folder import claim
+from multirole_study.experiment.run_folder import CREDIT_FILE, claim
 from multirole_study.experiment.storage import write_table
 
-CREDIT_FILE = "credit_accuracy.parquet"
-"""File in a run's folder. It is not part of the record whose checksums DONE holds."""
 CHUNK = 8
 """Number of problems measured at a time. The table is written after each chunk, so that a killed measurement continues from there."""
 

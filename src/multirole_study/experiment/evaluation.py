@@ -40,7 +40,11 @@ class Evaluation(Settings):
     n_rollouts: int = option("episodes per problem", 1, ge=1, le=10**4)
     cell: Any
 
-    def __init__(self, cell: Cell, adapters: str = "own", checkpoints: str | None = None, n_rollouts: int = 1) -> None:
+    def __init__(
+        self, cell: Cell, adapters: str = "own", checkpoints: str | int | None = None, n_rollouts: int = 1
+    ) -> None:
+        if isinstance(checkpoints, int):  # as a notebook and a command line read 30
+            checkpoints = str(checkpoints)
         if adapters == "base" or checkpoints is None:
             checkpoints = CHECKPOINTS.get(str(adapters), "all")
         if adapters != "own":  # the cell does not depend on the adapters, so that equal evaluations share a folder

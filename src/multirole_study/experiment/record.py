@@ -43,7 +43,15 @@ from multirole.diagnostics.role_skill import SkillWatch
 from multirole_study.experiment.base_models import describe
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.hardware import dtype_of, installed
-from multirole_study.experiment.run_folder import complete, outcome_of, prune, staging, step_of, write_done
+from multirole_study.experiment.run_folder import (
+    MEASUREMENTS,
+    complete,
+    outcome_of,
+    prune,
+    staging,
+    step_of,
+    write_done,
+)
 from multirole_study.experiment.storage import remove, sha256, write_table, write_text, writing
 from multirole_study.signatures import signatures
 from multirole_study.workflow_record import describe_workflow
@@ -133,7 +141,7 @@ def provenance(cell: Cell, problems: dict[str, int]) -> dict[str, object]:
         "workflow": describe_workflow(cell.make_workflow()),
         "dataset": cell.make_task().describe(),
         "problems": problems,
-        "sandbox": sandbox.level() if cell.task == "code" else None,
+        "sandbox": sandbox.level() if cell.uses_sandbox else None,
         "argv": [Path(word).name if word.startswith(os.sep) else word for word in sys.argv],  # no home paths
     }
 
@@ -190,7 +198,8 @@ class Recorder:
             )
         numbered = [*folder.glob("adapters/step_*"), *folder.glob("checkpoints/checkpoint-*")]
         later = [path for path in numbered if step_of(path) > step]
-        recorded = [*folder.glob("*.parquet"), *folder.glob("turns/*.parquet")]
+        tables = [path for path in folder.glob("*.parquet") if path.name not in MEASUREMENTS]
+        recorded = [*tables, *folder.glob("turns/*.parquet")]
         for path in [*later, *recorded, *folder.rglob("*.tmp"), staging(folder)]:
             remove(path)
         (folder / "turns").mkdir(exist_ok=True)

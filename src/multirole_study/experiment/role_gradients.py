@@ -19,10 +19,9 @@ from multirole_study.experiment.base_models import check_base_of_run, model_of_r
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import load_adapters, make_trainer
 from multirole_study.experiment.progress import say
-from multirole_study.experiment.run_folder import adapters_folder, claim, read_config, saved_steps
+from multirole_study.experiment.run_folder import SIGNAL_FILE, adapters_folder, claim, read_config, saved_steps
 from multirole_study.experiment.storage import add_steps
 
-SIGNAL_FILE = "gradient_signal.parquet"
 """File in a run's folder. It is not part of the record whose checksums DONE holds."""
 CONFIDENCE = 0.95
 

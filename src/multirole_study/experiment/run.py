@@ -27,7 +27,7 @@ from multirole.core.engine import EngineError
 from multirole.core.threads import use_fitting_threads
 from multirole.diagnostics.turn_grading import grade
 from multirole_study.experiment.announce import announced, say
-from multirole_study.experiment.base_models import locate, shape_of
+from multirole_study.experiment.base_models import check_base_of_run, locate, shape_of
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import TaskReward, load_adapters, make_trainer
 from multirole_study.experiment.evaluation import Evaluation, solver_of, steps_of
@@ -71,6 +71,7 @@ def run_cell(
             processes().wait_for_everyone()
             if is_done(folder):
                 if is_main:
+                    check_inputs(folder, cell)
                     conclude(folder, "is already finished")
                 return folder
             if is_launched():
@@ -83,6 +84,17 @@ def run_cell(
         else:
             _train(cell, launch, folder, stop, callbacks or [])
     return folder
+
+
+def check_inputs(folder: Path, cell: Cell) -> None:
+    """Raise ValueError if a finished run had another base model or other rows, whose folders or files have the same name."""
+    if cell.model is not None:
+        check_base_of_run(folder, cell)
+    recorded = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))["dataset"]
+    if cell.data is not None and recorded != json.loads(json.dumps(cell.make_task().describe())):
+        raise ValueError(
+            f"{folder} was trained on other rows of a file with the same name. Rename the file, or write to another `results_dir`."
+        )
 
 
 def _train(cell: Cell, launch: Launch, folder: Path, stop: Stop, callbacks: list[TrainerCallback]) -> None:
@@ -144,6 +156,8 @@ def run_evaluation(evaluation: Evaluation, launch: Launch | str | Path = ONE_PRO
                 say(f"{folder} is already finished.")
                 return folder
             steps = steps_of(evaluation, launch.results_dir)
+            if evaluation.source is not None:
+                check_base_of_run(folder_of(evaluation.source, launch.results_dir), evaluation.cell)
             preflight(evaluation.cell, launch.replace(n_processes=1))
             write_text(folder / "config.json", json.dumps(config, indent=2))
         _play(evaluation, launch, folder, steps)
@@ -174,6 +188,9 @@ def _play(evaluation: Evaluation, launch: Launch, folder: Path, steps: list[int]
                 sums |= checksums_of(at.parent, f"{at.name}/**/*.safetensors")
             trainer.state.global_step = step  # tells `play` to publish the new weights
             episodes = trainer.play(attempts, -1, evaluation.policy() if step else dict.fromkeys(cell.policy))
+            if failed := sum(episode.failure is not None for episode in episodes):  # left out, as in validation
+                say(f"evaluation at iteration {step}   {failed} episodes failed and are left out")
+                episodes = [episode for episode in episodes if episode.failure is None]
             reward([], [], episodes)
             grade(episodes, [solver_of(cell)], reward)
             rows = [

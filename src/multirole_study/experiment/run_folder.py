@@ -62,7 +62,7 @@ def saved_steps(run: Path) -> list[int]:
 def claim(folder: Path) -> Iterator[None]:
     """Create a folder and hold its lock, a `flock` on the file `LOCK`.
 
-    The system releases the lock when its holder dies. A new folder is removed again on UserError, unless a run was begun there. Raises ValueError if the
+    The system releases the lock when its holder dies. A new folder is removed again on UserError, unless it is an `UnfinishedRun`. Raises ValueError if the
     folder is not writable or another process holds the lock.
     """
     lock = FileLock(folder / LOCK, timeout=LOCK_SECONDS)
@@ -124,9 +124,16 @@ def differing_options(stored: dict[str, Any], requested: dict[str, Any]) -> list
     return inner + [name for name in requested if name in stored and stored[name] != requested[name]]
 
 
+SIGNAL_FILE, CREDIT_FILE = "gradient_signal.parquet", "credit_accuracy.parquet"
+ROLE_VALUE_FILE, TURN_EFFECTS_FILE = "role_value.parquet", "turn_effects.parquet"
+MEASUREMENTS = (SIGNAL_FILE, CREDIT_FILE, ROLE_VALUE_FILE, TURN_EFFECTS_FILE)
+"""Files in a run's folder that commands add after training, or change."""
+
+
 def write_done(folder: Path) -> None:
-    """Mark a results folder as complete: write DONE with the checksum of every table, JSON file and adapter."""
+    """Mark a results folder as complete: write DONE with the checksum of every table, JSON file and adapter, without `MEASUREMENTS`."""
     sums = checksums_of(folder, "*.parquet", "turns/*.parquet", "*.json", "adapters/step_*/**/*")
+    sums = {name: value for name, value in sums.items() if name not in MEASUREMENTS}
     write_text(folder / "DONE", json.dumps(sums, indent=2))
 
 

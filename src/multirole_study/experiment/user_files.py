@@ -84,12 +84,21 @@ def load(spec: str, kind: str) -> Any:
     return members[name]
 
 
+PLAIN = (str, int, float, bool, type(None))
+"""Kinds of attributes that are part of an object's digest."""
+
+
 def _digest(source: object, about: str, code: list[Any]) -> str:
-    """Return the SHA-256 of a description (roles, or a task's row checksums) and of the files or source code."""
+    """Return the SHA-256 of a description (roles, or a task's row checksums), of the files or source code, and of what tells objects apart.
+
+    That is the object's name in its file or, for an object of this process, its plain attributes.
+    """
     if isinstance(source, str):
-        return _digest_of_files(Path(source.rpartition(":")[0]).expanduser().resolve(), about.encode())
+        path, _, name = source.rpartition(":")
+        return _digest_of_files(Path(path).expanduser().resolve(), f"{about} {name}".encode())
+    plain = {name: value for name, value in sorted(getattr(source, "__dict__", {}).items()) if isinstance(value, PLAIN)}
     try:
-        return hashlib.sha256(f"{about} {[inspect.getsource(item) for item in code]}".encode()).hexdigest()
+        return hashlib.sha256(f"{about} {plain} {[inspect.getsource(item) for item in code]}".encode()).hexdigest()
     except OSError as error:
         raise ValueError(
             f"{source!r} must be defined in a file or a notebook, because its source code is part of the run's id."

@@ -120,6 +120,7 @@ def numbers(values: pd.Series) -> list[float | None]:
 def validation(folder: str | Path) -> pd.DataFrame:
     """Return validation accuracy per evaluated step with its 95 % Wilson interval over problems (fractions)."""
     outcomes = load(folder, "eval")
+    outcomes = outcomes[outcomes["correct"].notna()] if len(outcomes) else outcomes  # a task may not define correctness
     if not len(outcomes):
         return pd.DataFrame(columns=["step", "accuracy", "low", "high", "n"])
     by_step = outcomes.groupby("step")["correct"].agg(["mean", "sum", "count"])

@@ -16,11 +16,11 @@ from matplotlib.figure import Figure
 from multirole.core.threads import use_fitting_threads
 from multirole.core.types import Episode
 from multirole.diagnostics.role_value import RoleEffect, role_values, turn_effects
-from multirole_study.experiment.base_models import shape_of
+from multirole_study.experiment.base_models import check_base_of_run, shape_of
 from multirole_study.experiment.cell_trainer import TaskReward, load_adapters, make_trainer
 from multirole_study.experiment.evaluation import Evaluation, steps_of
 from multirole_study.experiment.launch import Launch
-from multirole_study.experiment.run_folder import adapters_folder, claim, folder_of
+from multirole_study.experiment.run_folder import ROLE_VALUE_FILE, TURN_EFFECTS_FILE, adapters_folder, claim, folder_of
 from multirole_study.experiment.storage import add_steps
 from multirole_study.labels import POLICY_NAMES, WORKFLOW_NAMES, cell_name
 from multirole_study.paper.output import Plate, Table
@@ -28,10 +28,9 @@ from multirole_study.paper.statistics import t_interval
 
 POINTS = ("before", "after", "change", "change_low", "change_high", "moved", "moved_low", "moved_high")
 """Columns that are accuracies or differences of them; printed in percent."""
-VALUES, TURNS = "role_value.parquet", "turn_effects.parquet"
 """Tables in the run's folder, which the inspector shows. They are not part of the record whose checksums DONE holds."""
 N_TURN_DRAWS = 4
-"""Replays of a turn under "resample" in `TURNS`."""
+"""Replays of a turn under "resample" in `TURN_EFFECTS_FILE`."""
 
 
 def measure(
@@ -65,6 +64,7 @@ def measure(
     if not torch.cuda.is_available():
         use_fitting_threads(shape_of(cell).parameters)
     task, run = cell.make_task(), folder_of(cell, launch.results_dir)
+    check_base_of_run(run, cell)
     about = {
         "run": cell.id,
         "workflow": cell.workflow,
@@ -92,9 +92,9 @@ def measure(
                     turns.append({"step": step, **asdict(turn_effect)})
         finally:
             trainer.engine.close()
-        add_steps(run / VALUES, rows)
+        add_steps(run / ROLE_VALUE_FILE, rows)
         if turns:
-            add_steps(run / TURNS, turns)
+            add_steps(run / TURN_EFFECTS_FILE, turns)
     return pd.DataFrame(rows)
 
 

@@ -68,12 +68,16 @@ class Task:
         """Return the first `count` problems of "train" or "validation", or all of them, in the order of the rows."""
         check_split(split)
         if split not in self._problems:
-            self._problems[split] = self._read(self._data[split])
+            self._problems[split] = self._read(split)
         return take(self._problems[split], split, count)
 
     def describe(self) -> dict[str, object]:
-        """Return the task's name, and the source, count and SHA-256 of each split's rows."""
-        return {"name": self.name} | {split: self._describe(split) for split in self._data}
+        """Return the task's name, the source, count and SHA-256 of each split's rows, and the SHA-256 of each of its own templates."""
+        folder = Path(self._prompts).expanduser()
+        paths = sorted(folder.glob("*.md")) if self._prompts and folder.is_dir() else []
+        templates = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
+        splits = {split: self._describe(split) for split in self._data}
+        return {"name": self.name} | splits | ({"prompts": templates} if templates else {})
 
     def extract(self, text: str) -> str | None:
         """Return the answer in a text, or None. Raises RewardError if `extract` raises or returns another type."""
@@ -129,8 +133,11 @@ class Task:
         """Name the first problems' rows for error messages: file, row number, and id if any."""
         return ", ".join(self._places.get(problem.id, problem.id) for problem in problems[:3])
 
-    def _read(self, data: Data) -> list[Problem]:
+    def _read(self, split: str) -> list[Problem]:
+        """Return a split's problems, named by their prompts. A row whose prompt another one has is also named by its number or its split."""
+        data = self._data[split]
         rows = self._checked_rows(data)
+        trained = {} if split == "train" else {problem.id: problem.reference for problem in self.problems("train")}
         columns = list(
             dict.fromkeys(name for row in rows for name in row if name != "prompt")
         )  # columns of all rows, not only of the first
@@ -139,8 +146,9 @@ class Task:
             *history, question = conversation_of(row["prompt"])
             text = json.dumps([*history, question], sort_keys=True) if history else question["content"]
             name = question_id(self.name, text)
-            name = f"{name}-{number}" if name in problems else name
             reference = {column: row.get(column) for column in columns}
+            names = (name, f"{name}-{number}", f"{name}-{split}", f"{name}-{split}-{number}")
+            name = next(one for one in names if one not in problems and trained.get(one, reference) == reference)
             problems[name] = Problem(name, self._prompts, question["content"], reference, history)
             place = _place(number, row, data)
             self._places[name] = f"{self._places[name]} or {place}" if name in self._places else place
