@@ -50,6 +50,19 @@ def test_a_base_of_the_user_s_must_be_passed_and_is_checked(other_base):
         cell_of(run, str(base))
 
 
+@pytest.mark.parametrize("setting", [{"workflow_sha256": "0" * 64}, {"data": "rows.jsonl"}])
+def test_a_run_of_the_user_s_code_or_rows_cannot_be_made_again_from_its_record(run_folder, tmp_path, setting):
+    run = shutil.copytree(run_folder, tmp_path / "run")
+    edit(run, "config.json", **setting)
+    with pytest.raises(ValueError, match="with a workflow, a task or rows of your own"):
+        cell_of(run)
+
+
+def test_an_empty_name_of_a_base_is_refused():
+    with pytest.raises(ValueError, match="`model` must be an existing local path, got ''"):
+        Cell("voting", "sp", model="")
+
+
 def test_an_embedded_base_is_taken_from_the_record(run_folder, tmp_path):
     """The record says tiny-r-vain, and the weights are those of tiny-r."""
     run = shutil.copytree(run_folder, tmp_path / "run")

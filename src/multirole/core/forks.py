@@ -17,7 +17,8 @@ def fork(
 ) -> list[Episode]:  # fmt: skip
     """Replay an episode `n` times with a turn, or all turns of a role, changed. All other turns keep their seeds.
 
-    The engine must serve the weights that played the episode, so fork before the next update. Replies do not depend on what else is
+    The engine must serve the weights that played the episode, so fork before the next update. After an evaluation the engine is at rest:
+    a callback on `on_episodes_evaluated` calls `trainer.play(attempts, -1, replays=...)`, which publishes them again. Replies do not depend on what else is
     played at the same time, as far as the engine's do not: bit for bit on a CPU.
 
     Args:

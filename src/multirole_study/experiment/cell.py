@@ -265,7 +265,7 @@ class Cell(Settings):
             elif name == "model" and path in OTHER_BASES:
                 if not is_tiny(self.scale) or self.task == "code":
                     yield f"`model={path!r}` is a base for scale='tiny-r' and task='math', got scale={self.scale!r} and task={self.task_label!r}. Leave `model` out."
-            elif path is not None and not Path(path).expanduser().exists():
+            elif path is not None and not (path and Path(path).expanduser().exists()):
                 yield f"`{name}` must be an existing local path, got {path!r}{looked_in(path)}. Leave it out for the pinned download."
         if self._task is not None and self.data is not None:
             yield "`data` replaces the rows of task='math' or 'code', but a user-supplied task has its own rows. Leave `data` out."

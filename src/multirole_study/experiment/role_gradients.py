@@ -31,7 +31,13 @@ def cell_of(folder: Path, model: str | None = None) -> Cell:
 
     Raises ValueError if the folder holds no run or a run of user-supplied code, or if the base is not the run's.
     """
-    settings = read_config(folder) | {"model": model_of_run(folder, model)}
+    settings = read_config(folder)
+    if any(name.endswith("_sha256") for name in settings) or settings.get("data"):
+        raise ValueError(
+            f"{folder} was trained with a workflow, a task or rows of your own, and its record does not say where they are. Of such runs "
+            "`multirole role_value -p ...` measures what each role is worth."
+        )
+    settings["model"] = model_of_run(folder, model)
     cell = Cell(**{name: value for name, value in settings.items() if name in Cell.model_fields})
     check_base_of_run(folder, cell)
     return cell
