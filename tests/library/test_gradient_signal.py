@@ -184,7 +184,7 @@ def test_one_batch_is_no_measurement(make_trainer):
 
 
 def test_a_run_that_plays_ahead_can_be_measured(make_trainer):
-    """A measurement plays its own episodes, and the rollouts in flight stay as they are."""
+    """A measurement plays its own episodes at the present weights."""
     cell = Cell("voting", "sp", n_problems=2, n_episodes=4, engine="transformers")
     trainer, ahead = make_trainer(cell), make_trainer(cell.model_copy(update={"max_staleness": 1}))
     kept = ahead.ahead

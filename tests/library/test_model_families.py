@@ -25,6 +25,8 @@ SMALL = {
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
           "original_max_position_embeddings": 64}  # fmt: skip
 
+YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 64}
+
 
 def saved(folder: Path, model: type, config: type, **fields) -> Path:
     """A random-weight model of two narrow layers over bytes, with its tokenizer."""
@@ -62,8 +64,9 @@ def test_a_model_folder_is_trained_and_sampled_by_one_policy(model, config, fiel
     assert len(list(run.glob("adapters/step_00002/*/adapter_model.safetensors"))) == 2
 
 
-def test_the_engine_samples_a_llama_as_transformers_scores_it(tmp_path):
-    folder = saved(tmp_path / "m", LlamaForCausalLM, LlamaConfig, tie_word_embeddings=False, rope_parameters=LLAMA3)
+@pytest.mark.parametrize("rope", [LLAMA3, YARN], ids=["llama3", "yarn"])
+def test_the_engine_samples_a_llama_as_transformers_scores_it(tmp_path, rope):
+    folder = saved(tmp_path / "m", LlamaForCausalLM, LlamaConfig, tie_word_embeddings=False, rope_parameters=rope)
     model = LlamaForCausalLM.from_pretrained(folder)
     engine = TransformersEngine(model.config.eos_token_id)
     engine.publish(model, 0)

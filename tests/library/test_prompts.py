@@ -1,7 +1,6 @@
 """The paper's prompts and turn structure: the prompt of each role, and the messages of each model call."""
 
 import asyncio
-import os
 from importlib.resources import files
 from itertools import pairwise
 from string import Template
@@ -10,7 +9,7 @@ import pytest
 
 from multirole.core.types import Problem, Turn
 from multirole.workflows import EvalOpt, OrchWorkers, Single, Voting
-from multirole.workflows.prompts import render
+from multirole.workflows.prompts import read_again, render
 from multirole_study.experiment.cell import Cell
 
 TASKS = ("math", "code")
@@ -154,7 +153,7 @@ def test_no_role_sees_the_reference_and_every_conversation_ends_with_a_user_turn
 
 
 def test_a_template_of_ones_own_is_read_again_and_a_dollar_is_written_twice(tmp_path):
-    """A notebook edits its templates between two runs."""
+    """A notebook edits its templates between two runs; a workflow reads them when it is made."""
     path = tmp_path / "generator.md"
     for text, message in (
         (
@@ -164,11 +163,11 @@ def test_a_template_of_ones_own_is_read_again_and_a_dollar_is_written_twice(tmp_
         ("$x$: $question", r"generator.md of .* uses \$x. Its fields"),
     ):
         path.write_text(text)
-        os.utime(path, ns=(0, path.stat().st_mtime_ns + 1000))
+        read_again(str(tmp_path))
         with pytest.raises(ValueError, match=message):
             render(str(tmp_path), "generator", question="1+1")
     path.write_text("It costs $$5: $question")
-    os.utime(path, ns=(0, path.stat().st_mtime_ns + 2000))
+    read_again(str(tmp_path))
     assert render(str(tmp_path), "generator", question="1+1") == "It costs $5: 1+1"
     with pytest.raises(ValueError, match='the column "task" of a dataset, must name a folder'):
         render("summarization", "generator", question="1+1")

@@ -11,7 +11,7 @@ import pytest
 from scripted_engine import ScriptedEngine
 
 from multirole.core import event_loop, rollout
-from multirole.core.engine import EngineError, Sampling
+from multirole.core.engine import RequestRefused, Sampling
 from multirole.core.rollout import Rollout, WorkflowError, turn_seed
 from multirole.core.types import Answer, Problem, user
 
@@ -423,7 +423,7 @@ def test_a_request_that_the_engine_refuses_is_not_the_workflows_fault(tokenizer)
         raise ValueError("The adapter 'a' has not been published.")
 
     engine.add = refuse
-    with pytest.raises(EngineError, match="has not been published"):
+    with pytest.raises(RequestRefused, match="has not been published"):
         play(engine, tokenizer, max_failed_episodes=100)
 
 

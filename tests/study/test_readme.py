@@ -190,7 +190,7 @@ def test_a_shared_aggregator_talks_more():
     assert is_undecided("phenomena_elsewhere", **one_step, number="SP − IP")
 
 
-def test_where_deriving_gains_nothing_a_shared_aggregator_does_not_talk_more():
+def test_where_deriving_costs_a_shared_aggregator_does_not_talk_more():
     """The declared reading of study_vain.yaml: not yes there, and SP − IP lies below that on tiny-r."""
     here, there = (pd.DataFrame(answers(Results(ROOT / "results" / name))) for name in ("vain/tiny-r", "tiny-r"))
     gap = (
@@ -236,7 +236,9 @@ def test_a_clock_can_make_the_late_cliff():
     assert primary["verdict"] == "yes" and verdicts.loc["picture", "verdict"] == "within IP only"
     falls = pd.read_csv(tables / "clock_falls.csv", dtype={"rate": str}).query(here)
     counts = falls.pivot_table("value", "arm", "number")
-    said = finding(r"N of N runs of Voting end in a fall at 6e-3; with a tick per iteration none.*?; N points \[N, N\]")
+    said = finding(
+        r"N of N runs of Voting end in a fall at 6e-3, and none with a tick per iteration.*?; N points \[N, N\]"
+    )
     wrapping = counts.loc["IP, wrapping"]
     assert said[:2] == [wrapping["end fallen"], wrapping["runs"]] and counts.loc["IP, one clock", "end fallen"] == 0
     assert said[2:] == [round(100 * primary[name]) for name in ("value", "low", "high")]

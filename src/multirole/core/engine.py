@@ -50,6 +50,10 @@ class EngineError(RuntimeError):
     """An engine cannot go on, for a reason outside of this process. The message is complete, so the traceback is hidden."""
 
 
+class RequestRefused(RuntimeError):
+    """An engine cannot take a request, such as one that is too long or whose adapter has not been published."""
+
+
 class Engine(Protocol):
     """An engine with continuous batching over requests of several adapters.
 

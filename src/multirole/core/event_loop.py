@@ -53,12 +53,13 @@ def new_loop(may_wait: bool) -> tuple[EngineSelector, asyncio.AbstractEventLoop]
 def in_thread(
     work: Callable[[], T],
     check: Callable[[int], object] = lambda thread: None,
-    interrupt: Callable[[], object] = lambda: None,
+    interrupt: Callable[[], object] | None = None,
 ) -> T:
     """Call `work` in a new thread, on the same GPU, because a notebook's thread has an event loop already.
 
-    Meanwhile `check` is called with the thread every `POLL` seconds; if it raises, the thread is abandoned. On Ctrl-C `interrupt` is
-    called, which must make `work` end, and the thread is awaited: a notebook goes on and would meet it again. A second Ctrl-C abandons it.
+    Meanwhile `check` is called with the thread every `POLL` seconds; if it raises, the thread is abandoned. On Ctrl-C the thread is
+    abandoned, too, unless there is an `interrupt`, which makes `work` end: then it is awaited, because a notebook goes on and would meet it
+    again. A second Ctrl-C abandons it.
     """
     gpu, result = torch.cuda.current_device() if torch.cuda.is_available() else None, Future[T]()
 
@@ -76,8 +77,9 @@ def in_thread(
         while not wait([result], timeout=POLL).done:
             check(thread.ident or 0)
     except KeyboardInterrupt:
-        interrupt()
-        wait([result])
+        if interrupt is not None:
+            interrupt()
+            thread.join()
         raise
     return result.result()
 
@@ -102,8 +104,8 @@ def position(coroutine: Any, thread: int) -> str:
 
 
 def is_users(frame: FrameType) -> bool:
-    """Return whether a frame is neither of asyncio or threading nor of this package."""
-    ours = ("asyncio", "concurrent", "threading", "multirole")
+    """Return whether a frame is neither of asyncio or threading nor of this project's packages."""
+    ours = ("asyncio", "concurrent", "threading", "multirole", "multirole_study")
     return str(frame.f_globals.get("__name__", "")).partition(".")[0] not in ours
 
 

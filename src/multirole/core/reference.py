@@ -1,4 +1,4 @@
-"""The reference of KL: the frozen base, or adapters that were trained before with the weights that they came with."""
+"""The reference of KL: the frozen base, or adapters with the weights that training began with, if the base alone is not the initial policy."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -26,7 +26,7 @@ class Reference:
         if weights and is_sharded:
             raise ValueError(
                 "`beta` measures KL from the initial weights of the adapters, which FSDP2 would have to shard as well. Use data parallelism "
-                "alone, or merge the adapters into the base and pass a `peft_config`."
+                "alone, merge the adapters into the base and pass a `peft_config`, or leave out an `init_lora_weights` that changes the base."
             )
         return cls(model, weights)
 

@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 
 from multirole.core import event_loop
 from multirole.core.chat import Renderer, chat_template, control_tokens
-from multirole.core.engine import Completion, Engine, EngineError, Request, Sampling
+from multirole.core.engine import Completion, Engine, Request, RequestRefused, Sampling
 from multirole.core.event_loop import (
     EngineSelector,
     cancel_tasks,
@@ -193,7 +193,6 @@ class Rollout:
         self._keys = itertools.count()  # of requests; an engine that failed may still hold some
         self._encoded: dict[str, list[int]] = {}
         self._playing: list[tuple[Episode, Any]] = []
-        self._is_interrupted = Event()
         self._n_failed = 0
         self.sampled_tokens = 0  # completion tokens that the engine has sampled so far, in replays, too
         self._clock = self._progress = (
@@ -212,10 +211,16 @@ class Rollout:
         self._encoded.clear()
         self._n_failed = 0
         self._progress = self._clock
-        self._is_interrupted.clear()
-        in_thread(
-            lambda: self._play(episodes, iteration, sampling, replays), self._check_progress, self._is_interrupted.set
-        )
+        is_interrupted = Event()
+        try:
+            in_thread(
+                lambda: self._play(episodes, iteration, sampling, replays, is_interrupted),
+                self._check_progress,
+                is_interrupted.set,
+            )
+        except KeyboardInterrupt:
+            Rollout._lasting = None  # its loop may have been left behind
+            raise
         self._playing.clear()
         return episodes
 
@@ -252,9 +257,10 @@ class Rollout:
         return self._encoded[key]
 
     def _play(
-        self, episodes: list[Episode], iteration: int, sampling: Sampling, replays: Sequence[Replay] | None
-    ) -> None:
-        """Play all episodes in an event loop whose waiting steps the engine."""
+        self, episodes: list[Episode], iteration: int, sampling: Sampling, replays: Sequence[Replay] | None,
+        is_interrupted: Event,
+    ) -> None:  # fmt: skip
+        """Play all episodes in an event loop whose waiting steps the engine. Once `is_interrupted`, it ends when the engine is idle."""
         waiting: dict[int, asyncio.Future[Completion]] = {}
 
         def step() -> list[tuple[int, Completion]]:
@@ -265,7 +271,7 @@ class Rollout:
                 raise
 
         def advance() -> bool:
-            if self.is_stopped() or self._is_interrupted.is_set():
+            if self.is_stopped() or is_interrupted.is_set():
                 raise RolloutStopped
             if not waiting:
                 return False
@@ -293,8 +299,8 @@ class Rollout:
             key = next(self._keys)
             try:
                 self.engine.add(key, request)
-            except ValueError as error:  # a request that the engine cannot take is no fault of the workflow
-                raise EngineError(str(error)) from error
+            except ValueError as error:  # no fault of the workflow
+                raise RequestRefused(str(error)) from error
             waiting[key] = asyncio.get_running_loop().create_future()
             return waiting[key]
 
@@ -454,7 +460,7 @@ class Rollout:
         """Run the workflow; its answer is empty where a prompt was too long. WorkflowError if it fails or returns no answer."""
         try:
             answer = await self.workflow.run(problem, call)
-        except EngineError:
+        except RequestRefused:
             raise
         except (Exception, SystemExit, asyncio.CancelledError) as error:  # of the user's code: say whose and where
             task = asyncio.current_task()

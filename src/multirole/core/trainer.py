@@ -49,7 +49,7 @@ from multirole.core.distributed import (
     own_share,
     processes,
 )
-from multirole.core.engine import Engine, EngineError, Sampling
+from multirole.core.engine import Engine, EngineError, RequestRefused, Sampling
 from multirole.core.entropy import by_adapter, next_coef, step_entropy, value_of, with_value
 from multirole.core.episode_metrics import (
     ZeroRewardWarning,
@@ -357,7 +357,11 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         resume_from_checkpoint = resume_argument(resume_from_checkpoint, self.args.resume_from_checkpoint)
         try:
             return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
-        except (WorkflowError, EngineError) as error:  # their messages say where; a traceback would show this package
+        except (
+            WorkflowError,
+            EngineError,
+            RequestRefused,
+        ) as error:  # their messages say where; a traceback would show this package
             raise error.with_traceback(None) from error.__cause__
         finally:
             if self.ahead is not None:

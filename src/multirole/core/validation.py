@@ -128,7 +128,7 @@ def check_dataset(name: str, dataset: Any, reward_funcs: Iterable[Any] = ()) -> 
     if isinstance(dataset, Dataset):  # the rows of a stream are checked as they are read
         check_prompts(name, dataset)
         if "id" in columns and not is_transformed:  # a transform may draw ids, which are checked where they are used
-            check_ids(f"`{name}`", (str(i if one is None else one) for i, one in enumerate(dataset["id"])))
+            check_ids(f"`{name}`", (problem_name(one, i) for i, one in enumerate(dataset["id"])))
     for function in reward_funcs:
         check_signature(function, name, columns)
 
@@ -163,6 +163,11 @@ def check_ids(name: str, ids: Iterable[str]) -> None:
             )
 
 
+def problem_name(name: Any, index: int) -> str:
+    """Return the name of a problem: its "id" or else its index."""
+    return str(index if name is None else name)
+
+
 def to_problem(row: dict[str, Any], index: int) -> Problem:
     """Convert a row of a dataset to a problem, named by its "id" or else by its index."""
     columns = {name: value for name, value in row.items() if name not in ("prompt", INDEX)}
@@ -170,10 +175,8 @@ def to_problem(row: dict[str, Any], index: int) -> Problem:
         *history, question = conversation_of(row["prompt"])
     except ValueError as error:
         raise ValueError(f"Row {index}: {error}") from error
-    name = row.get("id")
-    return Problem(
-        str(index if name is None else name), str(row.get("task") or ""), question["content"], columns, history
-    )
+    name = problem_name(row.get("id"), index)
+    return Problem(name, str(row.get("task") or ""), question["content"], columns, history)
 
 
 class StreamedProblems:

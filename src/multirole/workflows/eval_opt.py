@@ -8,7 +8,7 @@ import re
 
 from multirole.core.replies import find_boxes, last_line, plain_words
 from multirole.core.types import Answer, Call, Duty, Edge, Problem, Structure, assistant, user
-from multirole.workflows.prompts import render
+from multirole.workflows.prompts import read_again, render
 
 VERDICT = re.compile(
     r"(?:(?:the|my|final|this|last|previous|proposed|given|it|verdict|judge?ment|evaluation|assessment|decision|conclusion|result"
@@ -56,7 +56,7 @@ class EvalOpt:
 
     def __init__(self, rounds: int = 3, prompts: str | None = None, box_rule: str = "box_or_line") -> None:
         self.roles = {"generator": 1, "evaluator": 1}
-        self.rounds, self.prompts, self.box_rule = rounds, prompts, box_rule
+        self.rounds, self.prompts, self.box_rule = rounds, read_again(prompts), box_rule
 
     async def run(self, problem: Problem, call: Call) -> Answer:
         prompts = self.prompts or problem.task

@@ -4,7 +4,7 @@ import asyncio
 import re
 
 from multirole.core.types import Answer, Call, Duty, Edge, Problem, Structure, user
-from multirole.workflows.prompts import render
+from multirole.workflows.prompts import read_again, render
 
 _MARKUP = r"(?:^[ \t]{0,8}(?:[-+*•]|\d{1,3}[.)])[ \t]{1,4})?(?:[*_#>~`]|\\(?:text(?:bf|it|rm)?|mathbf|underline|emph)\{){0,6}[ \t]{0,4}"
 _END = r"[ \t]{0,4}[*_}]{0,3}[ \t]{0,4}"
@@ -61,7 +61,7 @@ class OrchWorkers:
 
     def __init__(self, max_workers: int = 3, prompts: str | None = None) -> None:
         self.roles = {"orchestrator": 1, "worker": max_workers, "synthesizer": 1}
-        self.prompts = prompts
+        self.prompts = read_again(prompts)
 
     async def run(self, problem: Problem, call: Call) -> Answer:
         prompts, question = self.prompts or problem.task, problem.question

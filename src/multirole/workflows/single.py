@@ -1,7 +1,7 @@
 """Single-agent control: one generator call (paper sec 4, the SA baseline)."""
 
 from multirole.core.types import Answer, Call, Duty, Edge, Problem, Structure, user
-from multirole.workflows.prompts import render
+from multirole.workflows.prompts import read_again, render
 
 
 class Single:
@@ -16,7 +16,7 @@ class Single:
 
     def __init__(self, prompts: str | None = None) -> None:
         self.roles = {"generator": 1}
-        self.prompts = prompts
+        self.prompts = read_again(prompts)
 
     async def run(self, problem: Problem, call: Call) -> Answer:
         turn = await call(

@@ -9,7 +9,7 @@ import re
 
 from multirole.core.replies import find_boxes, last_line, plain_words
 from multirole.core.types import Answer, Call, Duty, Edge, Problem, Structure, user
-from multirole.workflows.prompts import render
+from multirole.workflows.prompts import read_again, render
 
 NUMBERS = {
     word: number
@@ -98,7 +98,7 @@ class Voting:
         box_rule: str = "box_or_line",
     ) -> None:
         self.roles = {"generator": n_voters, "aggregator": 1}
-        self.fallback, self.prompts, self.box_rule = fallback, prompts, box_rule
+        self.fallback, self.prompts, self.box_rule = fallback, read_again(prompts), box_rule
 
     async def run(self, problem: Problem, call: Call) -> Answer:
         ask = render(self.prompts or problem.task, "generator", question=problem.question)

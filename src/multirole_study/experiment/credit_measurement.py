@@ -73,12 +73,12 @@ def _measure(
                         continue
                     load_adapters(trainer.peft_model, saved or untrained)
                     trainer.state.global_step = step  # tells `play` to publish the new weights
-                    run_columns = {"run": cell.id, "workflow": cell.workflow, "policy": cell.policy_name, "task": cell.task,
+                    run_columns = {"run": folder.name, "workflow": cell.workflow, "policy": cell.policy_name, "task": cell.task,
                                    "seed": cell.seed, "step": step}  # fmt: skip
                     measurement = measure_credit(trainer, chunk, reward.score_answers, verdicts, sizes)
                     rows += [run_columns | row for row in rows_of(measurement)]
                     write_table(folder / CREDIT_FILE, rows)
-                    say(f"{cell.id} at iteration {step}: {i + len(chunk)} of {len(measured)} problems measured")
+                    say(f"{folder.name} at iteration {step}: {i + len(chunk)} of {len(measured)} problems measured")
         finally:
             trainer.engine.close()
 

@@ -53,7 +53,7 @@ def preflight(cell: Cell, launch: Launch = ONE_PROCESS) -> None:
     if missing:
         numbered = "\n".join(f"{i}. {problem}" for i, problem in enumerate(missing, start=1))
         raise ValueError(f"{cell.id} at scale={cell.scale!r} cannot run here. Missing:\n{numbered}")
-    if cell.allow_unsafe_code or cell.uses_sandbox:
+    if cell.allow_unsafe_code or cell.uses_sandbox:  # a task of the user's may grade programs, too
         sandbox.require(cell.allow_unsafe_code)
 
 

@@ -212,7 +212,7 @@ class Recorder:
                     self.tables[path.stem] = pq.read_table(path).to_pylist()
 
     def finish(self, outcome: dict[str, object] | None = None) -> None:
-        """Write the tables and, if the run diverged, its `outcome`; then write DONE with the checksum of every file."""
+        """Write the tables and, if the run diverged, its `outcome`; then write DONE."""
         if outcome:
             path = self.folder / "provenance.json"
             write_text(path, json.dumps(json.loads(path.read_text()) | {"outcome": outcome}, indent=2))

@@ -22,7 +22,6 @@ from multirole_study.experiment.progress import say
 from multirole_study.experiment.run_folder import SIGNAL_FILE, adapters_folder, claim, read_config, saved_steps
 from multirole_study.experiment.storage import add_steps
 
-"""File in a run's folder. It is not part of the record whose checksums DONE holds."""
 CONFIDENCE = 0.95
 
 
@@ -79,8 +78,8 @@ def rows_of(gradients: AdapterGradients) -> Iterator[dict[str, object]]:
         yield {"role": role, "other": other, "statistic": "cosine", **with_interval(estimate, batches)}
 
 
-def measure_cell(cell: Cell, adapters: Mapping[int, Path | None], n_batches: int) -> list[dict[str, object]]:
-    """Return the table of a cell at some iterations; `adapters` maps each to saved adapters, or to None for untrained ones."""
+def measure_cell(cell: Cell, run: str, adapters: Mapping[int, Path | None], n_batches: int) -> list[dict[str, object]]:
+    """Return the table of a run of a cell at some iterations; `adapters` maps each to saved adapters, or to None for untrained ones."""
     table: list[dict[str, object]] = []
     with TemporaryDirectory() as scratch:
         trainer = make_trainer(cell, scratch)
@@ -88,11 +87,11 @@ def measure_cell(cell: Cell, adapters: Mapping[int, Path | None], n_batches: int
             for step, saved in adapters.items():
                 if saved is not None:
                     load_adapters(trainer.peft_model, saved)
-                run_columns = {"run": cell.id, "workflow": cell.workflow, "policy": cell.policy_name, "task": cell.task,
+                run_columns = {"run": run, "workflow": cell.workflow, "policy": cell.policy_name, "task": cell.task,
                                "seed": cell.seed, "step": step, "batches": n_batches}  # fmt: skip
                 for adapter, gradients in measure_gradients(trainer, n_batches).items():
                     table += [run_columns | {"adapter": adapter, "other": ""} | row for row in rows_of(gradients)]
-                say(f"{cell.id} at iteration {step}: {n_batches} batches measured")
+                say(f"{run} at iteration {step}: {n_batches} batches measured")
         finally:
             trainer.engine.close()
     return table
@@ -106,7 +105,7 @@ def measure_run(folder: Path, steps: Sequence[int] | None, n_batches: int, model
     """
     cell, adapters, path = cell_of(folder, model), adapters_of(folder, steps), folder / SIGNAL_FILE
     with claim(folder):  # two measurements would erase each other's rows
-        add_steps(path, measure_cell(cell, adapters, n_batches))
+        add_steps(path, measure_cell(cell, folder.name, adapters, n_batches))
     return path
 
 

@@ -45,7 +45,7 @@ from multirole_study.experiment.run_folder import (
     staging,
     write_done,
 )
-from multirole_study.experiment.settings import UnfinishedRun, user_errors
+from multirole_study.experiment.settings import UnfinishedRun, UserError, user_errors
 from multirole_study.experiment.stop_signals import Stop, handle_signals
 from multirole_study.experiment.storage import checksums_of, write_table, write_text
 
@@ -191,6 +191,8 @@ def _play(evaluation: Evaluation, launch: Launch, folder: Path, steps: list[int]
             if failed := sum(episode.failure is not None for episode in episodes):  # left out, as in validation
                 say(f"evaluation at iteration {step}   {failed} episodes failed and are left out")
                 episodes = [episode for episode in episodes if episode.failure is None]
+            if not episodes:
+                raise UserError(f"All episodes at iteration {step} failed, so that there is nothing to evaluate.")
             reward([], [], episodes)
             grade(episodes, [solver_of(cell)], reward)
             rows = [

@@ -1,7 +1,7 @@
 """Manage a run's folder: its path, lock, completion marker and atomic checkpoints.
 
     LOCK                            held while a process writes here
-    DONE                            sha256 of every file but checkpoints: the run is complete
+    DONE                            sha256 of every file but checkpoints and measurements: the run is complete
     adapters/step_N/                the adapters of each evaluation; kept when the checkpoint is removed
     checkpoints/staging/            where the trainer writes the next checkpoint; nothing reads it
     checkpoints/checkpoint-N/       everything of iteration N, the tables and turns so far below `record/`; checksums.json, written

@@ -56,7 +56,7 @@ def load_user_object(kind: str, source: object, builtin: Collection[str]) -> tup
         raise ValueError(
             f"The name of a {kind} must be a plain identifier such as 'debate' that no built-in {kind} has, got {name!r}."
         )
-    return user_object, _digest(source, about, code)
+    return user_object, _digest(source, user_object, about, code)
 
 
 def load(spec: str, kind: str) -> Any:
@@ -88,15 +88,16 @@ PLAIN = (str, int, float, bool, type(None))
 """Kinds of attributes that are part of an object's digest."""
 
 
-def _digest(source: object, about: str, code: list[Any]) -> str:
+def _digest(source: object, user_object: object, about: str, code: list[Any]) -> str:
     """Return the SHA-256 of a description (roles, or a task's row checksums), of the files or source code, and of what tells objects apart.
 
-    That is the object's name in its file or, for an object of this process, its plain attributes.
+    That is the object's name in its file or, for an object of this process, its public plain attributes.
     """
     if isinstance(source, str):
         path, _, name = source.rpartition(":")
         return _digest_of_files(Path(path).expanduser().resolve(), f"{about} {name}".encode())
-    plain = {name: value for name, value in sorted(getattr(source, "__dict__", {}).items()) if isinstance(value, PLAIN)}
+    attributes = sorted(getattr(user_object, "__dict__", {}).items())
+    plain = {name: value for name, value in attributes if not name.startswith("_") and isinstance(value, PLAIN)}
     try:
         return hashlib.sha256(f"{about} {plain} {[inspect.getsource(item) for item in code]}".encode()).hexdigest()
     except OSError as error:

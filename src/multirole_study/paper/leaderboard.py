@@ -37,7 +37,7 @@ CAPTION = (
     "Not in the paper. Every arm minus `{reference}` in {score} at the last iteration, in points, paired by seed (n), with its 95 % t interval; p is after Holm's "
     f"correction over the {{arms}} arms. Better or worse: p < {ALPHA}. Equivalent: two one-sided tests within {100 * MARGIN:.0f} points, also after Holm. The peak is {{peak}}; "
     "it decides nothing. Tokens are the sampled completion tokens per iteration, those of replays included, relative to `{reference}`'s. An arm with "
-    f"more than {100 * TOLERATED:.0f} % more or less has no verdict (unequal tokens), nor has one that lacks a run of any of the {{seeds}} declared seeds (unfinished). The placebo: {{placebo}}. Rules: study_credit.yaml."
+    f"more than {100 * TOLERATED:.0f} % more or less has no verdict (unequal tokens), nor has one that lacks the score in any of the {{seeds}} declared seeds (unfinished). The placebo: {{placebo}}. Rules: study_credit.yaml."
 )
 NOT_MEASURED, UNEQUAL = "not measured", "unequal tokens"
 WITHOUT_VERDICT = (NOT_RUN, UNFINISHED, UNEQUAL)

@@ -27,7 +27,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from multirole.core.policy import SHARED
-from multirole_study.experiment.run_folder import write_done
+from multirole_study.experiment.run_folder import CREDIT_FILE, ROLE_VALUE_FILE, SIGNAL_FILE, write_done
 from multirole_study.experiment.storage import SCHEMA_VERSION, sha256
 
 EVALUATION_TABLES = {"eval": "evaluations", "turns": "evaluation_turns"}
@@ -50,7 +50,7 @@ PACKED_FOR_SOME = {
 advantages, which follow from the rewards; and answers, which only votes need. A run's texts are kept."""
 
 
-MEASUREMENTS = ("gradient_signal", "credit_accuracy", "role_value")
+MEASUREMENTS = tuple(Path(name).stem for name in (SIGNAL_FILE, CREDIT_FILE, ROLE_VALUE_FILE))
 """Tables with a column `run` that `multirole signal`, `credit` and `role_value` write into a run's folder; they are not part of its record."""
 
 

@@ -88,7 +88,8 @@ def judged_numbers(results: Results, study: Study | None, question: dict, line: 
     """Return `numbers`, with the scale's later seeds if the declared ones leave the line undecided and every later seed has runs."""
     values = numbers(results, study, question, line, policy)
     later = DECLARED["later_seeds"].get(results.grid.scale, []) if question["name"] in DECLARED["later_in"] else []
-    if not later or _verdict(question, values) != "undecided":
+    has_first = len(values) == len(declared_seeds(results, question))
+    if not (later and has_first) or _verdict(question, values) != "undecided":
         return values
     more = numbers(results, study, question, line, policy, later)
     return pd.concat([values, more]) if len(more) == len(later) else values

@@ -28,7 +28,6 @@ from multirole_study.paper.statistics import t_interval
 
 POINTS = ("before", "after", "change", "change_low", "change_high", "moved", "moved_low", "moved_high")
 """Columns that are accuracies or differences of them; printed in percent."""
-"""Tables in the run's folder, which the inspector shows. They are not part of the record whose checksums DONE holds."""
 N_TURN_DRAWS = 4
 """Replays of a turn under "resample" in `TURN_EFFECTS_FILE`."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from multirole.core.types import MAX_REWARD, Message, Problem, Reward, check_columns, conversation_of
+from multirole.workflows.prompts import folder_of
 from multirole_study.tasks.sources import DataError, broken_value, file_of_rows, question_id, read_rows, take
 from multirole_study.tasks.splits import check_split
 
@@ -73,8 +74,8 @@ class Task:
 
     def describe(self) -> dict[str, object]:
         """Return the task's name, the source, count and SHA-256 of each split's rows, and the SHA-256 of each of its own templates."""
-        folder = Path(self._prompts).expanduser()
-        paths = sorted(folder.glob("*.md")) if self._prompts and folder.is_dir() else []
+        folder = folder_of(self._prompts)
+        paths = [] if folder.is_relative_to(folder_of("").parent) else sorted(folder.glob("*.md"))
         templates = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
         splits = {split: self._describe(split) for split in self._data}
         return {"name": self.name} | splits | ({"prompts": templates} if templates else {})

@@ -10,11 +10,17 @@ from pathlib import Path
 from string import Template
 
 
+def read_again(prompts: str | None) -> str | None:
+    """Return the name of a set, whose templates are read again: a workflow uses the files as they are when it is made."""
+    template.cache_clear()
+    return prompts
+
+
+@cache
 def template(prompts: str, name: str) -> Template:
-    """Load the template `<prompts>/<name>.md`; ValueError if there is none. An edited file is read again."""
-    path = _folder(prompts) / f"{name}.md"
+    """Load the template `<prompts>/<name>.md`; ValueError if there is none."""
     try:
-        return _parsed(path, path.stat().st_mtime_ns)
+        return Template((folder_of(prompts) / f"{name}.md").read_text(encoding="utf-8").rstrip("\n"))
     except OSError as error:
         raise ValueError(
             f'There is no prompt template {name}.md in {prompts!r}. `prompts`, and the column "task" of a dataset, must name a folder with '
@@ -22,15 +28,10 @@ def template(prompts: str, name: str) -> Template:
         ) from error
 
 
-@cache
-def _folder(prompts: str) -> Path:
+def folder_of(prompts: str) -> Path:
+    """Return the folder of a set: one of this package, or the user's."""
     inside = Path(str(files(__package__).joinpath(prompts or "general")))
     return inside if inside.is_dir() else Path(prompts).expanduser()
-
-
-@cache
-def _parsed(path: Path, modified: int) -> Template:
-    return Template(path.read_text(encoding="utf-8").rstrip("\n"))
 
 
 def render(prompts: str, name: str, **fields: str) -> str:
