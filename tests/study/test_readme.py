@@ -170,9 +170,7 @@ def test_sharing_costs_stability_at_three_times_the_rate():
         rows("claims", regime="paper", claim="sp_fails_too"),
         rows("claims", regime="paper", claim="ip_falls_more_often"),
     )
-    assert "With the preset's rate and schedule no run ends in a fall" in SAID and not any(
-        part["value"].any() for part in ends
-    )
+    assert "At the preset no run ends in a fall" in SAID and not any(part["value"].any() for part in ends)
 
 
 def test_a_shared_aggregator_talks_more():
@@ -253,3 +251,33 @@ def test_replies_to_one_prompt_hold_more_credit():
     shares = here.loc[["leave_one_out", "outcome"], ["value", "low", "high"]]
     assert said == [round(100 * share, 1) for share in shares.to_numpy().ravel()]
     assert said[0] >= 2 * said[3]
+
+
+def test_more_credit_is_not_shown_to_train_better():
+    """The leaderboard of study_credit.yaml: the README has one of its lines, the results page those of every arm."""
+    tables = ROOT / "results" / "credit" / "tiny-r" / "tables"
+    ends, skills = (
+        pd.read_csv(tables / f"leaderboard_voting_sp_math_{score}.csv").set_index("arm")
+        for score in ("accuracy", "skill")
+    )
+    assert set(ends["seeds"]) == {10}
+    gap = (100 * ends[["difference", "low", "high"]]).round(1)
+    c3 = "leave_one_out in Voting"
+    assert finding("C3's trains Voting I higher") == gap.loc[c3].tolist() and ends.loc[c3, "verdict"] == "undecided"
+    page = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
+    for arm in (c3, "branches in Voting", "joint_return", "critic", "shapley"):
+        sign = -1 if arm == "shapley" else 1
+        low, high = sorted(sign * gap.loc[arm, ["low", "high"]])
+        number = (
+            f"{sign * gap.loc[arm, 'difference']:+.1f}"
+            if abs(gap.loc[arm, "difference"]) < 1
+            else f"{sign * gap.loc[arm, 'difference']:.1f}"
+        )
+        words = f"{number}{' points' * (arm in (c3, 'critic'))} [{low:.1f}, {high:.1f}]".replace("-", "−")
+        assert words in page, words
+    assert {ends.loc[arm, "verdict"] for arm in ("branches in Voting", "joint_return")} == {"undecided"}
+    assert {ends.loc[arm, "verdict"] for arm in ("critic", "shapley")} == {"unequal tokens"}
+    worse = (-100 * skills.loc["branches in Voting", ["difference", "high", "low"]].astype(float)).round(1).tolist()
+    assert "by {} points [{}, {}] (decided)".format(*worse) in page
+    assert skills.loc["branches in Voting", "verdict"] == "worse"
+    assert [round(100 * (ends.loc[arm, "tokens"] - 1)) for arm in ("critic", "shapley")] == [23, -23]
