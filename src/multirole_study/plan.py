@@ -343,11 +343,11 @@ def estimate(cell: Cell, launch: Launch, gpu_bytes: int) -> hours.Estimate:
 def time_report(cell: Cell, launch: Launch, gpu_bytes: int, grid: Sequence[Cell]) -> str:
     """Format the estimated times of the cell and of every other workflow in its place, and the GPU-hours of `grid`."""
     gpu, policy = hours.gpu_of(gpu_bytes), cell.policy_name if cell.policy_name == "ip" else "sp"
-    siblings, rows = [], []
-    for name in WORKFLOWS:
+    cells, rows = [cell], []
+    for name in (other for other in WORKFLOWS if other != cell.workflow_name):
         with contextlib.suppress(ValueError):  # a setting that another workflow cannot have
-            siblings += [cell.sibling(name, policy)] if name != cell.workflow_name else []
-    for sibling in (cell, *siblings):
+            cells.append(cell.sibling(name, policy))
+    for sibling in cells:
         time = estimate(sibling, launch, gpu_bytes)
         seconds = time.rollout, time.update, time.iteration, time.validation
         rows.append((sibling.workflow_name, *seconds, time.hours, time.gpu_hours, disk_need(sibling) / GIB))

@@ -165,17 +165,23 @@ def test_every_checkpoint_that_is_pushed_has_the_adapters(train, tmp_path, monke
         assert pushed == (tmp_path / "checkpoint-1" / name / "adapter_model.safetensors").read_bytes()
 
 
-def test_an_optimizers_groups_keep_their_own_rates(train, tmp_path, monkeypatch):
-    """The ratios of the groups' rates are kept, as `peft.optimizers.create_loraplus_optimizer` needs."""
+def two_groups(rate_a, rate_b):
+    """Return a `create_optimizer` with a group for the matrices A, at rate a, and one for the matrices B."""
 
     def create(self, model=None):
         self.peft_model.set_requires_grad(self.adapters, True)
         named = [(name, p) for name, p in self.peft_model.named_parameters() if p.requires_grad]
         parts = [[p for name, p in named if ("lora_B" in name) is is_b] for is_b in (False, True)]
-        self.optimizer = torch.optim.AdamW([{"params": parts[0], "lr": 1e-4}, {"params": parts[1], "lr": 16e-4}])
+        self.optimizer = torch.optim.AdamW([{"params": parts[0], "lr": rate_a}, {"params": parts[1], "lr": rate_b}])
         return self.optimizer
 
-    monkeypatch.setattr(MultiRoleGRPOTrainer, "create_optimizer", create)
+    return create
+
+
+def test_an_optimizers_groups_keep_their_own_rates(train, tmp_path, monkeypatch):
+    """The ratios of the groups' rates are kept, as `peft.optimizers.create_loraplus_optimizer` needs."""
+
+    monkeypatch.setattr(MultiRoleGRPOTrainer, "create_optimizer", two_groups(1e-4, 16e-4))
     trainer = train(tmp_path, max_steps=2, lr_scheduler_type="constant")
     rates = [group["lr"] for group in trainer.optimizer.param_groups]
     assert rates[1] == pytest.approx(16 * rates[0]) and rates[0] > 0
@@ -307,18 +313,11 @@ class Rates(MultiRoleCallback):
 def test_each_group_of_an_optimizer_keeps_its_schedule(train, tmp_path, monkeypatch):
     """Groups at 1e-4 and 3e-4, the second decaying by half per iteration; a callback's factor of 2 scales both."""
 
-    def create(self, model=None):
-        self.peft_model.set_requires_grad(self.adapters, True)
-        named = [(name, p) for name, p in self.peft_model.named_parameters() if p.requires_grad]
-        parts = [[p for name, p in named if ("lora_B" in name) is is_b] for is_b in (False, True)]
-        self.optimizer = torch.optim.AdamW([{"params": parts[0], "lr": 1e-4}, {"params": parts[1], "lr": 3e-4}])
-        return self.optimizer
-
     def schedule(self, num_training_steps, optimizer=None):
         self.lr_scheduler = torch.optim.lr_scheduler.LambdaLR(self.optimizer, [lambda t: 1.0, lambda t: 0.5**t])
         return self.lr_scheduler
 
-    monkeypatch.setattr(MultiRoleGRPOTrainer, "create_optimizer", create)
+    monkeypatch.setattr(MultiRoleGRPOTrainer, "create_optimizer", two_groups(1e-4, 3e-4))
     monkeypatch.setattr(MultiRoleGRPOTrainer, "create_scheduler", schedule)
     rates = Rates()
     trainer = train(tmp_path, callbacks=[rates], policy="sp", updates="one", max_steps=2)
@@ -327,14 +326,7 @@ def test_each_group_of_an_optimizer_keeps_its_schedule(train, tmp_path, monkeypa
 
 
 def test_a_group_at_rate_0_stands_still(train, tmp_path, monkeypatch):
-    def create(self, model=None):
-        self.peft_model.set_requires_grad(self.adapters, True)
-        named = [(name, p) for name, p in self.peft_model.named_parameters() if p.requires_grad]
-        parts = [[p for name, p in named if ("lora_B" in name) is is_b] for is_b in (False, True)]
-        self.optimizer = torch.optim.AdamW([{"params": parts[0], "lr": 0.0}, {"params": parts[1], "lr": 1e-2}])
-        return self.optimizer
-
-    monkeypatch.setattr(MultiRoleGRPOTrainer, "create_optimizer", create)
+    monkeypatch.setattr(MultiRoleGRPOTrainer, "create_optimizer", two_groups(0.0, 1e-2))
     trainer = train(tmp_path, max_steps=1, lr_scheduler_type="constant", max_grad_norm=0.0)
     moved = {name for name, p in adapters(trainer).items() if "lora_B" in name and p.any()}
     assert moved and trainer.optimizer.param_groups[0]["lr"] == 0.0
@@ -405,6 +397,6 @@ def test_more_iterations_may_be_set_before_training(train, model_folder, tmp_pat
 )  # fmt: skip
 def test_mistakes_are_reported_before_the_model_is_loaded(tmp_path, change, message):
     config = MultiRoleGRPOConfig(str(tmp_path), engine=change.pop("engine", "auto"), bf16=False, report_to="none")
-    given = {"peft_config": LoraConfig(r=4), "eval_dataset": None} | change
+    arguments = {"peft_config": LoraConfig(r=4), "eval_dataset": None} | change
     with pytest.raises(ValueError, match=message):
-        MultiRoleGRPOTrainer("no/such-model", Voting(2), correct, config, ROWS, **given)
+        MultiRoleGRPOTrainer("no/such-model", Voting(2), correct, config, ROWS, **arguments)

@@ -90,11 +90,12 @@ def check_inputs(folder: Path, cell: Cell) -> None:
     """Raise ValueError if a finished run had another base model or other rows, whose folders or files have the same name."""
     if cell.model is not None:
         check_base_of_run(folder, cell)
-    recorded = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))["dataset"]
-    if cell.data is not None and recorded != json.loads(json.dumps(cell.make_task().describe())):
-        raise ValueError(
-            f"{folder} was trained on other rows of a file with the same name. Rename the file, or write to another `results_dir`."
-        )
+    if cell.data is not None:
+        recorded = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))["dataset"]
+        if recorded != json.loads(json.dumps(cell.make_task().describe())):
+            raise ValueError(
+                f"{folder} was trained on other rows of a file with the same name. Rename the file, or write to another `results_dir`."
+            )
 
 
 def _train(cell: Cell, launch: Launch, folder: Path, stop: Stop, callbacks: list[TrainerCallback]) -> None:

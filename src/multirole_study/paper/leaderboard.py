@@ -141,10 +141,7 @@ def compared(arms: list[Arm], other: Arm, reference: Arm, score: Score, seeds: l
         both = ends.index.intersection(other_ends.index)
         intervals.append((t_interval(ends[both]), t_interval(peaks.reindex(both)), difference(ends, other_ends)))
     comparisons = []
-    missing = [
-        progress(gap.seeds, seeds) if arm.runs.keys() & other.runs.keys() else NOT_RUN
-        for arm, (*_, gap) in zip(arms, intervals, strict=True)
-    ]
+    missing = [progress(gap.seeds, seeds) for *_, gap in intervals]
     verdicts = judged([gap for *_, gap in intervals], missing)
     for arm, (end, peak, gap), (p, verdict) in zip(arms, intervals, verdicts, strict=True):
         tokens = relative_tokens(arm, reference)
