@@ -357,11 +357,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         resume_from_checkpoint = resume_argument(resume_from_checkpoint, self.args.resume_from_checkpoint)
         try:
             return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
-        except (
-            WorkflowError,
-            EngineError,
-            RequestRefused,
-        ) as error:  # their messages say where; a traceback would show this package
+        except (WorkflowError, EngineError, RequestRefused) as error:
+            # their messages say where; a traceback would show this package
             raise error.with_traceback(None) from error.__cause__
         finally:
             if self.ahead is not None:
