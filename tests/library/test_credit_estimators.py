@@ -4,6 +4,7 @@ import math
 from types import SimpleNamespace
 
 import pytest
+from peft import LoraConfig
 from test_forks_are_exact import (
     BASE,
     CHANCE,
@@ -154,7 +155,10 @@ def trainer_of(rollout, n):
     args = SimpleNamespace(num_generations=n, mask_truncated_completions=False)
     state = SimpleNamespace(global_step=3)
     policy = {role: role for role in rollout.workflow.roles}
-    return SimpleNamespace(workflow=rollout.workflow, play=play, args=args, state=state, policy=policy)
+    model = SimpleNamespace(peft_config={role: LoraConfig() for role in policy})
+    return SimpleNamespace(
+        workflow=rollout.workflow, play=play, args=args, state=state, policy=policy, peft_model=model
+    )
 
 
 def credited(tokenizer, name, n=8, **options):

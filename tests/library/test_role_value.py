@@ -97,6 +97,16 @@ def test_the_callback_measures_at_an_evaluation(make_library_trainer):
     assert [value.effects[0].before, *(e.change for e in value.effects)] == first  # the same seeds
 
 
+def test_the_base_plays_no_role_if_an_adapter_took_over_a_part_of_it(make_library_trainer):
+    """The rest of the base that PiSSA leaves is not the untrained model."""
+    trainer = make_library_trainer(Voting(), callbacks=[RoleValue(score)])
+    trainer.peft_model.peft_config["shared"].init_lora_weights = "pissa_niter_4"
+    message = "`init_lora_weights='pissa_niter_4'` moved a part of the base's weights into adapter 'shared'"
+    with pytest.raises(ValueError, match=message):
+        trainer.train()
+    assert trainer.state.global_step == 0
+
+
 def test_what_cannot_work_is_refused(tokenizer):
     rollout = relay(tokenizer)
     with pytest.raises(ValueError, match="None of the given episodes has a reward"):

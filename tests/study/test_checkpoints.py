@@ -3,6 +3,7 @@
 import shutil
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from multirole_study.experiment.record import Recorder
@@ -193,3 +194,9 @@ def test_a_checkpoint_is_renamed_only_after_its_content_is_synced(folder, monkey
     monkeypatch.setattr("os.replace", replace)
     iterate(Recorder(folder), 4)
     assert moved == ["checkpoint-4"]
+
+
+def test_a_column_that_the_first_row_lacks_is_written(tmp_path):
+    """A metric may begin later in a run, and rows of an older version may lack one."""
+    write_table(tmp_path / "t.parquet", [{"step": 0}, {"step": 1, "kl": 0.5}])
+    assert pq.read_table(tmp_path / "t.parquet").to_pylist() == [{"step": 0, "kl": None}, {"step": 1, "kl": 0.5}]

@@ -33,6 +33,7 @@ from multirole.core.hooks import MultiRoleCallback, Trainer
 from multirole.core.replay import Fork, replays_of, same_turn
 from multirole.core.rows import Row
 from multirole.core.types import REPLAYING_CREDITS, CreditName, Episode, Structure, structure_of
+from multirole.core.validation import check_base_alone
 
 CREDITS: tuple[str, ...] = get_args(CreditName)
 
@@ -366,8 +367,10 @@ def play_scored(trainer: Any, forks: Sequence[Fork], iteration: int, score: Scor
     """Replay forks under the trainer's present weights and score them, as `forks.play_forks` does on one process.
 
     Each process replays and scores a share and gets all results. Replays that failed are not scored: their reward is None. Raises ValueError
-    for episodes that older weights played.
+    for episodes that older weights played, and for forks with "base" if an adapter took over a part of the base.
     """
+    if any(fork.how == "base" for fork in forks):
+        check_base_alone(trainer.peft_model)
     present = trainer.state.global_step
     if any(turn.version not in (None, present) for fork in forks for turn in fork.episode.turns):
         raise ValueError(

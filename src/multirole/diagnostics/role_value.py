@@ -17,12 +17,15 @@ training seeds.
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import get_args
+from typing import Any, get_args
+
+from peft import PeftModel
 
 from multirole.core.credit import Score, play_scored
 from multirole.core.hooks import MultiRoleCallback, Trainer
 from multirole.core.replay import Fork, How, has_twin
 from multirole.core.types import Episode, structure_of
+from multirole.core.validation import check_base_alone
 
 
 @dataclass(frozen=True)
@@ -86,7 +89,7 @@ def role_values(
         One effect per role and intervention, roles in the order of the workflow.
 
     Raises:
-        ValueError: if no episode has a reward.
+        ValueError: if no episode has a reward, or for "base" if an adapter took over a part of the base (PiSSA and its kind).
     """
     known = [episode for episode in episodes if episode.reward is not None]
     if not known:
@@ -211,6 +214,11 @@ class RoleValue(MultiRoleCallback):
             raise ValueError(f"`how` must be among {list(get_args(How))}, got {unknown}.")
         self.score, self.n_problems, self.how, self.n_draws = score, n_problems, tuple(how), n_draws
         self.effects: list[RoleEffect] = []
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, *, model: PeftModel, **_: Any) -> None:
+        """Refuse "base" before training if the base alone is not the untrained model (ValueError)."""
+        if "base" in self.how:
+            check_base_alone(model)
 
     def on_episodes_evaluated(
         self, trainer: Trainer, episodes: list[Episode], metrics: dict[str, float], prefix: str

@@ -57,11 +57,14 @@ def write_text(path: Path, text: str) -> None:
 
 
 def write_table(path: Path, rows: list[dict]) -> None:
-    """Write rows (dicts with the same keys) to a Parquet file with page checksums and the schema version as metadata."""
+    """Write rows to a Parquet file with page checksums and the schema version as metadata. A column that a row lacks is null there."""
     import pyarrow as pa  # imported late, because it is slow
     import pyarrow.parquet as pq
 
-    table = pa.Table.from_pylist(rows).replace_schema_metadata({"multirole_schema": SCHEMA_VERSION})
+    names = list(dict.fromkeys(name for row in rows for name in row))  # Arrow would read those of the first row alone
+    table = pa.Table.from_pylist([dict.fromkeys(names) | row for row in rows]).replace_schema_metadata(
+        {"multirole_schema": SCHEMA_VERSION}
+    )
     with writing(path) as temporary:
         pq.write_table(table, temporary, write_page_checksum=True)
 
