@@ -2,7 +2,7 @@
 
     python benchmarks/bench_commands.py [--pairs 3] [--out results/bench/commands.json]
 
-The commands are those of the README, the Makefile and docs, with few iterations. A pair is one run of each, in alternating order; the ratio is
+The commands are those of the README, the Makefile and docs, with 4 iterations; scripts of examples have their own number. A pair is one run of each, in alternating order; the ratio is
 the wall time without the variable over that with it, so that above 1 the library's own choice of threads is slower. Wall time
 depends on what else runs: the load of the machine at the start is recorded.
 """

@@ -23,7 +23,8 @@ from measuring import alone, shown, spread, write
 CELLS = ["voting sp math", "voting ip math", "eval_opt sp math", "eval_opt ip math", "orch_workers sp math",
          "orch_workers ip math", "single sp math"]  # fmt: skip
 HERE = Path(__file__).resolve().parents[1]
-PACKAGE = HERE / "src" / "multirole"
+MODEL = HERE / "src" / "multirole_study" / "models" / "tiny-r"
+PROMPTS = HERE / "src" / "multirole" / "workflows" / "prompts" / "tiny_chain"
 N_PROBLEMS, N_EPISODES, LENGTHS = 8, 8, (6 * 272, 272)
 
 
@@ -49,8 +50,8 @@ def measure(workflow: str, policy: str, problems: str, share: float) -> dict:
     kinds = {"single": Single, "eval_opt": EvalOpt, "voting": Voting, "orch_workers": OrchWorkers}
     with tempfile.TemporaryDirectory() as folder:
         trainer = MultiRoleGRPOTrainer(
-            str(PACKAGE / "models" / "tiny-r"),
-            kinds[workflow](prompts=str(PACKAGE / "workflows" / "prompts" / "tiny_chain")),
+            str(MODEL),
+            kinds[workflow](prompts=str(PROMPTS)),
             right,
             MultiRoleGRPOConfig(
                 folder, policy=policy, generation_batch_size=N_PROBLEMS * N_EPISODES, num_generations=N_EPISODES, learning_rate=2e-3,

@@ -231,7 +231,7 @@ def table(result: dict[str, dict]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", default="tiny-r")
-    parser.add_argument("--model", type=Path, help="a folder with the base, by default that of the scale")
+    parser.add_argument("--model", type=Path, help="a folder with another base than the scale's, sampled in bfloat16")
     parser.add_argument("--served", nargs="*", default=["base", "adapter"], choices=["base", "adapter"])
     parser.add_argument("--rivals", nargs="*", default=["vllm", "generate"], choices=["vllm", "generate"])
     parser.add_argument("--pairs", type=int, default=5)
@@ -244,20 +244,18 @@ def main() -> None:
         from multirole_study.experiment.cell import Cell
 
         folder = locate(Cell("single", "sp", "math", args.scale))
-    dtype = torch.float32 if args.scale == "tiny-r" else torch.bfloat16
+    is_miniature = args.model is None and args.scale == "tiny-r"
+    name, dtype = folder.name if args.model else args.scale, torch.float32 if is_miniature else torch.bfloat16
     if args.measure:
         torch.set_num_threads(1)
         print(json.dumps(measure(players(str(folder), dtype, *args.served, args.rivals), str(folder), args.pairs)))
         return
     result = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
-    model = result.setdefault(f"{args.scale}, {str(dtype).removeprefix('torch.')}", {})
+    model = result.setdefault(f"{name}, {str(dtype).removeprefix('torch.')}", {})
     for served in args.served:
         options = [
             "--measure",
-            "--scale",
-            args.scale,
-            "--model",
-            str(folder),
+            *(("--model", str(folder)) if args.model else ("--scale", args.scale)),
             "--served",
             served,
             "--pairs",

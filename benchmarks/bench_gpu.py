@@ -36,8 +36,8 @@ OUT_OF_MEMORY = 3
 FINAL = ("done", "time limit", "out of memory", "failed")
 """Outcomes that `--resume` does not try again; "skipped" is not among them."""
 BASE = ("torch", "transformers")
-LIBRARY = (*BASE, "peft", "trl", "accelerate", "datasets")
-STUDY = (*LIBRARY, "pydantic", "pandas", "pyarrow", "psutil", "tabulate", "math_verify")
+LIBRARY = (*BASE, "peft", "trl", "accelerate", "datasets", "pyarrow", "pandas", "xxhash", "dill", "multiprocess")
+STUDY = (*LIBRARY, "pydantic", "psutil", "tabulate", "math_verify")
 VLLM = (*LIBRARY, "vllm")
 LIMITS = {
     "machine": (60, BASE), "passes": (120, BASE), "update": (180, LIBRARY), "update-recomputed": (180, LIBRARY),

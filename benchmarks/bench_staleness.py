@@ -5,8 +5,8 @@
 
 Each line of the table is one run of one seed. All runs correct for older rows by importance weights (`old_logprobs="recomputed"`). The
 first iteration, which nothing overlaps, is not timed. The load of the machine is printed before and after a run: with engine and
-trainer on the same busy cores, the times say nothing. Finished runs are not repeated, and their load is not known. With `--out` the table is
-written to docs/staleness.md, too.
+trainer on the same busy cores, the times say nothing. Finished runs are not repeated, and their load is not known. With `--out
+results/bench/staleness_server.json` (or `staleness_server_smollm2.json`) the table of that name in docs/staleness.md is written, too.
 """
 
 import argparse
@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument(
         "-p", nargs=2, action="append", default=[], metavar=("NAME", "VALUE"), help="a cell's parameter"
     )
-    parser.add_argument("--out", type=Path, help="the JSON file; the table goes to docs/staleness.md")
+    parser.add_argument("--out", type=Path, help="the JSON file; docs/staleness.md has a table for each of two names")
     options = parser.parse_args()
     parameters = USUAL | {"results_dir": options.results_dir} | {name: value(text) for name, text in options.p}
     sys.stdout.write("\n".join(HEAD) + "\n")
@@ -74,7 +74,14 @@ def main() -> None:
         sys.stdout.write(row(runs[-1]) + "\n")
         sys.stdout.flush()
     result = {"cell": cell.to_dict() | {"max_staleness": None}, "runs": runs}
-    write("bench_staleness", options.out, result, "\n".join([*HEAD, *map(row, runs)]), page="staleness")
+    write(
+        "bench_staleness",
+        options.out,
+        result,
+        "\n".join([*HEAD, *map(row, runs)]),
+        "staleness",
+        of=options.out and options.out.name,
+    )
 
 
 if __name__ == "__main__":

@@ -30,11 +30,17 @@ def shown(ratio: dict[str, float]) -> str:
     return f"{ratio['median']:.2f} [{ratio['min']:.2f}, {ratio['max']:.2f}]"
 
 
-def write(name: str, out: Path | None, result: dict, table: str, page: str = "speed") -> None:
-    """Write a benchmark's result to `out`, if given, and its table between its marks in docs/<page>.md."""
+def write(name: str, out: Path | None, result: dict, table: str, page: str = "speed", of: str = "") -> None:
+    """Write a benchmark's result to `out`, if given, and its table between its marks in docs/<page>.md.
+
+    A page with several tables of one benchmark names each by `of`, the file of its result; a file that it does not name has no table.
+    """
     if out is None:
         return
     out.write_text(json.dumps(result, indent=1) + "\n")
     path = ROOT / "docs" / f"{page}.md"
-    before, mark, rest = path.read_text().partition(f"<!-- table: benchmarks/{name}.py writes it -->\n")
+    mark = f"<!-- table: benchmarks/{name}.py writes it{f' from {of}' if of else ''} -->\n"
+    before, mark, rest = path.read_text().partition(mark)
+    if of and not mark:
+        return
     path.write_text(f"{before}{mark}{table}\n{rest[rest.index('<!-- end -->') :]}")

@@ -28,6 +28,8 @@ class Debate:
             Edge("debater", "judge", "both last answers"),
             Edge("judge", "answer", "the one it picks"),
         ),
+        # chat templates that want turns to alternate are refused before training, not in the first rollout
+        chats=(("user",), ("user", "assistant", "assistant", "user")),
     )
 
     async def run(self, problem, call):

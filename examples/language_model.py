@@ -35,16 +35,16 @@ class Check:
         return Answer(final.text)
 
 
-def last_number(text):
-    """The last box, or else the last number: an untrained base of this size writes few boxes."""
-    numbers = re.findall(r"\\boxed\{\s*(-?\d+)\s*\}", text) or re.findall(r"-?\d+", text)
-    return numbers[-1] if numbers else None
+def score(text, right):
+    """1 for a right last box, and 0.5 for a right last number without a box: an untrained base of this size writes few boxes."""
+    if boxes := re.findall(r"\\boxed\{([^{}]*)\}", text):
+        return float(boxes[-1].strip() == right)
+    return 0.5 * (re.findall(r"-?\d+", text)[-1:] == [right])
 
 
 def correct(prompts, completions, answer, **columns):
-    """1 for a right box, 0.5 for a right number without a box."""
-    pairs = zip(completions, answer, strict=True)
-    return [(0.5 + 0.5 * ("\\boxed{" in text)) * (last_number(text) == right) for text, right in pairs]
+    """TRL's signature: `completions` are the episodes' final answers, `answer` is a column of the rows."""
+    return [score(text, right) for text, right in zip(completions, answer, strict=True)]
 
 
 def rows(split, count):

@@ -28,10 +28,10 @@ use_fitting_threads(model.num_parameters())  # as the trainer does; torch would 
 async def call(role, messages, slot=0, round=0):
     """Sample one reply of a role. A workflow reads its `text`, and may set its `outcome`."""
     model.set_adapter(ADAPTER[role])
-    # as in training: the chat template without thinking, temperature 1
+    # as in training: the chat template without thinking, temperature 1, and no option that the model's generation_config.json sets
     template = {"add_generation_prompt": True, "enable_thinking": False, "return_dict": True, "return_tensors": "pt"}
     prompt = tokenizer.apply_chat_template(messages, **template)
-    ids = model.generate(**prompt, max_new_tokens=272, do_sample=True, temperature=1.0, top_k=0)
+    ids = model.generate(**prompt, max_new_tokens=272, do_sample=True, temperature=1.0, top_k=0, top_p=1.0, repetition_penalty=1.0)
     text = tokenizer.decode(ids[0, prompt["input_ids"].size(1) :], skip_special_tokens=True)
     print(f"{role} {slot}, round {round}: {text}")
     return SimpleNamespace(text=text)

@@ -17,6 +17,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from multirole_study.falls import wilson
+
 ROOT = Path(__file__).parents[1]
 PAGE, FACTS = ROOT / "docs" / "smollm2.md", ROOT / "docs" / "smollm2.json"
 BEGIN, END = "<!-- card -->", "<!-- /card -->"
@@ -26,9 +28,13 @@ WANTED = {"accuracy": (0.10, 0.40), "one of three right - accuracy": (0.15, 1.0)
 
 
 def mean_interval(values: pd.Series) -> dict[str, float]:
-    """Return the mean over problems with its 95 % normal interval."""
-    half = 1.96 * values.std(ddof=1) / np.sqrt(len(values))
-    rounded = [round(float(number), 4) for number in (values.mean(), values.mean() - half, values.mean() + half)]
+    """Return the mean of one value per problem with its 95 % interval: Wilson's if every value is 0 or 1, else the normal one."""
+    if values.isin([0, 1]).all():
+        low, high = wilson(values.sum(), len(values))
+    else:
+        half = 1.96 * values.std(ddof=1) / np.sqrt(len(values))
+        low, high = values.mean() - half, values.mean() + half
+    rounded = [round(float(number), 4) for number in (values.mean(), low, high)]
     return dict(zip(("value", "low", "high"), rounded, strict=True)) | {"n": len(values)}
 
 
@@ -43,7 +49,7 @@ def solver_facts(folder: Path) -> dict[str, dict[str, float]]:
         "one of three right - accuracy": mean_interval(any_right - accuracy),
         "mean reward": mean_interval(by_problem["reward"].mean()),
         "tokens of a reply": mean_interval(by_problem["completion_tokens"].mean()),
-        "cut off at the cap": mean_interval((turns["finish_reason"] == "length").astype(float)),
+        "cut off at the cap, first episode": mean_interval((turns["finish_reason"] == "length").astype(float)),
     }
     is_in_form = ~episodes["reason"].str.endswith("_unboxed") & ~episodes["reason"].isin(["no_answer", "no_code"])
     return facts | {"in the asked form": mean_interval(is_in_form.groupby(episodes["problem"]).mean())}
@@ -55,9 +61,8 @@ def workflow_facts(folder: Path) -> dict[str, dict[str, float]]:
     facts = {"accuracy": mean_interval(episodes["correct"].astype(float))}
     for role, rows in turns[turns["outcome"].notna()].groupby("role"):
         if role in ("aggregator", "evaluator", "orchestrator"):
-            facts[f"{role}, in the asked form"] = mean_interval(
-                (~rows["outcome"].isin(["unparsed", "lines"])).astype(float)
-            )
+            is_in_form = (~rows["outcome"].isin(["unparsed", "lines"])).astype(float)
+            facts[f"{role}, in the asked form"] = mean_interval(is_in_form.groupby(rows["problem"]).mean())
     return facts
 
 

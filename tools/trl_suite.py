@@ -108,9 +108,8 @@ def build_hub(folder: Path, n_vocabulary: int) -> None:
     for name, (architecture, options) in MODELS.items():
         torch.manual_seed(0)
         model_class = getattr(transformers, architecture)
-        if "Llama" in name:
-            usual["pad_token_id"] = tokenizer.convert_tokens_to_ids("<|finetune_right_pad_id|>")
-        model = model_class(model_class.config_class(**usual | options))
+        pad = {"pad_token_id": tokenizer.convert_tokens_to_ids("<|finetune_right_pad_id|>")} if "Llama" in name else {}
+        model = model_class(model_class.config_class(**usual | pad | options))
         model.save_pretrained(folder / HUB / name)
         tokenizer.save_pretrained(folder / HUB / name)
     remote = folder / HUB / "tiny-RemoteForCausalLM"
@@ -301,7 +300,14 @@ def run(trainer: str, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
                    str(args.suite.parent.parent), f"--trl-trainer={trainer}", f"--trl-results={results}", str(args.suite),
                    "-k", f"{tests} and ({args.only})" if args.only else tests]  # fmt: skip
         command += [f"--trl-epochs={args.epochs}"] if args.epochs else []
-        subprocess.run(command, check=False, cwd=hub, env=environment)
+        results.unlink(missing_ok=True)
+        code = subprocess.run(command, check=False, cwd=hub, env=environment).returncode
+        if code == pytest.ExitCode.NO_TESTS_COLLECTED and args.only:
+            continue
+        if code not in (pytest.ExitCode.OK, pytest.ExitCode.TESTS_FAILED):
+            sys.exit(
+                f"pytest ended with exit code {code} for {trainer}, so its outcomes are not complete. Its output is above."
+            )
         for kind, values in json.loads(results.read_text()).items():
             both[kind] |= values
     return both
@@ -311,8 +317,8 @@ def classify(stock: dict[str, Any], ours: dict[str, Any]) -> dict[str, tuple[str
     """Return test -> ("passed" | "refused" | "failed", message), for the tests that stock TRL passes."""
     table = {}
     for name, (outcome, _) in stock["outcomes"].items():
-        if outcome == "passed" and name in ours["outcomes"]:
-            our_outcome, message = ours["outcomes"][name]
+        if outcome == "passed":
+            our_outcome, message = ours["outcomes"].get(name, ("failed", "did not run"))
             refusal = ours["refusals"].get(name)
             is_refused = our_outcome == "failed" and refusal is not None and refusal[:60] in message
             table[name] = ("refused", refusal) if is_refused else (our_outcome, message)
@@ -340,7 +346,13 @@ def main() -> None:
         ours = run("multirole", args, folder)
     if args.stock:
         args.stock.write_text(json.dumps(stock))
+    if args.only:  # outcomes that --stock holds may be of more tests
+        stock["outcomes"] = {name: value for name, value in stock["outcomes"].items() if name in ours["outcomes"]}
     table = classify(stock, ours)
+    if not table:
+        sys.exit(
+            "No test passes with stock TRL, so there is nothing to compare. Check the path of the suite and --only."
+        )
     print(f"stock TRL with LoRA: {dict(Counter(outcome for outcome, _ in stock['outcomes'].values()))}")
     print(f"of the {len(table)} that pass: {dict(Counter(outcome for outcome, _ in table.values()))}")
     for name, (outcome, message) in table.items():

@@ -1,5 +1,7 @@
 """A tool-using agent of smolagents, which runs in a thread: it writes code that calls a calculator, and tries again if that fails.
 
+The code runs in this process. For a model that you do not trust, pass one of smolagents' remote executors (`executor_type`).
+
     python examples/frameworks/smolagents_tool.py
 """
 

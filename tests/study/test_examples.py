@@ -56,9 +56,9 @@ def test_the_other_examples(name, tmp_path):
 def test_the_reward_and_the_rows_of_the_language_model():
     example = runpy.run_path(str(EXAMPLES / "language_model.py"))
     rewards = example["correct"](
-        [""] * 4, [r"It is \boxed{41}.", "40 + 1 = 41", r"\boxed{40}, not 41", "No idea."], ["41"] * 4
+        [""] * 5, [r"It is \boxed{41}.", "40 + 1 = 41", r"\boxed{40}, not 41", r"\boxed{} 41", "No idea."], ["41"] * 5
     )
-    assert rewards == [1.0, 0.5, 0.0, 0.0]
+    assert rewards == [1.0, 0.5, 0.0, 0.0, 0.0]
     train, validation = example["rows"]("train", 64), example["rows"]("validation", 64)
     assert not set(train["prompt"]) & set(validation["prompt"])
     for row in train:

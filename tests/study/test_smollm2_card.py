@@ -24,6 +24,11 @@ def test_both_tasks_leave_something_to_choose_and_to_learn():
             assert low <= FACTS["facts"][f"single, {task}"][name]["value"] <= high, (task, name)
 
 
+def test_an_interval_of_proportions_stays_between_0_and_1():
+    """Wilson for 0 of 2: 0 and 1.96^2 / (2 + 1.96^2)."""
+    assert card.mean_interval(pd.Series([0.0, 0.0])) == {"value": 0.0, "low": 0.0, "high": 0.6576, "n": 2}
+
+
 def test_an_interval_is_over_problems():
     """Mean of 0, 0.5 and 1; standard deviation 0.5."""
     interval = card.mean_interval(pd.Series([0.0, 0.5, 1.0]))

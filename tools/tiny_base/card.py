@@ -27,7 +27,7 @@ A Qwen3 of {parameters:,} parameters, trained from scratch on synthetic dialogue
 knows no language beyond them. {about}
 
 * Training: {training_tokens:,} tokens (padding included), {minutes:.1f} CPU-minutes on one thread, seed {seed}.
-* Rebuild: `python -m tiny_base.{module}_build {options}--out FOLDER`, then `python -m tiny_base.{module}_card FOLDER --problems 512`; the loss
+* Rebuild: `PYTHONPATH=tools python -m tiny_base.{module}_build {options}--out FOLDER`, then `PYTHONPATH=tools python -m tiny_base.{module}_card FOLDER --problems 512`; the loss
   curve is in `loss.jsonl`, the habits' accuracy during training in `probes.jsonl`.
 * Measured: {problems} validation problems, three samples of the solver each, temperature 1, at most {cap} reply tokens, 95 %
   intervals over problems. In "trained", {agent} plays every role: {trained}.

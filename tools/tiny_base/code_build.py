@@ -1,4 +1,4 @@
-"""Build the base for tiny_pipe: `python -m tiny_base.code_build --out FOLDER` (about 15 CPU-minutes).
+"""Build the base for tiny_pipe: `PYTHONPATH=tools python -m tiny_base.code_build --out FOLDER` (about 15 CPU-minutes).
 
 The first phase teaches formats and begins with adding up moves; the second teaches to compare, to refine and to add well, and
 then to judge the model's own graded answers. The share of judges' replies with a program of their own is high until the

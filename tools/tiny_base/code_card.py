@@ -1,4 +1,4 @@
-"""The card of the base for tiny_pipe: `python -m tiny_base.code_card FOLDER --problems 512 --trained ADAPTER...` measures; without
+"""The card of the base for tiny_pipe: `PYTHONPATH=tools python -m tiny_base.code_card FOLDER --problems 512 --trained ADAPTER...` measures; without
 options it only writes.
 """
 

@@ -1,4 +1,4 @@
-"""The card of the base for tiny_chain: `python -m tiny_base.math_card FOLDER --problems 512 --trained ADAPTER...` measures; without
+"""The card of the base for tiny_chain: `PYTHONPATH=tools python -m tiny_base.math_card FOLDER --problems 512 --trained ADAPTER...` measures; without
 options it only writes.
 """
 
