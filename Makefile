@@ -68,11 +68,14 @@ help:
 setup: $(STAMP)
 
 $(STAMP): requirements-cpu.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
+	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
 	  echo "$(PYTHON) is $$($(PYTHON) -V 2>&1), but Python 3.11 to 3.13 is needed. Write: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; \
 	  exit 1; }
-	@if $(BIN)/python -c 'from importlib.metadata import version as v; v("multirole"), v("vllm")' 2> /dev/null; \
-	then echo "$(VENV) has vLLM's CUDA build and is not changed"; else $(MAKE) --no-print-directory environment; fi
+	@if ! $(BIN)/python -c 'from importlib.metadata import version; version("vllm")' 2> /dev/null; \
+	then $(MAKE) --no-print-directory environment; \
+	elif $(BIN)/python -c 'from importlib.metadata import version; version("multirole")' 2> /dev/null; \
+	then echo "$(VENV) has vLLM's CUDA build and is not changed"; \
+	else echo "$(VENV) has vLLM's CUDA build, but not this project. Write: $(BIN)/python -m pip install --no-deps -e ." >&2; exit 1; fi
 	@touch $@
 
 .PHONY: environment
@@ -119,7 +122,7 @@ grid: $(STAMP)
 	  code=$$?; test $$code != 75 || printf 'Another `make grid` is running in %s.\n' $(call quoted,$(FOLDER)) >&2; exit $$code; }
 
 # The grid, and the study's runs, which differ from the grid's in one setting.
-study: STUDY = study.yaml
+study: STUDY := $(or $(STUDY),study.yaml)
 study: grid
 
 grid-status: $(STAMP)

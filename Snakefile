@@ -31,8 +31,13 @@ DECLARATION = declare(GRID, DECLARED)
 PACKED = set(pack.index(FOLDER)["run"])
 CELLS = {cell.id: cell for cell in DECLARATION.cells()}
 EVALUATIONS = {f"{job.name}/{job.cell.id}": job for job in DECLARATION.evaluations()}
+LEFT_OUT = [id for id, job in EVALUATIONS.items()  # their run is packed without adapters, and would have to be trained again
+            if id not in PACKED and job.source and job.source.id in PACKED and not Path(folder_of(job.source, RESULTS), "DONE").exists()]
+if LEFT_OUT and workflow.is_main_process:
+    print(f"{len(LEFT_OUT)} evaluations are left out: their runs are packed in {FOLDER}, without adapters. To make them, train the "
+          "runs again with another RESULTS_DIR.", file=sys.stderr)
 TRAINED = [f"{FOLDER}/{id}/DONE" for id in CELLS if id not in PACKED]
-EVALUATED = [f"{FOLDER}/evaluations/{id}/DONE" for id in EVALUATIONS if id not in PACKED]
+EVALUATED = [f"{FOLDER}/evaluations/{id}/DONE" for id in EVALUATIONS if id not in {*PACKED, *LEFT_OUT}]
 LINES = [[id for id in line if id not in PACKED] for line in DECLARATION.cells_by_line()]
 BEFORE = {id: [f"{FOLDER}/{before}/DONE" for line in LINES[:i] for before in line] for i, line in enumerate(LINES) for id in line}
 NOTEBOOKS = f"tables figures mechanisms $(test ! -f {quote(FOLDER)}/study.json || echo study)" if DECLARATION.command == "paper" else ""

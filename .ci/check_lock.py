@@ -61,7 +61,16 @@ def direct_requirements(extra: str, locked: dict[str, str]) -> list[str]:
     extras = project["optional-dependencies"]
     dev = [line for line in extras["dev"] if canonicalize_name(Requirement(line).name) in locked]
     gym = extras["gym"] if extra == "cpu" else []  # pip would have to compile pycosat for it
-    return [*project["dependencies"], *extras[extra], *extras["study"], *extras["grid"], *gym, *dev]
+    return [
+        *project["dependencies"],
+        *extras[extra],
+        *extras["study"],
+        *extras["grid"],
+        *extras["openai"],
+        *extras["server"],
+        *gym,
+        *dev,
+    ]
 
 
 def walk(

@@ -1,12 +1,14 @@
 #!/usr/bin/env bash
 # Run a command with COUNT GPUs of this node, used by no other command: profiles/gpus.sh COUNT COMMAND ...
-# Snakemake counts GPUs but does not assign them, so each GPU has a lock file that the command locks until it ends. SLURM assigns them.
+# Snakemake counts GPUs but does not assign them, so each GPU has a lock file that the command locks until it ends. A SLURM job of
+# Snakemake's plugin sees only its own GPUs, all COUNT of them; in a larger allocation they are assigned here.
 set -euo pipefail
 count=$1
 shift
-if [[ $count == 0 || -n ${SLURM_JOB_ID:-} ]]; then exec "$@"; fi
+if [[ $count == 0 ]]; then exec "$@"; fi
 all=${CUDA_VISIBLE_DEVICES:-$(nvidia-smi --query-gpu=index --format=csv,noheader | paste -sd,)}
 IFS=, read -ra gpus <<< "$all"
+if [[ -n ${SLURM_JOB_ID:-} ]] && ((${#gpus[@]} == count)); then exec "$@"; fi
 if ((${#gpus[@]} < count)); then
   echo "This job needs $count GPUs, and ${#gpus[@]} are visible. Start the grid with gpus=${#gpus[@]} at most." >&2
   exit 1

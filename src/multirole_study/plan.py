@@ -355,7 +355,7 @@ def time_report(cell: Cell, launch: Launch, gpu_bytes: int, grid: Sequence[Cell]
     table = tabulate(rows, headers=headers, floatfmt=("", ".0f", ".0f", ".0f", ".0f", ".1f", ".0f", ".1f"))
     head = (
         f"Estimated, not measured: seconds on {launch.n_processes} x {gpu.name} ({gpu.bandwidth / 1e12:.2f} TB/s, "
-        f"{gpu.flops / 1e12:.0f} TFLOP/s), if replies take {hours.REPLY_SHARE:.0%} of their cap. Hours include validation."
+        f"{gpu.flops / 1e12:.0f} TFLOP/s), which stands for every GPU of its size, if replies take {hours.REPLY_SHARE:.0%} of their cap. Hours include validation."
     )
     whole = (
         f"The grid of {len(grid)} cells at this scale, one seed, a GPU each: {grid_gpu_hours(grid, gpu_bytes):.0f} GPU-hours "

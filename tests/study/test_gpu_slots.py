@@ -29,10 +29,18 @@ def test_each_job_has_its_own_gpus(env, tmp_path):
     assert not list(tmp_path.glob("used*"))
 
 
-@pytest.mark.parametrize(("changes", "shown"), [({}, "0"), ({"SLURM_JOB_ID": "7"}, "0,3")])
-def test_gpus_that_slurm_has_assigned_are_left_alone(env, changes, shown):
-    job = ["bash", GPUS, "1", "bash", "-c", "echo $CUDA_VISIBLE_DEVICES"]
+@pytest.mark.parametrize(("count", "shown"), [("1", "0"), ("2", "0,3")])
+@pytest.mark.parametrize("changes", [{}, {"SLURM_JOB_ID": "7"}])
+def test_a_job_sees_as_many_gpus_as_it_asked_for(env, changes, count, shown):
+    job = ["bash", GPUS, count, "bash", "-c", "echo $CUDA_VISIBLE_DEVICES"]
     assert subprocess.run(job, env=env | changes, capture_output=True, text=True, check=True).stdout == f"{shown}\n"
+
+
+def test_gpus_that_slurm_has_assigned_to_the_job_are_not_locked(env, tmp_path):
+    """With cgroups two jobs on one node both see a GPU 0, which is another one for each."""
+    env |= {"SLURM_JOB_ID": "7", "CUDA_VISIBLE_DEVICES": "0"}
+    subprocess.run(["bash", GPUS, "1", "true"], env=env, check=True)
+    assert not list(tmp_path.glob("multirole-gpus-*"))
 
 
 def test_too_many_gpus_are_refused(env):

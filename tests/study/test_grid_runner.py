@@ -136,23 +136,24 @@ def test_only_missing_jobs_run_and_never_while_another_process_runs_them(checkou
     assert Grid.read(checkout / "runs" / "tiny-r") == GRID
 
 
-def test_packed_results_count_as_done_and_their_adapters_are_trained_again(checkout):
-    """A packed run has no adapters, so an evaluation of it that is missing needs it trained."""
+@pytest.mark.parametrize("has_folder", [True, False])
+def test_packed_results_count_as_done_and_nothing_is_trained_again(checkout, has_folder):
+    """A packed run has no adapters, so an evaluation of it that is missing is made only where its folder is."""
     cell = GRID.cell("voting", "ip", "math", 3)
     names = [
-        cell.id,
         *(job.id for job in GRID.cells()),
         *(f"{job.name}/{job.cell.id}" for job in GRID.evaluations()),
     ]
     names.remove(f"own/{cell.id}")
     (checkout / "runs" / "tiny-r").mkdir(parents=True)
     pd.DataFrame({"run": names}).to_parquet(checkout / "runs" / "tiny-r" / "runs.parquet")
+    if has_folder:
+        finish(checkout / folder_of(cell, "runs"))
     done = snakemake(checkout, "trained", "evaluated", "--dry-run", "--printshellcmds")
     assert done.returncode == 0, done.stdout[-3000:]
-    assert set(commands(done.stdout)) == {
-        f"{folder_of(cell, 'runs')}/train.ipynb",
-        f"runs/tiny-r/evaluations/own/{cell.id}/eval.ipynb",
-    }
+    made = {f"runs/tiny-r/evaluations/own/{cell.id}/eval.ipynb"} if has_folder else set()
+    assert set(commands(done.stdout)) == made
+    assert ("1 evaluations are left out" in done.stdout) == (not has_folder)
 
 
 def test_the_snakefile_imports_neither_torch_nor_trl():

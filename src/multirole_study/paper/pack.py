@@ -117,7 +117,7 @@ def read_measurement(folder: str | Path, name: str) -> pd.DataFrame | None:
 def index(folder: str | Path) -> pd.DataFrame:
     """Read `runs.parquet`; empty if nothing is packed."""
     path = Path(folder) / "runs.parquet"
-    return pd.read_parquet(path) if path.exists() else pd.DataFrame(columns=["run", "done"])
+    return pd.read_parquet(path) if path.exists() else pd.DataFrame(columns=["run", "done", "provenance"])
 
 
 def read(

@@ -69,7 +69,8 @@ def sentences(results: Results) -> dict[str, str]:
         "rate": rate,
         "regime": f"{regime} {over}.",
         "sample": f"{regime} n = {cell.n_validation or 'all'} validation problems per task, one episode each; {over}.",
-        "finished": f"Not finished: {missing}." if runs or evaluations else "All runs are finished.",
+        "finished": (f"Not finished: {missing}." if runs or evaluations else "All runs are finished.")
+        + other_bases(results),
         "cap": cell.max_response_tokens,
         "first": FIRST_ITERATIONS,
         "n_read": read.groupby("task")["problem"].nunique().min() if len(read) else 0,
@@ -81,6 +82,16 @@ def sentences(results: Results) -> dict[str, str]:
     for name, sentence in DECLARED["sentences"].items():
         facts[name] = sentence.format(**facts)
     return facts
+
+
+def other_bases(results: Results) -> str:
+    """Return a sentence if runs of one task were trained on different bases, as on nodes of which one reached the Hub; else empty."""
+    bases_by_task = {task: results.bases(task) for task in results.grid.tasks}
+    return "".join(
+        f" The bases differ on {task}: {'; '.join(f'{n} runs and evaluations of {base}' for base, n in bases.items())}."
+        for task, bases in bases_by_task.items()
+        if len(bases) > 1
+    )
 
 
 def measured(accuracy_of: dict[str, pd.Series], columns: Iterable[str], **keys: str) -> Iterator[Row]:
@@ -269,10 +280,10 @@ def made_from(results: Results, study: Study, question: str) -> str:
     """State the commit of a question's runs, which contains the rules that decide it."""
     ids = {cell.id for _, _, cell in study.runs(question)}
     provenances = [json.loads(text) for text in results.packed.loc[results.packed.index.isin(ids), "provenance"]]
-    commits, modified = (
-        sorted({provenance["git_sha"][:7] for provenance in provenances}),
-        sum(provenance["git_dirty"] for provenance in provenances),
-    )
+    commits = sorted(
+        {(provenance["git_sha"] or "unknown")[:7] for provenance in provenances}
+    )  # unknown outside of a clone
+    modified = sum(bool(provenance["git_dirty"]) for provenance in provenances)
     text = f"{len(provenances)} of {len(ids)} runs, from commit {' and '.join(commits)}, which holds the rules they are read by"
     return f"{text}; {modified} of them with changes to it that are not recorded." if modified else f"{text}."
 
