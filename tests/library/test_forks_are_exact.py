@@ -293,5 +293,5 @@ def test_a_workflow_that_does_not_make_the_same_calls_is_an_error(tokenizer):
     engine = ScriptedEngine(lambda key, request: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
     rollout = Rollout(Moody(), engine, tokenizer, {"first": "first", "last": "last"}, bool, 0, 100)
     (episode,) = rollout.run([(PROBLEM, 0)], 3, SAMPLING)
-    with pytest.raises(WorkflowError, match="did not make the call again that was to be forked"):
+    with pytest.raises(WorkflowError, match="did not repeat the call that was to be forked"):
         fork(rollout, episode, episode.turns[0], iteration=3, sampling=SAMPLING)

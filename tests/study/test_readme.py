@@ -247,7 +247,7 @@ def test_replies_to_one_prompt_hold_more_credit():
     measured = pd.read_csv(ROOT / "results" / "tiny-r" / "tables" / "credit_accuracy.csv")
     place = "workflow == 'voting' and step == 30 and role == 'all' and statistic == 'effect'"
     here = measured.query(place).drop_duplicates("estimator").set_index("estimator")
-    said = finding(r"Of a turn's advantage in Voting, I is its exact effect with C3's estimator, I with")
+    said = finding(r"Of a turn's squared advantage in Voting, I is the reply's effect with C3's estimator, I with")
     shares = here.loc[["leave_one_out", "outcome"], ["value", "low", "high"]]
     assert said == [round(100 * share, 1) for share in shares.to_numpy().ravel()]
     assert said[0] >= 2 * said[3]
@@ -263,7 +263,7 @@ def test_more_credit_is_not_shown_to_train_better():
     assert set(ends["seeds"]) == {10}
     gap = (100 * ends[["difference", "low", "high"]]).round(1)
     c3 = "leave_one_out in Voting"
-    assert finding("C3's trains Voting I higher") == gap.loc[c3].tolist() and ends.loc[c3, "verdict"] == "undecided"
+    assert finding("C3's changes accuracy by I") == gap.loc[c3].tolist() and ends.loc[c3, "verdict"] == "undecided"
     page = (ROOT / "results" / "README.md").read_text(encoding="utf-8")
     for arm in (c3, "branches in Voting", "joint_return", "critic", "shapley"):
         sign = -1 if arm == "shapley" else 1

@@ -10,7 +10,7 @@ from transformers.training_args import OptimizerNames
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
-SAMPLER = "the loss compares log-probs of the whole distribution with those that were sampled"
+SAMPLER = "the loss scores tokens under the full distribution, and this option samples from another one"
 BATCHING = "the rollout engine batches continuously by itself"
 REFUSED = {
     "top_p": (1.0, SAMPLER),
@@ -93,8 +93,8 @@ class MultiRoleGRPOConfig(GRPOConfig):
             Role to adapter map (paper section 3): `"sp"`, one adapter for all roles; `"ip"`, one for each role; or a map such as
             `{"generator": "a", "aggregator": "b"}`, also as text, `"generator=a,aggregator=b"`.
         updates (`str`, defaults to `"per_batch"`):
-            Optimizer steps of an adapter in an iteration: one `"per_batch"` of `generation_batch_size` rows (paper section 5.1: a role
-            with three slots takes three), `"one"` on all its rows, or one per about `step_tokens` completion tokens (`"tokens"`).
+            Optimizer steps of an adapter in an iteration. `"per_batch"`: one per `generation_batch_size` rows (paper section 5.1: a role
+            with three slots takes three). `"one"`: one on all its rows. `"tokens"`: one per about `step_tokens` completion tokens.
         step_tokens (`int`, *optional*):
             Completion tokens of an optimizer step with `updates="tokens"`.
         old_logprobs (`str`, defaults to `"sampled"`):
@@ -112,8 +112,8 @@ class MultiRoleGRPOConfig(GRPOConfig):
         max_turns (`int`, defaults to `256`):
             Model calls of one episode, at most.
         turn_seeds (`str`, defaults to `"position"`):
-            What seeds the sampling of a turn besides run, iteration, problem and episode: its `"position"` (role, slot, round), or role,
-            `"prompt"` and occurrence, as for calls without a slot.
+            What seeds the sampling of a turn besides run, iteration, problem and episode: `"position"` is (role, slot, round), `"prompt"`
+            is (role, prompt, occurrence), as for calls without a slot.
         max_failed_episodes (`int`, defaults to `0`):
             Episodes of one rollout whose workflow may raise. Such an episode is logged, counted (`failed_episodes`), gets no reward and
             trains nothing; its group is compared without it. One more ends the run, and by default the first does.

@@ -50,7 +50,7 @@ def own_share(items: list[T]) -> list[T]:
 
 
 def full(tensor: Tensor) -> Tensor:
-    """Collective: return a tensor that may be sharded in full. Every rank must call this."""
+    """Collective: return the full tensor of one that may be sharded. Every rank must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 

@@ -58,8 +58,8 @@ def in_thread(
     """Call `work` in a new thread, on the same GPU, because a notebook's thread has an event loop already.
 
     Meanwhile `check` is called with the thread every `POLL` seconds; if it raises, the thread is abandoned. On Ctrl-C the thread is
-    abandoned, too, unless there is an `interrupt`, which makes `work` end: then it is awaited, because a notebook goes on and would meet it
-    again. A second Ctrl-C abandons it.
+    abandoned, too, unless there is an `interrupt`, which makes `work` end: then the thread is joined, because a notebook's kernel lives on and so would
+    the thread. A second Ctrl-C abandons it.
     """
     gpu, result = torch.cuda.current_device() if torch.cuda.is_available() else None, Future[T]()
 

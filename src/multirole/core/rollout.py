@@ -444,7 +444,7 @@ class Rollout:
             )
         if replay is not None and replay.has_missed_its_turn:
             raise WorkflowError(
-                f"The workflow {self.workflow.name!r} did not make the call again that was to be forked on problem {episode.problem.id!r}. "
+                f"The workflow {self.workflow.name!r} did not repeat the call that was to be forked on problem {episode.problem.id!r}. "
                 "Given the same replies, a workflow must make the same calls: it may not draw random numbers or read a clock."
             )
         await _all_done(asked)  # calls that the workflow does not wait for are also recorded and trained
@@ -515,7 +515,9 @@ class Rollout:
                     + " Write `turn.text`." * isinstance(content, Turn)
                 )
         if max_tokens is not None and max_tokens < 1:
-            raise ValueError(f"`call({role!r}, max_tokens={max_tokens})`: a reply has at least one token.")
+            raise ValueError(
+                f"`call({role!r}, max_tokens={max_tokens})`: a reply has at least one token. Pass 1 or more, or leave it out."
+            )
         if any(one == role and (other is None) != (slot is None) for one, other, _ in called):
             raise ValueError(
                 f"`call({role!r}, slot={slot})`: this episode has called the role with a slot and without one. Name the slot of all its "
@@ -526,4 +528,6 @@ class Rollout:
                 f"`call({role!r}, slot={slot}, round={round})` was made twice. Give each call of a role its own slot or round."
             )
         if len(called) >= self.max_turns:
-            raise ValueError(f"an episode may make at most `max_turns` ({self.max_turns}) calls.")
+            raise ValueError(
+                f"an episode may make at most `max_turns` ({self.max_turns}) calls. Raise it, or end the workflow's loop."
+            )

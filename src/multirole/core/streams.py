@@ -79,7 +79,9 @@ class StreamedRows(TorchDataset):
             for n_rows, row in enumerate(self.stream, start=1):
                 yield row
             if not n_rows:
-                raise ValueError(f"`train_dataset` gave no row in pass {epoch + 1} over it.")
+                raise ValueError(
+                    f"`train_dataset` gave no row in pass {epoch + 1}. Pass a stream that yields rows in every pass, such as `IterableDataset.from_generator(...)`."
+                )
 
 
 def check_streams(train_dataset: Any, eval_dataset: Any, args: MultiRoleGRPOConfig) -> None:

@@ -549,8 +549,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         if not rows:
             reasons = sorted({str(episode.answer and episode.answer.reason) for episode in episodes})
             raise ValueError(
-                f"No episode of iteration {self.state.global_step + 1} has a turn, so there is nothing to train. Reasons: {reasons}; after "
-                f"{OVERFLOW!r}, raise `max_prompt_tokens` ({args.max_prompt_tokens})."
+                f"No episode of iteration {self.state.global_step + 1} has a turn, so there is nothing to train. Reasons: {reasons}; if "
+                f"{OVERFLOW!r} is among them, raise `max_prompt_tokens` ({args.max_prompt_tokens})."
             )
         for callback in self.multirole_callbacks:
             rows = callback.on_rows(self, rows)

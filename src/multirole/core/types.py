@@ -198,8 +198,8 @@ class Structure:
 
     Args:
         duties: role -> its duty. For a role without a duty, format and length are measured but no skill.
-        twins: name of a trivial workflow -> a function from whether each slot of the solver's first turn is right to whether the
-            trivial workflow's answer is.
+        twins: name of a trivial workflow -> a function that takes, for each slot, whether the solver's first turn is right, and
+            returns whether the trivial workflow's answer is right.
         edges: the arrows of the diagram; without them only the order of the roles is drawn.
         chats: the chat roles of the messages of its calls, after the problem's history. They are rendered with the tokenizer's chat
             template before the first rollout.

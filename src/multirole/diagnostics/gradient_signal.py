@@ -265,7 +265,9 @@ def measure_gradients(trainer: MultiRoleGRPOTrainer, n_batches: int, seed: int =
     if n_batches < 2:
         raise ValueError(f"`n_batches` must be 2 or more, got {n_batches}: noise is what differs between batches.")
     if trainer.is_sharded or not isinstance(trainer.problems, list):
-        raise ValueError("Gradients at fixed weights need an unsharded model and a dataset of known length.")
+        raise ValueError(
+            "Gradients at fixed weights need an unsharded model and a dataset of known length. Leave out FSDP2, and pass a `Dataset`, not a stream."
+        )
     n_episodes = trainer.args.generation_batch_size
     length, first = n_batches * n_episodes, FIRST_ITERATION * (seed + 1)
     order = problem_order(len(trainer.problems), trainer.args.num_generations, length, FIRST_ITERATION + seed)

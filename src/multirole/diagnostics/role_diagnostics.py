@@ -1,6 +1,6 @@
 """Compute the per-role metrics of one iteration. METRICS.md has a row for each.
 
-The policy metrics compare the trainer's log-probs *during* the update (lp) with the engine's at sampling time (lr),
+The policy metrics compare the trainer's log-probs *during* the update (lp) with the engine's at sampling time (lr, `ls` in METRICS.md; not a learning rate),
 token by token, as the released code does (verl's `rollout_corr_helper`): for the second and third mini-batch the policy has
 already changed. With the engine's processed log-probs they start at zero instead of at a temperature offset.
 """
