@@ -1,6 +1,7 @@
 """Every credit estimator against its paper's formula, on numbers worked out by hand."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -81,6 +82,26 @@ def test_an_episode_without_a_reward_is_left_out_of_its_group(name):
     assert values == pytest.approx([*expected, 0.0, 0.0], abs=1e-5)
 
 
+def test_a_role_that_took_a_single_turn_keeps_its_reward_or_gets_nothing():
+    """Dr. MAS keeps the reward, as its authors' code does; a group of one has no advantage in AT-GRPO."""
+    rows = rows_of(["abbc", "ab", "a", "a"])
+    (lone,) = [i for i, row in enumerate(rows) if row.turn.role == "c"]
+    assert ROW_ESTIMATORS["agent"](rows, 4)[lone] == pytest.approx(1.0, abs=1e-5)
+    assert ROW_ESTIMATORS["agent_turn"](rows, 4)[lone] == 0.0
+
+
+def test_the_placebo_draws_another_order_in_every_iteration(tokenizer):
+    trainer = trainer_of(relay(tokenizer), 4)
+
+    def advantages(step):
+        trainer.state.global_step = step
+        problems = [row for name in "pqrstu" for row in rows_of(problem=name)]
+        return [row.advantage for row in RowCredit("permuted").on_rows(trainer, problems)]
+
+    first = advantages(1)
+    assert first == advantages(1) != advantages(2)
+
+
 def test_the_mean_over_turns_is_the_objective_with_one_over_the_number_of_turns():
     """1/G sum_i 1/T_i sum_t A_i l_it, for any losses l, is the mean over rows that the trainer takes of the weighted ones."""
     rows = rows_of()
@@ -119,6 +140,12 @@ def test_a_critic_is_compared_with_the_generators_it_read(generators, reward, ad
     assert values[1:4] == pytest.approx(expected, abs=1e-5) and values[5] == 0.0
 
 
+def test_a_critic_of_an_unjudged_draft_keeps_the_advantage_of_its_episode():
+    episode = Episode(Problem("p", "", "", None), 0, reward=Reward(1.0), advantage=0.25)
+    episode.turns = [turn("generator", 0, 0, True), turn("generator", 1, 0, None), turn("critic")]
+    assert critic_minus_generators([Row(episode, one, "a") for one in episode.turns], 4, DEBATE)[1:] == [0.25, 0.25]
+
+
 # ---- forks
 
 
@@ -152,7 +179,7 @@ def trainer_of(rollout, n):
     def play(attempts, iteration, replays=None):
         return rollout.run(attempts, iteration, SAMPLING, replays)
 
-    args = SimpleNamespace(num_generations=n, mask_truncated_completions=False)
+    args = SimpleNamespace(num_generations=n, mask_truncated_completions=False, max_staleness=1)
     state = SimpleNamespace(global_step=3)
     policy = {role: role for role in rollout.workflow.roles}
     model = SimpleNamespace(peft_config={role: LoraConfig() for role in policy})
@@ -183,6 +210,46 @@ def test_branches_answer_the_same_prompt_and_sum_to_nothing(tokenizer):
             by_hand = (leave_one_out if name == "leave_one_out" else normalised)(rewards)
             assert [row.advantage for row in group] == by_hand and sum(by_hand) == pytest.approx(0, abs=1e-9)
         assert {id(row.turn) for row in rows[::3]} == {id(turn) for episode in episodes for turn in episode.turns}
+
+
+def test_a_branch_that_was_cut_off_is_masked_as_an_episodes_turn_would_be(tokenizer):
+    rollout = relay(tokenizer)
+    episodes = rollout.run([(PROBLEM, 0)], 3, SAMPLING)
+    score(episodes)
+    trainer, callback = trainer_of(rollout, 1), credit_callback("branches", score=score, n_branches=2)
+    trainer.args.mask_truncated_completions = True
+    callback.on_rollout_end(trainer, episodes)
+    for branches in callback.branches.values():
+        for one in branches[0].turns:
+            one.finish_reason = "length"
+    rows = callback.on_rows(trainer, [Row(episodes[0], one, one.role) for one in episodes[0].turns])
+    assert [row.is_masked for row in rows] == [False, True] * len(episodes[0].turns)
+
+
+def test_episodes_of_older_weights_are_not_replayed(tokenizer):
+    """The engine has other weights by now, so a replay would mix two policies."""
+    rollout = relay(tokenizer)
+    episodes = rollout.run([(PROBLEM, 0)], 3, SAMPLING)
+    score(episodes)
+    episodes[0].turns[0].version = 2
+    with pytest.raises(ValueError, match="episodes were played under older weights"):
+        credit_callback("branches", score=score).on_rollout_end(trainer_of(rollout, 1), episodes)
+    episodes[0].turns[0].version = 3
+    credit_callback("branches", score=score).on_rollout_end(trainer_of(rollout, 1), episodes)
+
+
+def test_shapley_values_are_compared_within_a_problem(tokenizer):
+    """The advantages of each problem's episodes add up to 0."""
+    rollout, n = relay(tokenizer), 8
+    problems = [replace(PROBLEM, id=name) for name in "pq"]
+    episodes = rollout.run([(problem, i) for problem in problems for i in range(n)], 3, SAMPLING)
+    score(episodes)
+    trainer, callback = trainer_of(rollout, n), credit_callback("shapley", score=score)
+    callback.on_rollout_end(trainer, episodes)
+    rows = callback.on_rows(trainer, [Row(e, one, one.role) for e in episodes for one in e.turns])
+    for name in "pq":
+        sums = [row.advantage for row in rows if row.episode.problem.id == name and row.turn.role == "last"]
+        assert len(sums) == n and sum(sums) == pytest.approx(0, abs=1e-9) and any(sums)
 
 
 @pytest.mark.parametrize("name", ["branches", "shapley"])

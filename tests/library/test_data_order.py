@@ -1,6 +1,9 @@
 """Problems of an iteration come in groups of n; every pass is a fresh permutation; a resume sees the same order."""
 
+from trainers import episodes_of, rows_of
+
 from multirole.core.rows import problem_order
+from multirole.workflows import Voting
 
 
 def test_groups_and_passes():
@@ -30,3 +33,18 @@ def test_the_trainer_draws_a_whole_run(make_library_trainer):
     assert order == list(problem_order(5, 8, 4 * 16, trainer.args.seed))
     passes = make_library_trainer(Single(), n_prompts=5, max_steps=-1, num_train_epochs=3)
     assert passes.args.max_steps == 6  # 5 problems make two iterations of two in a pass, as TRL rounds down
+
+
+def test_rows_are_shuffled_anew_in_every_iteration(make_library_trainer):
+    """Otherwise each optimizer step of an iteration would have the episodes of other problems, and always the same ones."""
+    trainer = make_library_trainer(Voting())
+    episodes = episodes_of(trainer.workflow.roles)
+    turns = [id(row.turn) for row in rows_of(trainer, episodes)]
+
+    def order(step):
+        trainer.state.global_step = step
+        return [turns.index(id(row.turn)) for row in trainer.prepare_rows(episodes)]
+
+    first = order(0)
+    assert sorted(first) == list(range(len(turns))) != first
+    assert first == order(0) != order(1)

@@ -8,6 +8,7 @@ import torch
 from engine_checks import POLICY, make_requests, run_all
 
 from multirole.core.engine import Request
+from multirole.engines import sampling, transformers_engine
 from multirole.engines.sampling import sample, uniform
 from multirole.engines.transformers_engine import TransformersEngine
 
@@ -66,15 +67,15 @@ def test_shared_prompts_change_nothing(engine, tokenizer, monkeypatch):
 def test_rows_leave_when_they_finish(engine, tokenizer):
     for key, cap in enumerate((1, 2, 5, 2)):
         engine.add(key, Request([3 + key, 4, 5], "generator", key, cap, 1.0))
-    reasons, steps = {}, 0
-    while len(reasons) < 4:
+    finished, steps = set(), 0
+    while len(finished) < 4:
         steps += 1
         for key, done in engine.step():
             assert len(done.token_ids) == len(done.logprobs) <= (1, 2, 5, 2)[key]
             assert (done.finish_reason == "stop") == (done.token_ids[-1] == tokenizer.eos_token_id)
             assert tokenizer.eos_token_id not in done.token_ids[:-1]
-            reasons[key] = steps
-    assert [reasons[key] for key in range(4)] <= [1, 2, 5, 2]
+            assert steps == len(done.token_ids), "a row leaves in the step of its last token"
+            finished.add(key)
     assert engine.step() == []
 
 
@@ -137,3 +138,25 @@ def test_samples_follow_the_distribution():
     assert torch.allclose(tokens.bincount(minlength=4) / n, expected, atol=0.01)
     assert torch.allclose(logprobs.exp(), expected[tokens])
     assert (sample(logits.expand(n, -1), torch.zeros(n), u)[0] == 2).all()
+
+
+@pytest.mark.parametrize("n_tokens", [4096, 5000])
+def test_a_large_vocabulary_is_searched_in_blocks_for_the_same_tokens(n_tokens):
+    """Also where the last block is not full, and at temperature 0."""
+    n = 400
+    logits = 3 * torch.randn(n, n_tokens, generator=torch.Generator().manual_seed(0))
+    u, temperature = uniform(torch.arange(n), torch.zeros(n, dtype=torch.int64)), torch.full((n,), 0.7)
+    temperature[::4] = 0
+    tokens, logprobs = sample(logits.clone(), temperature, u)
+    scaled = logits / torch.where(temperature == 0, 1.0, temperature)[:, None]
+    at_once, expected = sampling._sample_at_once(scaled, temperature == 0, u)
+    assert torch.equal(tokens, at_once) and len(tokens.unique()) > 200
+    torch.testing.assert_close(logprobs, expected, atol=1e-5, rtol=0)
+
+
+def test_the_chunks_in_which_logits_are_computed_change_nothing(engine, tokenizer, monkeypatch):
+    requests = make_requests(30, len(tokenizer))
+    whole = run_all(engine, requests)
+    monkeypatch.setattr(transformers_engine, "LOGITS", 7 * len(tokenizer))
+    monkeypatch.setattr(transformers_engine, "CACHED_LOGITS", 3 * len(tokenizer))
+    assert [done.token_ids for done in run_all(engine, requests)] == [done.token_ids for done in whole]

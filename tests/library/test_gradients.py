@@ -28,6 +28,13 @@ def gradient(trainer, adapter, rows, divisor=None):
     return torch.cat([grad.flatten() for _, grad in sorted(seen.items())])
 
 
+def cut(trainer, rows, tokens):
+    """Let micro-batches have at most `tokens` tokens; return how many the rows make."""
+    trainer.passes.micro_batch_tokens = tokens
+    trainer.passes.__dict__.pop("tokens_with_gradient", None)  # cached
+    return len(trainer.passes.shard(rows, trainer.passes.tokens_with_gradient, [0.0]))
+
+
 def make(make_library_trainer, **config):
     trainer = make_library_trainer(Voting(), **config)
     return trainer, rows_of(trainer, episodes_of(trainer.workflow.roles))
@@ -60,9 +67,11 @@ def test_row_order_and_micro_batch_size_do_not_change_the_gradient(make_library_
     trainer, rows = make(make_library_trainer)
     whole = gradient(trainer, "shared", rows)
     torch.testing.assert_close(gradient(trainer, "shared", rows[::-1]), whole, atol=TOLERANCE, rtol=0)
+    counts = []
     for tokens in (1, 64, 500, 100_000):
-        trainer.args.micro_batch_tokens = tokens
+        counts.append(cut(trainer, rows, tokens))
         torch.testing.assert_close(gradient(trainer, "shared", rows), whole, atol=TOLERANCE, rtol=0)
+    assert counts[0] == len(rows) > counts[1] > counts[2] > counts[3] == 1
 
 
 def test_right_padded_rows_score_like_left_padded_ones(make_library_trainer):
@@ -123,16 +132,15 @@ def test_recomputed_old_log_probs_come_from_each_rows_own_adapter(make_trainer):
         assert diagnostics.tokens[name].summary()["max_logprob_gap"] < 1e-5
 
 
-@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dapo", "dr_grpo", "cispo"])
+@pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dapo", "dr_grpo", "cispo", "vespo", "sapo", "luspo"])
 def test_no_loss_type_depends_on_the_micro_batches(make_library_trainer, loss_type):
     """On rows of one role, whose micro-batches differ in rows and in tokens."""
     wide = {"epsilon_high": 5.0} if loss_type == "cispo" else {}  # TRL's recommended value; it bounds the ratio itself
     trainer, rows = make(make_library_trainer, loss_type=loss_type, **wide)
     rows = [row for row in rows if row.turn.role == "generator"]
-    trainer.args.micro_batch_tokens = 100_000
+    assert cut(trainer, rows, 100_000) == 1
     whole = gradient(trainer, "shared", rows)
     assert whole.norm() > 1e-3
     for tokens in (1, 64, 500):
-        trainer.args.micro_batch_tokens = tokens
-        assert len(trainer.passes.shard(rows, trainer.passes.micro_batch_tokens, [0.0])) > 1
+        assert cut(trainer, rows, tokens) > 1
         torch.testing.assert_close(gradient(trainer, "shared", rows), whole, atol=TOLERANCE, rtol=0)

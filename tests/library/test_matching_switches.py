@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from test_gradients import gradient
+from test_gradients import cut, gradient
 from trainers import diagnostics_of, episodes_of, make_episodes, rows_of
 
 from multirole.core.hooks import MultiRoleCallback
@@ -71,7 +71,7 @@ def test_the_loss_is_averaged_as_chosen_whatever_the_micro_batches(make_library_
     trainer = make_library_trainer(Voting(), loss_type=kind)
     rows, gradients = rows_of(trainer, episodes_of(trainer.workflow.roles)), []
     for tokens in (1, 100, 100_000):
-        trainer.args.micro_batch_tokens = tokens
+        cut(trainer, rows, tokens)
         gradients.append(gradient(trainer, "shared", rows))
     assert gradients[0].norm() > 1e-3
     for other in gradients[1:]:

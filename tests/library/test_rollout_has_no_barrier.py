@@ -8,6 +8,7 @@ import time
 from contextlib import suppress
 
 import pytest
+from chat_tokenizers import FAMILIES
 from scripted_engine import ScriptedEngine
 
 from multirole.core import event_loop, rollout
@@ -447,11 +448,14 @@ def test_ctrl_c_leaves_no_rollout_behind(tokenizer, monkeypatch):
     assert all(len(episode.turns) == 4 for episode in roll.run(PROBLEMS, 0, Sampling(10, 1.0)))
 
 
+RELEASED = threading.Event()
+"""Ends the threads that a rollout has abandoned, so that they do not run beside later tests."""
+
+
 class Spins(Relay):
     async def run(self, problem, call):
         await call("first", [user("a")])
-        ends = time.monotonic() + 2  # the thread is abandoned
-        while time.monotonic() < ends:
+        while not RELEASED.is_set():  # the thread is abandoned
             pass
 
 
@@ -464,29 +468,32 @@ class Sleeps(Relay):
 class Polls(Relay):
     async def run(self, problem, call):
         asyncio.ensure_future(call("first", [user("a")]))
-        ends = time.monotonic() + 2
-        while time.monotonic() < ends:
+        while not RELEASED.is_set():
             await asyncio.sleep(0)  # so the engine never moves
 
 
 class Blocks(Relay):
     async def run(self, problem, call):
         await call("first", [user("a")])
-        time.sleep(2)  # noqa: ASYNC251
+        RELEASED.wait()
 
 
 @pytest.mark.parametrize(("workflow", "line"), [
     (Spins(), "in run"), (Sleeps(), r"await asyncio.sleep\(1e9\)"), (Polls(), ""),
-    (Blocks(), r"time.sleep\(2\)"),
+    (Blocks(), r"RELEASED.wait\(\)"),
 ], ids=lambda value: type(value).__name__)  # fmt: skip
 def test_a_workflow_that_hangs_on_a_real_reply_is_named_with_its_line(tokenizer, monkeypatch, workflow, line):
     monkeypatch.setattr("multirole.core.rollout.PATIENCE", 0.3)
     monkeypatch.setattr("multirole.core.event_loop.POLL", 0.1)
     engine = ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
-    with pytest.raises(
-        WorkflowError, match=r"'relay' hangs on problem '\d': for 0.3 s no episode has made a call"
-    ) as error:
-        play(engine, tokenizer, workflow)
+    RELEASED.clear()
+    try:
+        with pytest.raises(
+            WorkflowError, match=r"'relay' hangs on problem '\d': for 0.3 s no episode has made a call"
+        ) as error:
+            play(engine, tokenizer, workflow)
+    finally:
+        RELEASED.set()
     assert re.search(line, str(error.value).partition("here:")[2]) and "asyncio/" not in str(error.value)
 
 
@@ -518,3 +525,35 @@ def test_max_turns_calls_are_allowed(tokenizer):
 
     engine = ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
     assert [len(episode.turns) for episode in play(engine, tokenizer, Six(), max_turns=6)] == [6] * 4
+
+
+def test_a_calls_own_cap_is_never_above_the_runs(tokenizer):
+    class Capped(Relay):
+        async def run(self, problem, call):
+            for slot, cap in enumerate((3, 10**6, None)):
+                turn = await call("first", [user(problem.question)], slot, max_tokens=cap)
+            return Answer(turn.text)
+
+    engine = ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
+    play(engine, tokenizer, Capped())
+    assert [request.max_tokens for request in engine.requests].count(3) == len(PROBLEMS)
+    assert {request.max_tokens for request in engine.requests} == {3, 10}
+
+
+def test_tools_are_part_of_the_prompt():
+    """Two calls with equal messages and different tools have different prompts, which name their tool."""
+    tokenizer = FAMILIES["qwen3"]()
+
+    class WithTools(Relay):
+        async def run(self, problem, call):
+            for slot, name in enumerate(("add", "subtract")):
+                tool = {"type": "function", "function": {"name": name, "description": "", "parameters": {}}}
+                turn = await call("first", [user(problem.question)], slot, tools=[tool])
+            return Answer(turn.text)
+
+    engine = ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
+    play(engine, tokenizer, WithTools(), max_prompt_tokens=5000)
+    prompts = [tokenizer.decode(request.prompt_ids) for request in engine.requests]
+    assert len(prompts) == 2 * len(PROBLEMS)
+    assert [('"add"' in prompt, '"subtract"' in prompt) for prompt in prompts].count((True, False)) == len(PROBLEMS)
+    assert [('"add"' in prompt, '"subtract"' in prompt) for prompt in prompts].count((False, True)) == len(PROBLEMS)

@@ -48,7 +48,7 @@ def test_a_requeued_cell_ends_as_an_unbroken_one(tmp_path):
         copy(ROOT / name, checkout / name)
     parameters = ", ".join(f"{name}: {value}" for name, value in FIELDS.items())
     config = ["seeds=[0]", "workflows=[voting]", "tasks=[math]", f"parameters={{{parameters}}}"]
-    script = str(ROOT / "tests" / "two_cells_on_slurm.py")
+    script = str(ROOT / "tests" / "support" / "two_cells_on_slurm.py")
     done = subprocess.run(
         [str(ROOT / "docker" / "slurm.sh"), sys.executable, script, str(checkout), *(cell.id for cell in cells), "--",
          "--config", *config],
