@@ -8,8 +8,8 @@ import torch
 from scripted_engine import ScriptedEngine
 
 from multirole.core.engine import Sampling
-from multirole.core.rollout import Rollout, WorkflowError
-from multirole.core.types import FAILED, Answer, Problem, user
+from multirole.core.rollout import Rollout, WorkflowError, check_failures
+from multirole.core.types import FAILED, Answer, Episode, Problem, user
 
 PROBLEMS = [(Problem(str(i // 4), "tiny_chain", f"q{i // 4}", None), i % 4) for i in range(8)]
 
@@ -178,3 +178,14 @@ def test_ten_iterations_without_reward_are_warned_of_once(make_library_trainer, 
     for _ in range(12):
         play_an_iteration()
     assert caplog.text.count("Every episode of 10 iterations in a row has the reward 0") == 1
+
+
+def test_failures_are_counted_over_all_processes():
+    """Each process has counted its own share only."""
+    failed = [Episode(Problem(str(i), "", "", None), 0, failure=f"reason {i}") for i in range(3)]
+    played = [Episode(Problem("9", "", "", None), 0, answer=Answer("")), *failed]
+    check_failures(played, 3)
+    with pytest.raises(
+        WorkflowError, match="3 episodes of one rollout failed, and `max_failed_episodes` is 2. The last: reason 2"
+    ):
+        check_failures(played, 2)

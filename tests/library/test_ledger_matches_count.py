@@ -30,6 +30,7 @@ def test_steps_rows_and_tokens_by_adapter(make_trainer, workflow, policy):
         optimizer_steps, _ = trainer.update(trainer.model, trainer.prepare_rows(episodes))
         ledger, slots = diagnostics_of(trainer).ledger, cell.make_workflow().roles
         assert len(optimizer_steps) == len(ledger)
+        assert trainer._last_grad_norm == pytest.approx(max(step.grad_norm for step in optimizer_steps)), "docs/trl.md"
         for adapter, steps in STEPS[workflow, policy].items():
             entries = [entry for entry in ledger if entry["adapter"] == adapter]
             roles = [role for role, name in cell.policy.items() if name == adapter]

@@ -1,5 +1,6 @@
 """What a role is worth, against enumeration with a policy of two tokens."""
 
+from functools import partial
 from statistics import stdev
 
 import pytest
@@ -71,7 +72,12 @@ def test_the_effect_of_a_turn_counts_the_replays_with_another_outcome(tokenizer)
         assert one.after == (1 - one.before if differs else one.before)
 
 
-def test_the_callback_measures_at_an_evaluation(make_library_trainer):
+def recorded(calls, name, method, *args):
+    calls.append(name)
+    return method(*args)
+
+
+def test_the_callback_measures_at_an_evaluation(make_library_trainer, monkeypatch):
     def by_length(episodes):
         for episode in episodes:
             episode.reward = Reward(
@@ -85,7 +91,11 @@ def test_the_callback_measures_at_an_evaluation(make_library_trainer):
     value = RoleValue(by_length, n_problems=3)
     trainer = make_library_trainer(Voting(), reward_funcs=reward, callbacks=[value], max_completion_length=8)
     rows = Dataset.from_dict({"prompt": [f"q {i}" for i in range(4)], "task": ["tiny_chain"] * 4})
+    calls = []
+    for name in ("publish", "sleep"):
+        monkeypatch.setattr(trainer.engine, name, partial(recorded, calls, name, getattr(trainer.engine, name)))
     metrics = trainer.evaluate(rows)
+    assert calls == ["publish", "sleep", "publish", "sleep"], "the engine rests again after the replays"
     assert [(e.role, e.how, e.problems) for e in value.effects] == [
         ("generator", "resample", 3), ("generator", "base", 3),
         ("aggregator", "resample", 3), ("aggregator", "base", 3), ("aggregator", "twin", 3),

@@ -23,6 +23,7 @@ def train(folder: str) -> None:
         learning_rate=1e-3, lr_scheduler_type="constant", adam_epsilon=1e-4, bf16=False, use_cpu=True, gradient_checkpointing=False,
         report_to="none", disable_tqdm=True, save_strategy="no", use_adaptive_entropy=True, entropy_coef=0.1, entropy_target=1e9,
         entropy_coef_delta=0.05, top_entropy_quantile=0.6, mask_truncated_completions=True, micro_batch_tokens=200, engine="generate",
+        loss_type="dapo",  # TRL divides its token count by the number of processes
     )  # fmt: skip
     trainer = MultiRoleGRPOTrainer(
         str(files("multirole_study") / "models" / "tiny-r"), Voting(2, prompts="tiny_chain"), length_reward, args,

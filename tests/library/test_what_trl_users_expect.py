@@ -261,8 +261,9 @@ def test_ids_that_name_two_rows_are_refused():
 def test_evaluation_leaves_nothing_in_the_next_training_log(model_folder, tmp_path):
     seen = []
 
-    def logged(prompts, completions, log_metric, **columns):
+    def logged(prompts, completions, log_metric, log_extra, **columns):
         log_metric("n", float(len(completions)))
+        log_extra("length", [len(text) for text in completions])
         seen.append(len(completions))
         return [0.5 if len(text) % 2 else 0.0 for text in completions]
 
@@ -275,6 +276,8 @@ def test_evaluation_leaves_nothing_in_the_next_training_log(model_folder, tmp_pa
         peft_config=LoraConfig(r=4, target_modules="all-linear"),
     )  # fmt: skip
     trainer.train()
+    trainer.evaluate()
+    assert not trainer._pending_extra_logs, "TRL would put them into the next iteration's table of completions"
     assert [row["n"] for row in trainer.state.log_history if "n" in row] == [8.0, 8.0] and 20 in seen
     evaluated = [row for row in trainer.state.log_history if "eval_reward" in row]
     assert [row["eval_n"] for row in evaluated] == [20.0] * len(evaluated)

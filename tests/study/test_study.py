@@ -27,6 +27,7 @@ from multirole_study.paper.statistics import Interval
 from multirole_study.paper.study_tables import (
     controls,
     factorial,
+    inference,
     is_unstable,
     judges,
     matched_updates,
@@ -222,7 +223,9 @@ def test_a_vote_by_hand():
 
 def test_a_workflow_is_compared_with_the_votes_of_as_many_tokens():
     """Both sides have the same seeds, so the paired difference is that of the means. The votes are the next smaller and the next larger in tokens."""
-    table = pd.read_csv(ROOT / "results/tiny-r/tables/inference.csv").pivot_table("value", "run", "number", sort=False)
+    results = Results(ROOT / "results/tiny-r")
+    lines = pd.DataFrame(inference(results, Study.read(results.folder)))
+    table = lines.pivot_table("value", "run", "number", sort=False)
     is_vote = table.index.str.match("Single agent, (once|vote)")
     votes, workflows = table[is_vote], table[~is_vote & ~table.index.str.contains("oracle")]
     counted = {"vote": "sampled tokens per problem", "vote, prompts counted": "with prompts"}
