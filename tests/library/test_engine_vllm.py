@@ -5,20 +5,20 @@ trained weights have logits so large that HF's own float32 error reaches the 1e-
 """
 
 import importlib
-import os
 import sys
-from pathlib import Path
 
 import pytest
 import torch
 from engine_checks import ADAPTERS, POLICY, TOLERANCE, change_adapters, make_requests, max_error, run_all
 from peft import LoraConfig, PeftModel, get_peft_model
+from safetensors.torch import save_file
 from toy_qwen3 import save_toy_base
 from transformers import AutoModelForCausalLM
 
 from multirole.core.engine import Request
+from multirole.engines import vllm_engine
 from multirole.engines.transformers_engine import TransformersEngine
-from multirole.engines.vllm_engine import SHARED_MEMORY, VLLMEngine
+from multirole.engines.vllm_engine import VLLMEngine
 
 
 @pytest.fixture(scope="module")
@@ -101,10 +101,17 @@ def test_publish_while_running_is_refused(engine, model):
         pass
 
 
-def test_no_adapter_files_stay_behind(engine, model):
+def test_no_adapter_files_stay_behind(engine, model, monkeypatch, tmp_path):
+    written = []
+
+    def save(state, path):
+        written.append(path)
+        save_file(state, path)
+
+    monkeypatch.setattr(vllm_engine, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(vllm_engine, "save_file", save)
     engine.publish(model, 7)
-    folder = SHARED_MEMORY if SHARED_MEMORY.is_dir() else Path(os.environ.get("TMPDIR", "/tmp"))
-    assert not [path for path in folder.glob("multirole-*-7-*") if path.is_dir()]
+    assert written and all(path.is_relative_to(tmp_path) for path in written) and not list(tmp_path.iterdir())
 
 
 def test_bad_requests_are_refused(engine, model):

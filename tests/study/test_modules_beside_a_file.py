@@ -25,13 +25,14 @@ class Own:
 
 
 @pytest.fixture(autouse=True)
-def _unchanged_process(monkeypatch):
+def _unchanged_process(monkeypatch, tmp_path):
     monkeypatch.setattr(sys, "path", list(sys.path))
     monkeypatch.setattr(own, "_loaded_siblings", {})
     before = set(sys.modules)
     yield
     for name in set(sys.modules) - before:
-        del sys.modules[name]
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", None)):
+            del sys.modules[name]
 
 
 def project(folder: Path, slots: int = 1, helper: str = "pieces", late: str = "phrases", more: str = "") -> str:
@@ -96,8 +97,8 @@ def test_two_files_whose_modules_have_equal_names_are_refused(tmp_path, is_late)
     ("name", "other"),
     [("statistics", "a module of Python"), ("random", "a module of Python"), ("numpy", "numpy/__init__.py"), ("nbconvert", "nbconvert/__init__.py")],
 )  # fmt: skip
-def test_a_module_that_would_replace_an_installed_one_is_refused(tmp_path, name, other):
-    sys.modules.pop("nbconvert", None)
+def test_a_module_that_would_replace_an_installed_one_is_refused(tmp_path, name, other, monkeypatch):
+    monkeypatch.delitem(sys.modules, "nbconvert", raising=False)
     with pytest.raises(ValueError, match=f"imports '{name}'.*is .*{other}. Rename the module"):
         Cell(project(tmp_path, helper=name), "sp")
 

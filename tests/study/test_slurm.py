@@ -23,6 +23,14 @@ FIELDS = {
 }  # fmt: skip
 
 
+SCRIPT = ROOT / "tests" / "support" / "two_cells_on_slurm.py"
+
+
+def test_the_script_exists():
+    """The test under SLURM is skipped on most machines."""
+    assert SCRIPT.is_file()
+
+
 def compare(one: Path, other: Path) -> None:
     """Compare every table and every adapter, bit for bit."""
     for name in [name for name in TABLES if (one / f"{name}.parquet").exists()]:
@@ -48,9 +56,8 @@ def test_a_requeued_cell_ends_as_an_unbroken_one(tmp_path):
         copy(ROOT / name, checkout / name)
     parameters = ", ".join(f"{name}: {value}" for name, value in FIELDS.items())
     config = ["seeds=[0]", "workflows=[voting]", "tasks=[math]", f"parameters={{{parameters}}}"]
-    script = str(ROOT / "tests" / "support" / "two_cells_on_slurm.py")
     done = subprocess.run(
-        [str(ROOT / "docker" / "slurm.sh"), sys.executable, script, str(checkout), *(cell.id for cell in cells), "--",
+        [str(ROOT / "docker" / "slurm.sh"), sys.executable, str(SCRIPT), str(checkout), *(cell.id for cell in cells), "--",
          "--config", *config],
         stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, timeout=900,
     )  # fmt: skip

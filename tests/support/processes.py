@@ -12,6 +12,8 @@ from collections.abc import Callable
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+PATIENCE = 900.0
+"""Seconds after which a process is taken for one that hangs."""
 SERVER = multiprocessing.get_context("forkserver")
 SERVER.set_forkserver_preload(["multirole_study.doctor", "multirole_study.experiment.run", "multirole_study.plan"])
 
@@ -26,7 +28,8 @@ def start(log: Path, work: Callable, *args: object, **environment: str) -> BaseP
 def run(log: Path, work: Callable, *args: object, **environment: str) -> int:
     """Call `work(*args)` in a new process, wait for it, and return its exit code."""
     process = start(log, work, *args, **environment)
-    process.join()
+    process.join(PATIENCE)
+    assert process.exitcode is not None, f"a process hangs; its output is in {log}"
     return process.exitcode
 
 
@@ -40,8 +43,9 @@ def run_together(n: int, log: Path, work: Callable, *args: object) -> list[int]:
         start(Path(f"{log}.{rank}"), work, *args, RANK=str(rank), LOCAL_RANK=str(rank), **sizes, **address)
         for rank in range(n)
     ]
+    deadline = time.monotonic() + PATIENCE
     while any(process.is_alive() for process in started):
-        if any(process.exitcode for process in started):
+        if any(process.exitcode for process in started) or time.monotonic() > deadline:
             for process in started:
                 process.kill()
         time.sleep(0.05)
