@@ -61,7 +61,9 @@ def workflow_facts(folder: Path) -> dict[str, dict[str, float]]:
     facts = {"accuracy": mean_interval(episodes["correct"].astype(float))}
     for role, rows in turns[turns["outcome"].notna()].groupby("role"):
         if role in ("aggregator", "evaluator", "orchestrator"):
-            is_in_form = (~rows["outcome"].isin(["unparsed", "lines"])).astype(float)
+            is_in_form = (~rows["outcome"].str.match(r"unparsed|lines|digit:")).astype(
+                float
+            )  # fallbacks are not the form
             facts[f"{role}, in the asked form"] = mean_interval(is_in_form.groupby(rows["problem"]).mean())
     return facts
 
