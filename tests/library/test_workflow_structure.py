@@ -63,6 +63,13 @@ def test_a_role_that_selects_twice_has_one_skill_for_the_episode():
     assert (rows["selects"]["skill"], rows["selects"]["cases"]) == (0.5, 2)
 
 
+def test_a_verdict_on_a_reply_without_a_grade_is_neither_right_nor_wrong():
+    episode = Episode(Problem("0", "t", "?", None), 0)
+    episode.turns = [turn("planner", 0, 0, "plan"), turn("critic", 0, 0, "", "incorrect")]
+    judge([episode], RightIsRight(), Structure({"planner": Duty("plans"), "critic": Duty("judges", "planner")}))
+    assert [one.is_right for one in episode.turns] == [None, None]
+
+
 def test_a_role_without_a_duty_has_format_and_length_only():
     (row,) = role_skills(
         pd.DataFrame(frame_of([debate(["right"], ["right"], 0)]).query("role == 'referee'")), Structure()

@@ -113,7 +113,8 @@ def test_the_program_is_the_text_between_the_fences(reply, program):
 
 @pytest.mark.parametrize("end", ["", "\n"])
 @pytest.mark.parametrize(
-    "piece", [T, f"{T}python\n", f"{T}x\n'''\n", '"""', "> ", "1. ", "#\n", "a ", "_", "def ", "'", "~~~ ", "~", '\\"']
+    "piece",
+    [T, f"{T}python\n", f"{T}x\n'''\n", '"""', "> ", "1. ", "#\n", "a ", "_", "def ", "'", "~~~ ", "~", '\\"', " "],
 )
 def test_reading_costs_in_proportion_to_the_reply(piece, end):
     """Steps of the pattern matcher cannot be counted; with a quadratic rule this would take hours."""

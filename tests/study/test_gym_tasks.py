@@ -10,7 +10,7 @@ import pytest
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.presets import SMOLLM2_ARITHMETIC
 from multirole_study.tasks import gym
-from multirole_study.tasks.gym import parse
+from multirole_study.tasks.gym import _score_of, parse
 from multirole_study.tasks.gym_score import load_gym
 from multirole_study.tasks.splits import split_of
 
@@ -116,6 +116,36 @@ def test_an_answer_that_the_scorer_evaluates_cannot_touch_this_machine(tmp_path)
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "answer",
+    [
+        "__import__('os').write(3,b'1.0') and __import__('os')._exit(0)",
+        "entry['answer']",
+        "[entry['answer']]",
+        "open(3,'w').write('1')",
+        "[*oracle_answer]",
+    ],
+)
+@pytest.mark.parametrize("kind", ["string_insertion", "n_queens", "simple_integration", "countdown"])
+def test_an_answer_that_the_scorer_evaluates_cannot_set_its_own_score(kind, answer):
+    """It runs in the process that knows the reference and writes the score."""
+    task = parse(f"gym:{kind}")
+    (problem,) = task.problems("train", 1)
+    (reward,) = task.score([problem], [f"\\boxed{{{answer}}}"])
+    assert (reward.value, reward.is_correct) == (0.0, False)
+
+
+@pytest.mark.parametrize("output", [b"1e5", b"NaN", b"-1", b'"x"', b"", b"true", b"[1]"])
+def test_only_a_number_from_0_to_1_is_a_score(output):
+    assert _score_of(output) == 0.0 and _score_of(b"0.5") == 0.5 and _score_of(b"1") == 1.0
+
+
+def test_the_last_number_of_a_text_is_read_as_a_reader_would():
+    task = dataclasses.replace(parse(SMALL), fallback="last_number")
+    texts = ["The answer is 1,234.", "12-5", "It is -5.", "1, 2, 3", "1,234,567.5", "2.-5"]
+    assert [task.extract(text) for text in texts] == ["1234", "5", "-5", "3", "1234567.5", "5"]
+
+
 def test_every_kind_gives_its_own_answer_the_full_score_in_the_sandbox():
     kinds = [kind for kind in load_gym().factory.DATASETS if kind not in ("composite", "zebra_puzzles", *SLOW)]
     for kind in kinds:

@@ -373,7 +373,17 @@ def test_a_math_verify_that_cannot_be_run_is_never_a_verdict(script, message, tm
     assert grade_answers([("x+5", "x+6")]) == ["wrong"]
 
 
-@pytest.mark.parametrize("reply", ["1 m " * 40 + "1", " ".join(f"{i} cm" for i in range(30)) + "!", "1 and " * 40])
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "1" + " to 1" * 60 + " x",
+        r"5\text{m}^2" + r" \text{m}^2" * 70 + "!",
+        r"5 \text{ kg}\cdot" + r" \text{m}^2" * 60 + "=7",
+        "1 m " * 40 + "1",
+        " ".join(f"{i} cm" for i in range(30)) + "!",
+        "1 and " * 40,
+    ],
+)
 def test_a_long_reply_of_numbers_and_units_is_read_in_one_pass(reply: str) -> None:
     """With backtracking over spaces and words, 30 of these numbers took longer than a day."""
     assert math_answer.decide(reply, "42") not in ("correct", "too_long")
@@ -382,3 +392,40 @@ def test_a_long_reply_of_numbers_and_units_is_read_in_one_pass(reply: str) -> No
 def test_quantities_of_several_parts_are_read() -> None:
     for reply in ("3 m 20 cm", "3 m and 20 cm", "3m, 20cm", r"3\text{ m and }20\text{ cm}"):
         assert math_answer.decide(reply, "320 cm") == math_answer.decide("3 m 20 cm", "320 cm"), reply
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "verdict"),
+    [
+        ("AI=5", "5", "correct"),  # a length from the incenter, not an imaginary number to be solved for
+        ("I=42", "42", "correct"),
+        (r"I = \frac{\pi}{4}", r"\frac{\pi}{4}", "correct"),
+        ("e=42", "42", "correct"),
+        ("I=42", "43", "wrong"),
+        ("2x=42", "42", "wrong"),
+        ("5 MW", "5 mW", "wrong"),
+        (r"5\text{ mPa}", r"5\text{ MPa}", "wrong"),
+        ("5 Mm", "5 mm", "wrong"),
+        ("5 mg", "5 mg", "correct"),
+        ("3 halves", "3", "wrong"),
+        (r"5\text{ hundredths}", "5", "wrong"),
+        (r"7\text{ divided by 2}", "7", "wrong"),
+        ("(A), (B)", "A", "wrong"),
+        ("A B C", "A", "wrong"),
+        ("(B) 42", "B", "correct"),
+        ("(D) A is greater", "D", "correct"),
+        ("x=1, y=1", "(1,1)", "correct"),
+    ],
+)
+def test_answers_that_were_once_graded_wrongly(answer, reference, verdict) -> None:
+    assert grade_answers([(answer, reference)]) == [verdict]
+
+
+def test_several_letters_are_no_choice() -> None:
+    assert "correct" not in grade_answers([(answer, "A") for answer in (r"\text{A and B}", "A) 5 B) 6", "A or B")])
+
+
+def test_a_value_that_two_boxes_share_is_kept_if_they_are_two_values() -> None:
+    assert extract_boxed(r"x=\boxed{1}, y=\boxed{1}") == "x=1, y=1"
+    assert extract_boxed(r"\boxed{2}, \boxed{2} and \boxed{3}") == "2, 2, 3"
+    assert extract_boxed(r"\boxed{5} and \boxed{5}") == extract_boxed(r"\boxed{5}, so \boxed{5}") == "5"

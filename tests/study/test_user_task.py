@@ -279,9 +279,10 @@ def test_broken_values_in_published_rows_are_counted(tmp_path):
         {"prompt": "Cut \ud83d", "solution": "1"},
         {"prompt": "a?", "solution": float("nan")},
         {"prompt": "b?", "solution": "nan"},
+        {"prompt": "c?", "solution": "1" * 1001},
     ]
     description = Math(write(tmp_path / "rows.jsonl", rows + broken)).describe()
-    assert description["skipped"] == {"half_a_character": 1, "not_finite": 2}
+    assert description["skipped"] == {"half_a_character": 1, "not_finite": 2, "too_long": 1}
 
 
 def test_an_episode_prints_as_one_line():
@@ -302,6 +303,8 @@ def test_hidden_tests_run_the_last_program_in_the_sandbox():
         "```python\ndef f(x):\n    return 2 * x\n```",
     ]  # fmt: skip
     assert [r.value for r in twice.score([first, first, first, second], texts)] == [1.0, 0.5, 0.0, 1.0]
+    messages = [[{"role": "assistant", "content": text}] for text in (texts[0], f"<think>{texts[0]}")]
+    assert hidden_tests()(["", ""], messages, tests=[tests] * 2) == [1.0, 0.0]  # conversations; a thought is no answer
     strict = Task("twice", rows, rows, hidden_tests(rule="all_pass"))
     assert [r.value for r in strict.score([first, first], texts[:2])] == [1.0, 0.0]
     with pytest.raises(RewardError, match="Write a non-empty list"):

@@ -31,7 +31,8 @@ def grade(episodes: list[Episode], roles: Container[str], task: Scorer) -> None:
 def judge(episodes: list[Episode], task: Scorer, structure: Structure) -> None:
     """Set `is_right` of every turn of scored episodes. A plan is neither right nor wrong by itself and stays at None.
 
-    A role that judges is right or wrong about the reply of its slot and round; an unparsed verdict is always wrong. A selection
+    A role that judges is right or wrong about the reply of its slot and round; an unparsed verdict is always wrong; about a reply
+    without a grade it stays at None. A selection
     has the grade of its episode. All other replies are graded as answers.
     """
     duties = structure.duties
@@ -44,6 +45,7 @@ def judge(episodes: list[Episode], task: Scorer, structure: Structure) -> None:
             if duty is None:
                 continue
             if duty.kind == "judges" and (judged := replies.get((str(duty.of), turn.slot, turn.round))):
-                turn.is_right = turn.outcome == ("correct" if judged.is_right else "incorrect")
+                is_known = judged.is_right is not None
+                turn.is_right = turn.outcome == ("correct" if judged.is_right else "incorrect") if is_known else None
             elif duty.kind == "selects" and episode.reward is not None:
                 turn.is_right = episode.reward.is_correct

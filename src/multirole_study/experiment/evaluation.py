@@ -29,7 +29,7 @@ class Evaluation(Settings):
             adapter (same task, scale, seed and options) to the solver role and none to the others (paper Table 3);
             "transfer_all" gives it to every role.
         checkpoints: "all" saved ones, or a comma-separated list of steps (0 is the untrained model) and of
-            "early" (the checkpoint nearest to half of best), "best" (highest validation accuracy; the earlier of equals)
+            "early" (the checkpoint nearest to halfway between the first and best), "best" (highest validation accuracy; the earlier of equals)
             and "terminal" (the last one). None takes `CHECKPOINTS`; the base model has no other than 0.
     """
 

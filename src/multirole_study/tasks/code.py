@@ -18,6 +18,7 @@ from importlib.resources import files
 from string import Template
 from typing import Any, ClassVar, Literal
 
+from multirole.core.replies import text_outside_thoughts
 from multirole.core.types import Problem, Reward
 from multirole_sandbox import RULES, Limits, Verdict, grade_batch, normalise_tests
 from multirole_study.tasks.fences import extract_program
@@ -121,14 +122,17 @@ def hidden_tests(
         raise ValueError(f"`rule` must be one of {list(RULES)}, got {rule!r}.")
     names = [column] if isinstance(column, str) else list(column)
 
-    def passed_tests(prompts: list[str], completions: list[str], **columns: list[Any]) -> list[float]:
+    def passed_tests(prompts: list, completions: list, **columns: list[Any]) -> list[float]:
         if missing := [name for name in names if name not in columns]:
             raise ValueError(
                 f"hidden_tests(column={column!r}) needs the column {missing[0]!r}, the rows have {sorted(columns)}."
             )
         rows = [{name: values[i] for name, values in columns.items()} for i in range(len(completions))]
         tests = [json.dumps([test for name in names for test in _tests_of(row, name)]) for row in rows]
-        verdicts = grade([extract_program(text) for text in completions], tests, rule, limits)
+        texts = [
+            one if isinstance(one, str) else one[-1]["content"] for one in completions
+        ]  # text or messages, as in TRL
+        verdicts = grade([extract_program(text_outside_thoughts(text)) for text in texts], tests, rule, limits)
         return [0.0 if verdict is None else verdict.reward for verdict in verdicts]
 
     return passed_tests

@@ -143,5 +143,5 @@ def _without_opening(text: str) -> str | None:
 
 def _on_one_line(text: str) -> str | None:
     """Return the last program with both fences on one line, which Markdown parses as inline code."""
-    spans = re.findall(r"```(?:python|py)[\d.]*[ \t]+([^`\n]+)```", text, re.IGNORECASE)
+    spans = re.findall(r"```(?:python|py)[\d.]*+[ \t]++([^`\n]++)```", text, re.IGNORECASE)
     return spans[-1] if spans else None

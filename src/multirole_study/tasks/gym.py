@@ -56,7 +56,8 @@ LIMITS = Limits(
     output_bytes=4096,
     workers=min(2, Limits().workers),  # each holds the package and sympy
 )
-NUMBER = re.compile(r"-?\d+(?:\.\d+)?", re.ASCII)
+NUMBER = re.compile(r"(?:(?<![\d.])-)?(?:\d{1,3}(?:,\d{3})++(?!\d)|\d++)(?:\.\d+)?", re.ASCII)
+"""Matches a number of a text: the 5 of 12-5 is not negative, and 1,234 is one number."""
 
 Fallback = Literal["none", "last_number"]
 Options = tuple[tuple[str, object], ...]
@@ -118,7 +119,7 @@ class Gym:
         if boxed is not None or self.fallback == "none" or "\\boxed" in text:
             return boxed, True
         numbers = NUMBER.findall(text_outside_thoughts(text))
-        return (numbers[-1] if numbers else None), False
+        return (numbers[-1].replace(",", "") if numbers else None), False
 
     def score(self, problems: list[Problem], texts: list[str]) -> list[Reward]:
         """Score answers with the package; an answer is correct if its score is 1."""
@@ -149,11 +150,19 @@ class Gym:
         arguments = [[self.kind, options, answer, encode(dataset, entry)] for answer, entry in answers]
         scores = []
         for reason, output in sandbox.call(MODULE, "score", arguments, LIMITS):
-            score = json.loads(output) if reason == "passed" else 0.0
-            if isinstance(score, str):
-                raise SandboxError(f"reasoning-gym could not score inside the sandbox: {score}")
-            scores.append(score)
+            if reason == "passed" and output.startswith(b'"broken: '):
+                raise SandboxError(f"reasoning-gym could not score inside the sandbox: {json.loads(output)}")
+            scores.append(_score_of(output) if reason == "passed" else 0.0)
         return scores
+
+
+def _score_of(output: bytes) -> float:
+    """Return the score that a scorer has written; 0 for anything but a number from 0 to 1."""
+    try:
+        score = json.loads(output)
+    except ValueError:
+        return 0.0
+    return float(score) if type(score) in (int, float) and 0 <= score <= 1 else 0.0
 
 
 def is_gym(task: object) -> bool:

@@ -1,13 +1,17 @@
 """Score answers with reasoning-gym. `gym.py` runs this in the sandbox, one process per answer.
 
 Several `score_answer` methods of the package evaluate the answer as Python (`eval`, or sympy's `parse_expr`), so model output must
-never reach them in the trainer. The sandbox's workers import this file and call `preload` before they enter the sandbox.
+never reach them in the trainer. The sandbox's workers import this file and call `preload` before they enter the sandbox. What is
+evaluated there could still read the reference or write the result itself, so an answer with more than data in it is wrong (`is_data`).
 """
 
+import ast
 import base64
+import builtins
 import importlib
 import pickle
 import pkgutil
+import re
 import sys
 import types
 from typing import Any
@@ -19,6 +23,12 @@ LATE = (
 )  # fmt: skip
 """Modules that the package imports inside functions."""
 SYMPY = ("core", "parsing", "simplify", "polys", "functions")
+AS_PYTHON = ("string_insertion", "spiral_matrix", "binary_matrix", "n_queens")
+"""Kinds whose scorer passes the answer to `eval`."""
+AS_FORMULA = ("simple_integration", "intermediate_integration", "polynomial_multiplication", "puzzle24", "countdown")
+"""Kinds whose scorer passes the answer to sympy's `parse_expr`, which knows Python's built-in functions."""
+DATA = (ast.Expression, ast.Constant, ast.List, ast.Tuple, ast.Load, ast.UnaryOp, ast.USub)
+MATHEMATICS = {"abs", "max", "min", "pow", "round", "sum"}
 NEEDS_PYCOSAT = "zebra_puzzles"
 """The only kind that needs the package pycosat, which has to be compiled."""
 
@@ -59,12 +69,28 @@ def encode(dataset: Any, entry: dict) -> str:
     return base64.b64encode(pickled).decode()
 
 
+def is_data(kind: str, answer: str) -> bool:
+    """Return whether an answer that the kind's scorer evaluates holds no more than data, or a formula: no names of Python, no attributes."""
+    if kind in AS_FORMULA:
+        words = set(re.findall(r"[^\W\d]\w*", answer))
+        is_plain = not re.search(r"\.\s*[^\W\d]|['\"\[{@:]", answer)
+        return is_plain and not words & (set(dir(builtins)) - MATHEMATICS) and not any("__" in word for word in words)
+    if kind in AS_PYTHON:
+        try:
+            return all(isinstance(node, DATA) for node in ast.walk(ast.parse(answer.strip(), mode="eval")))
+        except (SyntaxError, ValueError, MemoryError, RecursionError):
+            return True  # text that `eval` cannot read either
+    return True
+
+
 def score(kind: str, options: dict, answer: str, encoded: str) -> float | str:
     """Score one answer to an encoded entry; "broken: ..." if a module or file is missing, which no answer can cause."""
     try:
         dataset, entry = pickle.loads(base64.b64decode(encoded))
         if dataset is None:
             dataset = load_gym().create_dataset(kind, seed=0, size=1, **options)
+        if not is_data(kind, answer) and answer != entry["answer"]:
+            return 0.0
         return float(dataset.score_answer(answer, entry))
     except (ImportError, OSError) as error:
         return f"broken: {error!r}"

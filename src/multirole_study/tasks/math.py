@@ -11,7 +11,7 @@ from decimal import Decimal
 from typing import ClassVar
 
 from multirole.core.types import Problem, Reward
-from multirole_study.tasks.math_answer import extract_boxed, grade_answers
+from multirole_study.tasks.math_answer import MAX_CHARACTERS, extract_boxed, grade_answers
 from multirole_study.tasks.sources import BadRow, Published, Row, Source, fault_of, question_id, text_of
 
 NO_REFERENCE = re.compile(r"[+-]?(?:nan|inf)", re.IGNORECASE | re.ASCII)
@@ -28,6 +28,8 @@ def to_problem(row: Row) -> Problem:
     reference = text_of(row, "solution", "no_answer").strip()
     if NO_REFERENCE.fullmatch(reference):
         raise BadRow("not_finite")
+    if len(reference) > MAX_CHARACTERS:
+        raise BadRow("too_long")
     return Problem(question_id("math", question), "math", question, reference)
 
 

@@ -60,6 +60,8 @@ LIMITS = Limits(
 
 MAX_UNWRAPPED = 20_000
 """The longest box content that is searched for inner boxes; longer answers are "too_long" anyway."""
+MAX_NESTING = 5
+"""Boxes inside of boxes that are replaced by their content."""
 _JOINT = re.compile(
     r"(?:[\s$&.*]|\\[,;:! ()\[\]]|~|\\q?quad|\\text\s*\{|\\(?:mathrm|textrm|mbox)\s*\{|\})*"
     r"(?:,|;|(?<![A-Za-z])(?:and|or)(?![A-Za-z])|(?:,\s*)?(?:and|or)(?![A-Za-z]))"
@@ -86,7 +88,12 @@ _CHOICE = re.compile(
     r"(?:\\text\{)?\s*(?:(?i:option|choice|answer)\s*:?\s*)?(?:\((?P<round>[A-Z])\)|(?P<bare>[A-Z])(?P<mark>[).:]?))(?P<rest>.*)",
     re.DOTALL,
 )
-_RATIO = re.compile(r"\d+(?:/\d+)?(?:(?::|\s*(?:\\text\{)?\s*to\s*\}?\s*)\d+(?:/\d+)?)+", re.ASCII)
+_BETWEEN = r"(?:[\s,;/&(){}.]|\\text|and|or)"
+_MORE_CHOICES = re.compile(rf"{_BETWEEN}*+[A-J](?![A-Za-z])(?:{_BETWEEN}|[A-J](?![A-Za-z]))*+")
+_MARKED_CHOICE = re.compile(r"(?<![A-Za-z(])[A-J]\)")
+"""More letters behind a letter: "and B", "B) 6"."""
+# possessive, as the patterns of math_units: "1 to 1 to 1 ..." would take exponential time
+_RATIO = re.compile(r"\d++(?:/\d++)?+(?:(?::|\s*+(?:\\text\{)?+\s*+to\s*+\}?+\s*+)\d++(?:/\d++)?+)++", re.ASCII)
 _DECIMAL_COMMA = re.compile(r"[+-]?(?:0,\d+|\d+,(?:\d{1,2}|\d{4,}))", re.ASCII)
 """Matches 3,14, which is also a list; 3,141 is a number of thousands."""
 _ELLIPSIS = re.compile(r"[+-]?[\d.]+\\ldots")
@@ -123,20 +130,23 @@ def extract_boxed(text: str) -> str | None:
             break
         contents.append(box.content)
         names.append(joint["name"] or "")
-    if len(set(contents)) == 1:
+    if len(set(contents)) == 1 and not any(names):  # said again, not a second value
         return _unwrapped(contents[0])
     first = boxes[len(boxes) - len(contents)]
     name = _NAME_BEFORE.search(text, max(0, first.start - 40), first.start)
     labels = [f"{name[1]}=" if name and any(names) else "", *reversed(names)]
     parts = [label.strip() + _unwrapped(content) for label, content in zip(labels, reversed(contents), strict=True)]
-    return ", ".join(dict.fromkeys(parts))
+    return ", ".join(dict.fromkeys(parts) if any(labels) else parts)
 
 
 def _unwrapped(content: str) -> str:
     """Return a box's content with inner boxes replaced by their content."""
-    while len(content) <= MAX_UNWRAPPED and (inner := find_boxes(content)):
+    for _ in range(MAX_NESTING):
+        inner = find_boxes(content) if len(content) <= MAX_UNWRAPPED else []
         for box in reversed(inner):
             content = content[: box.start] + box.content + content[box.end :]
+        if not inner:
+            break
     return content
 
 
@@ -228,6 +238,8 @@ def _choice(text: str) -> str | None:
     if match is None:
         return None
     rest = match["rest"].strip(" }.")
+    if _MORE_CHOICES.fullmatch(match["rest"]) or _MARKED_CHOICE.search(match["rest"]):
+        return None  # several letters are no choice
     if (
         match["bare"]
         and rest

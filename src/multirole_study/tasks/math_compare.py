@@ -322,6 +322,10 @@ def _named(values: list[Value]) -> list[Value]:
 # ---- equations and relations
 
 
+CONSTANT_LETTERS = (sympy.I, sympy.E)
+"""What the parser reads in I = 42 and e = 42; alone on the left side, such a letter is a name."""
+
+
 def _equal_with_equation(gold: Value, value: Value) -> bool:
     if isinstance(value, Equation) and _is_false(value):
         return False
@@ -340,6 +344,7 @@ def _equal_with_equation(gold: Value, value: Value) -> bool:
 def _is_false(equation: Equation) -> bool:
     """Return whether the sides of an equation are unequal constants, as in 43 = 42."""
     sides = [side for side in (equation.left, *equation.middle, equation.right) if isinstance(side, sympy.Expr)]
+    sides = sides[equation.left in CONSTANT_LETTERS :]
     constants = [side for side in sides if not side.free_symbols and not side.has(sympy.core.function.AppliedUndef)]
     return any(not equal(constants[0], other) for other in constants[1:])
 
@@ -357,7 +362,7 @@ def _is_name(equation: Equation) -> bool:
     left = equation.left
     if isinstance(left, Items):
         return all(isinstance(item, sympy.Symbol) for item in left.values)
-    if isinstance(left, Words):
+    if isinstance(left, Words) or left in CONSTANT_LETTERS:
         return True
     if isinstance(left, sympy.Expr):
         return (
@@ -373,6 +378,10 @@ def _is_linear_equation(equation: Equation) -> bool:
     """Return whether an equation such as x + 1 = 42 has to be solved, so that its right side is no answer."""
     left = equation.left
     if not isinstance(left, sympy.Expr) or len(left.free_symbols) != 1 or isinstance(left, sympy.Symbol):
+        return False
+    if not left.is_Add and not left.atoms(
+        sympy.Number
+    ):  # a product of letters, such as the length AI, whose I is a point
         return False
     (unknown,) = left.free_symbols
     is_linear = left.is_polynomial(unknown) and sympy.degree(left, unknown) == 1 if left.is_polynomial() else False
