@@ -34,7 +34,12 @@ class Made:
     def series(self, metric, role=None):
         return pd.Series(self.made.get(f"{metric}_{role}", [1.0] * 20), ITERATIONS, dtype=float)
 
+    def at(self, name):
+        return self.accuracy.max() if name == "peak" else self.accuracy.iloc[-1]
+
     def table(self, name):
+        if name == "ledger":
+            return pd.DataFrame({"grad_norm": [1.0, 8.0, 2.0]})
         rows = [
             pd.DataFrame({"iteration": ITERATIONS, "role": role, "tokens": self.series("tokens", role).to_numpy(),
                           "entropy": self.series("entropy", role).to_numpy()})
@@ -140,6 +145,70 @@ def test_an_alarm_counts_before_a_fall_or_at_any_time_without_one():
     assert not measures.warns(later, "k3_kl", ["judge"])  # at 20, with the fall
     assert measures.warns(Made(k3_kl_judge=[1.0] * 19 + [9.0]), "k3_kl", ["judge"])
     assert measures.warns(Made(terse_rate_judge=steps(0.9, 0.6)), "terse_rate", ["judge"])
+
+
+def test_measures_of_a_run():
+    run = Made((0.4, 0.7, 0.6))
+    values = {name: measures.MEASURES[name](run) for name in ("base", "first", "peak", "end", "gain", "fall", "falls")}
+    assert values == pytest.approx(
+        {"base": 0.4, "first": 0.7, "peak": 0.7, "end": 0.6, "gain": 0.3, "fall": 0.1, "falls": 1.0}
+    )
+    assert measures.MEASURES["grad_norm"](run) == pytest.approx(math.log(8))
+    assert measures.MEASURES["cpu"](Made(cpu_seconds_None=[2.0] * 20)) == pytest.approx(math.log(40))
+
+
+def test_measures_of_a_role():
+    series = {"coherence_judge": [0.05] * 19 + [0.9], "grad_share_judge": [0.7] * 19 + [0.1], "token_mass_judge": [0.2] * 20,
+              "chi2_after_judge": steps(1, 4), "chi2_judge": steps(1, 9)}  # fmt: skip
+    run = Made(**series)
+    values = {name: measures.ROLE_MEASURES[name](run, "judge") for name in ("coherence", "grad_share", "chi2_after")}
+    assert values == pytest.approx({"coherence": 0.05, "grad_share": 0.7, "chi2_after": math.log(4)})
+    grown = {"length_mean_judge": steps(10, 20)}
+    with_fall = measures.ROLE_MEASURES["falls_with_grown_judge"]
+    assert with_fall(Made((0.4, 0.7, 0.6), **grown), "judge") == 1.0
+    assert with_fall(Made(**grown), "judge") == 0.0 == with_fall(Made((0.4, 0.7, 0.6)), "judge")
+
+
+def test_agreement_on_wrong_answers_is_the_end_minus_the_start(monkeypatch):
+    agreement = {0: 0.25, 20: 1.0}
+    monkeypatch.setattr(measures, "slot_answers", lambda run, role, step: step)
+    monkeypatch.setattr(measures, "wrong_agreement", agreement.__getitem__)
+    assert measures.wrong_agreement_gain(SimpleNamespace(steps={"end": 20}), "voter") == 0.75
+
+
+def test_a_climb_is_of_sizes_over_the_median_of_the_first_iterations():
+    assert measures.climb(pd.Series([-1.0] * 5 + [-4.0] * 3)) == 4
+    assert measures.climb(pd.Series([1.0] * 5 + [9.0] + [1.0] * 5)) == pytest.approx(11 / 3)
+    assert measures.climb(pd.Series([0.1, 1, 1, 1, 1, 2, 2, 2])) == 2
+    assert measures.is_near(0.7, 1.0) and not measures.is_near(0.5, 1.0) and not measures.is_near(1.6, 1.0)
+
+
+def test_a_role_begins_to_write_code_if_its_share_of_fences_rises():
+    assert measures.writes_code(Made(code_fence_rate_judge=steps(0, 0.3)), "judge")
+    assert not measures.writes_code(Made(code_fence_rate_judge=steps(0.3, 0)), "judge")
+
+
+def test_a_climb_counts_with_a_fall_and_beyond_the_other_role():
+    fallen, high = (0.4, 0.7, 0.6), steps(1, 4)
+    climbs = measures.climbs_and_falls
+    assert climbs(Made(fallen, chi2_judge=high), "judge", "chi2")
+    assert climbs(Made(fallen, chi2_judge=high), "judge", "chi2", "voter")
+    assert not climbs(Made(fallen, chi2_judge=high, chi2_voter=high), "judge", "chi2", "voter")
+    assert not climbs(Made(chi2_judge=high), "judge", "chi2") and not climbs(Made(fallen), "judge", "chi2")
+
+
+def test_patterns_of_falls_that_are_not_there():
+    fallen, recovered = (0.4, 0.7, 0.6), (0.4, 0.7, 0.6, 0.7)
+    later = Made(fallen, chi2_judge=[1.0] * 19 + [9.0])
+    later.accuracy.index = [0, 5, 10]  # the peak of chi2 comes after the fall
+    assert not measures.soon_falls(later, "judge", "chi2")
+    one = Made(recovered[:3])
+    one.accuracy = pd.Series(recovered, index=[0, 5, 10, 20])
+    assert not measures.unseen_falls(one)
+    assert measures.unseen_drift(Made(length_mean_judge=steps(10, 20)))
+    only_ip = measures.PAIRED_PATTERNS["only_ip_falls"]
+    answers = [only_ip(Made(a), Made(b)) for a in (fallen, (0.4, 0.7)) for b in (fallen, (0.4, 0.7))]
+    assert answers == [False, True, False, False]
 
 
 def test_a_slip_is_three_points():

@@ -153,6 +153,15 @@ def test_a_rule_may_turn_a_difference_around_raise_its_bound_or_ask_for_equality
     ]  # fmt: skip
 
 
+def test_a_cost_is_compared_in_logarithms_and_a_match_may_lie_three_points_below():
+    """The bound of costs is ln 1.1 = .0953."""
+    costs = {"effect": "cpu", "within": "costs"}
+    assert judged_effect(numbers([0.11, 0.12, 0.13, 0.12, 0.12]), costs)[0] == "fails"
+    assert judged_effect(numbers([0.07, 0.08, 0.09, 0.08, 0.08]), costs)[0] == "holds"
+    matched = {"effect": "peak", "is_match_enough": True}
+    assert judged_effect(numbers([-0.01, 0.0, 0.01, 0.0, -0.005]), matched)[0] == "holds"
+
+
 def test_a_claim_about_a_minority_has_two_bounds():
     about = {"share": "exists", "at_most": "usually"}
 

@@ -211,9 +211,14 @@ def cell_of(settings: str) -> Cell:
     return Cell(**held)
 
 
-def test_every_committed_run_is_named_by_its_settings():
-    runs = pack.index(ROOT / "results/tiny-r")
-    assert runs["run"].is_unique and set(runs["kind"]) == {"run", "evaluation"}
+COMMITTED = ("tiny-r", "smollm2", "vain/tiny-r", "clock/tiny-r", "credit/tiny-r")
+
+
+@pytest.mark.parametrize("folder", COMMITTED)
+def test_every_committed_run_is_named_by_its_settings(folder):
+    """A changed default would train other runs under the names of these."""
+    runs = pack.index(ROOT / "results" / folder)
+    assert runs["run"].is_unique and "run" in set(runs["kind"])
     for run in runs.itertuples():
         cell = cell_of(run.settings)
         assert run.run.split("/")[-1] == cell.id and len(cell.id) <= 60

@@ -1,0 +1,53 @@
+"""The committed tables are what this code makes of the packed runs: a change of a measure, rule or filter changes them."""
+
+from pathlib import Path
+
+import pytest
+
+from multirole_study.paper.claims import claims
+from multirole_study.paper.clock_study import ClockStudy
+from multirole_study.paper.clock_verdicts import fall_table, verdict_table
+from multirole_study.paper.grid import Study
+from multirole_study.paper.leaderboard import boards, leaderboard_tables
+from multirole_study.paper.output import Table
+from multirole_study.paper.pack import read_measurement
+from multirole_study.paper.results import Results
+from multirole_study.paper.tables import DECLARED, make, sentences
+
+FOLDER = Path(__file__).parents[2] / "results"
+RESULTS = Results(FOLDER / "tiny-r")
+STUDY = Study.read(RESULTS.folder)
+
+
+def check(table: Table, results: Results = RESULTS) -> None:
+    """Compare a table's numbers, six digits of each, with the committed ones."""
+    if len(table.shown):
+        written = (results.folder / "tables" / f"{table.name}.csv").read_text(encoding="utf-8")
+        assert table.values.to_csv(index=False, float_format="%.6g") == written
+
+
+@pytest.mark.parametrize("declared", DECLARED["paper"], ids=lambda declared: declared["name"])
+def test_tables_of_the_paper(declared):
+    check(make(RESULTS, None, **declared))
+
+
+@pytest.mark.parametrize("declared", DECLARED["study"], ids=lambda declared: declared["name"])
+def test_tables_of_the_study(declared):
+    check(make(RESULTS, STUDY, **declared))
+
+
+def test_claims():
+    check(claims(RESULTS, sentences(RESULTS)))
+
+
+def test_tables_of_the_clock_study():
+    results, study = Results(FOLDER / "clock/tiny-r"), ClockStudy.read(FOLDER / "clock/tiny-r")
+    for table in (fall_table(results, study), verdict_table(results, study)):
+        check(table, results)
+
+
+def test_tables_of_the_leaderboard():
+    results, study = Results(FOLDER / "credit/tiny-r"), Study.read(FOLDER / "credit/tiny-r")
+    measured = read_measurement(RESULTS.folder, "credit_accuracy")
+    for table in leaderboard_tables(boards(results, study), measured):
+        check(table, results)
