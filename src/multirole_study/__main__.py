@@ -67,12 +67,16 @@ def train(argv: list[str]) -> int:
     from multirole.core.distributed import processes  # this imports torch
     from multirole_study import plan as planner
     from multirole_study.experiment.run import run_cell
+    from multirole_study.experiment.storage import NotWritten
     from multirole_study.inspector import inspect_run
 
     with user_errors():
         n = processes().num_processes  # under a launcher the user plans memory and disk
         launch = planner.settled(cell, launch.replace(n_processes=n)) if is_launched() else planner.check(cell, launch)
-    folder = run_cell(cell, launch)
+    try:
+        folder = run_cell(cell, launch)
+    except NotWritten as error:  # its text says what to do
+        raise UserError(str(error)) from error
     if processes().is_main_process and (
         is_launched() or launch.n_processes == 1
     ):  # otherwise another process prints it
@@ -156,11 +160,13 @@ def serve(argv: list[str]) -> int:
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
     parser.add_argument("--port", type=int, default=8000, help="port (default: 8000; 0 takes a free one)")
     parser.add_argument("--model", help=LOCAL_MODEL)
+    ignore = "a field of requests that is dropped instead of refused, such as response_format; may be repeated"
+    parser.add_argument("--ignore", action="append", default=[], metavar="FIELD", help=ignore)
     options = parser.parse_args(argv)
     with user_errors():
         from multirole_study.serve import serve_run
 
-        serve_run(options.folder, options.step, options.host, options.port, options.model)
+        serve_run(options.folder, options.step, options.host, options.port, options.model, options.ignore)
     return 0
 
 
@@ -181,7 +187,10 @@ def vllm_server(argv: list[str]) -> int:
     from multirole_study import vllm_server as server  # this imports torch
 
     with user_errors():
-        command = server.command_of(cell, launch, options.host, options.port, argv[split + 1 :])
+        if not 0 < options.port < 2**16:
+            raise ValueError(f"--port must be from 1 to 65535, got {options.port}.")
+        share = launch.vllm_memory if "vllm_memory" in parameters else server.MEMORY_SHARE
+        command = server.command_of(cell, launch, options.host, options.port, argv[split + 1 :], share)
     sys.stdout.write(f"{server.as_text(command)}\n")
     sys.stdout.flush()
     if not options.print:
@@ -200,20 +209,26 @@ def role_value(argv: list[str]) -> int:
     parser.add_argument("--turns", type=int, default=0, metavar="PROBLEMS", help=turns)
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the table as CSV, in fractions")
     parser.add_argument("--figure", type=Path, metavar="FILE", help="also draw it, as PNG, PDF or SVG")
+    parser.epilog = "The parameter checkpoints is best,terminal by default, and adapters must be own."
     options, parameters = _read(parser, argv)
     evaluation, launch = Evaluation.from_parameters({"checkpoints": "best,terminal"} | parameters)
     with user_errors():
         steps_of(evaluation, launch.results_dir)
+        for path in filter(None, (options.out, options.figure)):
+            if not path.absolute().parent.is_dir():
+                raise ValueError(f"The folder of {path} does not exist. Make it first: mkdir -p {path.parent}")
+        if options.figure is not None and options.figure.suffix not in (".png", ".pdf", ".svg"):
+            raise ValueError(f"--figure must end in .png, .pdf or .svg, got {options.figure}.")
         from multirole_study import plan as planner
         from multirole_study.paper.role_value_table import as_text, measure, plot
 
         settled = planner.settled(evaluation.cell, launch)
         table = measure(evaluation, settled, options.problems, options.draws, options.turns)
+        sys.stdout.write(f"{as_text(table)}\n")
         if options.out is not None:
             table.to_csv(options.out, index=False)
         if options.figure is not None:
             plot(table).savefig(options.figure, dpi=100)
-    sys.stdout.write(f"{as_text(table)}\n")
     return 0
 
 
@@ -226,6 +241,10 @@ def inspect(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     from multirole_study.inspector import inspect_all, inspect_run
 
+    if options.out is not None and options.out.is_dir():
+        raise UserError(
+            f"--out {options.out} is a folder. Write the name of a file in it, such as {options.out / 'inspector.html'}."
+        )
     is_one = options.out is not None or (options.results_dir / "config.json").exists()
     with user_errors():
         written = [inspect_run(options.results_dir, options.out)] if is_one else inspect_all(options.results_dir)

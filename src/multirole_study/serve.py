@@ -1,6 +1,7 @@
 """Serve the roles of a finished run as models of OpenAI's API (`multirole serve RUN`)."""
 
 import json
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from multirole.core.engine import Sampling
-from multirole.endpoint.serving import ModelServer
+from multirole.endpoint.serving import ModelServer, listening
 from multirole.engines.transformers_engine import TransformersEngine
 from multirole_study.experiment.base_models import check_base_of_run, locate, model_of_run
 from multirole_study.experiment.cell import Cell
@@ -33,9 +34,16 @@ def adapters_at(folder: Path, step: int | None) -> Path:
     return adapters_folder(folder, saved[-1] if step is None else step)
 
 
-def serve_run(folder: Path, step: int | None, host: str, port: int, model: str | None) -> None:
-    """Serve a run's adapters until a signal arrives. `model` is the folder of the base if the run had a user-supplied one."""
+def serve_run(
+    folder: Path, step: int | None, host: str, port: int, model: str | None, ignore: Sequence[str] = ()
+) -> None:
+    """Serve a run's adapters until a signal arrives. `model` is the folder of the base if the run had a user-supplied one.
+
+    `ignore` names fields of requests that are dropped besides `IGNORED`. ValueError if the port is in use.
+    """
     disable_progress_bar()
+    listening(host, port).close()  # before the model is loaded
+    ignored = tuple(dict.fromkeys([*IGNORED, *ignore]))
     config = read_config(folder)
     source = adapters_at(folder, step)
     task = config["task"] if config["task"] in TASKS else "math"
@@ -61,11 +69,13 @@ def serve_run(folder: Path, step: int | None, host: str, port: int, model: str |
         sampling,
         config["max_prompt_tokens"],
         RENDERERS[config["renderer"]],
-        IGNORED,
+        ignored,
     )
-    say(
-        f"Serving {folder.name} at {source.name}: models {', '.join(config['policy'])}; temperature {sampling.temperature:g}."
-    )
-    say(f"Of requests, {json.dumps(IGNORED)} are ignored. Ctrl-C ends it.")
+
+    def announce(url: str) -> None:
+        models = ", ".join(config["policy"])
+        say(f"Serving {folder.name} at {source.name}: models {models}; temperature {sampling.temperature:g}.")
+        say(f"Of requests, {json.dumps(ignored)} are ignored. Ctrl-C ends it.\n  base_url    {url}")
+
     with suppress(KeyboardInterrupt):
-        server.run(host, port, lambda url: say(f"  base_url    {url}"))
+        server.run(host, port, announce)

@@ -12,15 +12,19 @@ from multirole.engines.vllm_server_client import API_KEY
 from multirole_study.experiment.base_models import locate
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.hardware import dtype_of
-from multirole_study.experiment.launch import ONE_PROCESS, Launch
+from multirole_study.experiment.launch import Launch
 
 MEMORY_SHARE = 0.9
 """Share of a GPU's memory for a server that has the GPU to itself."""
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
-def command_of(cell: Cell, launch: Launch, host: str, port: int, more: Sequence[str] = ()) -> list[str]:
+def command_of(
+    cell: Cell, launch: Launch, host: str, port: int, more: Sequence[str] = (), memory_share: float = MEMORY_SHARE
+) -> list[str]:
     """Return the command line of a server for a cell, with vLLM's batch sizes where the launch has them.
+
+    `memory_share` is the part of the GPU's memory that the server takes.
 
     Raises ValueError for an address that other machines can reach if no key is set: whoever can call the server can make it load files.
     """
@@ -29,11 +33,9 @@ def command_of(cell: Cell, launch: Launch, host: str, port: int, more: Sequence[
             f"--host {host} can be reached from other machines, and the server would have no key. Set the environment variable {API_KEY} "
             "to a random text, here and where you train, for example to the output of `openssl rand -hex 16`."
         )
-    is_default = launch.vllm_memory == ONE_PROCESS.vllm_memory
-    share = MEMORY_SHARE if is_default else launch.vllm_memory
     return serve_command(
         str(locate(cell)), len(adapter_names(cell.policy)), cell.lora_rank, cell.max_prompt_tokens + cell.max_response_tokens,
-        getattr(torch, dtype_of(cell)), host, port, more, gpu_memory_utilization=share, **launch.vllm_sizes(),
+        getattr(torch, dtype_of(cell)), host, port, more, gpu_memory_utilization=memory_share, **launch.vllm_sizes(),
     )  # fmt: skip
 
 

@@ -382,3 +382,33 @@ def test_training_groups_are_named_by_their_questions():
     episodes["question"] = ["Compute: 2+2", "Compute: 2+2", "Compute: 2+3"]
     assert questions_of(episodes) == {"mine/1f": "2+2", "mine/2e": "2+3"}
     assert questions_of(episodes.drop(columns="question")) == {}
+
+
+def test_episodes_that_nobody_has_judged_are_neither_right_nor_wrong(tmp_path):
+    """A task of the user's may give a reward alone, or judge some answers only."""
+    folder = make_run(tmp_path, accuracy=(0.5, 1.0))
+    outcomes = pd.read_parquet(folder / "eval.parquet").astype({"correct": object})
+    outcomes.loc[::2, "correct"] = None
+    write_table(folder / "eval.parquet", outcomes.to_dict("records"))
+    points = validation(folder)
+    judged = outcomes[outcomes["correct"].notna()]
+    assert points["n"].sum() == len(judged) and points["accuracy"].iloc[-1] == 1.0
+    assert inspect_run(folder).is_file()
+
+
+def test_a_run_that_cannot_be_read_stops_no_other_page(tmp_path):
+    for name in ("a", "b"):
+        folder = make_run(tmp_path / "tiny-r" / name, accuracy=(0.5, 1.0))
+        (folder / "DONE").write_text("{}")
+    (tmp_path / "tiny-r" / "a" / "roles.parquet").write_bytes(b"PAR1 cut off")
+    with pytest.raises(UserError, match="1 pages are written to .*These runs cannot be read: .*tiny-r/a: "):
+        inspect([str(tmp_path)])
+    assert (tmp_path / "tiny-r" / "b" / "inspector.html").is_file() and (tmp_path / "inspector.html").is_file()
+
+
+def test_the_folder_of_an_evaluation_is_refused_by_name(tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"adapters": "own", "cell": {"policy": {}}}))
+    with pytest.raises(UserError, match="is the folder of an evaluation. Give the folder of its run"):
+        inspect([str(tmp_path)])
+    with pytest.raises(UserError, match="--out .* is a folder. Write the name of a file in it"):
+        inspect([str(tmp_path), "--out", str(tmp_path)])

@@ -135,3 +135,9 @@ def test_commands_of_the_grid_quote_folders_with_spaces(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     shown = [line.strip() for line in done.stdout.splitlines() if "-m papermill" in line]
     assert shown and all(f"--verbose '{folder}/tiny-r/" in line and "-p learning_rate 0.001" in line for line in shown)
+
+
+@pytest.mark.parametrize("text", ["1j", "b'x'", "{1, 2}", "{{}}", "(0, 30)"])
+def test_constants_that_no_parameter_takes_stay_text(text):
+    """So that the error names them, or a text parameter has them."""
+    assert value(text) == text

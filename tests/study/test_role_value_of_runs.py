@@ -12,6 +12,7 @@ from multirole_study.__main__ import role_value
 from multirole_study.experiment.evaluation import Evaluation
 from multirole_study.experiment.launch import Launch
 from multirole_study.experiment.run_folder import TURN_EFFECTS_FILE
+from multirole_study.experiment.settings import UserError
 from multirole_study.inspector import collect
 from multirole_study.paper import pack
 from multirole_study.paper.role_value_table import (
@@ -131,3 +132,15 @@ def test_what_cannot_work_is_refused(run_folder):
         measure(Evaluation(SMALL_RUN), launch, 1, 1)
     with pytest.raises(ValueError, match="is not finished. Train it first"):
         role_value(["-p", "results_dir", "nowhere"])
+
+
+def test_files_that_cannot_be_written_are_refused_before_the_measurement(run_folder, tmp_path):
+    words = ["-p", "results_dir", str(run_folder.parents[1])]
+    for name, setting in dict(SMALL_RUN).items():
+        if name in SMALL_RUN.model_fields_set and name != "policy":
+            words += ["-p", name, str(setting)]
+    words += ["-p", "policy", "ip"]
+    with pytest.raises(UserError, match="The folder of .*missing/table.csv does not exist. Make it first: mkdir -p"):
+        role_value([*words, "--out", str(tmp_path / "missing" / "table.csv")])
+    with pytest.raises(UserError, match="--figure must end in .png, .pdf or .svg, got"):
+        role_value([*words, "--figure", str(tmp_path / "figure.txt")])

@@ -162,3 +162,12 @@ def test_two_objects_of_one_class_or_file_are_two_runs(tmp_path):
         ).replace("Answer(", "str(")
     )
     assert Cell(f"{path}:one", "ip").id != Cell(f"{path}:two", "ip").id
+
+
+def test_a_structure_of_other_objects_is_refused_in_plain_words(tmp_path):
+    (tmp_path / "flow.py").write_text(
+        "from multirole import Structure\n\nclass Flow:\n    name, roles = 'flow', {'solver': 1}\n"
+        "    structure = Structure(edges=(('question', 'solver'),))\n\n    async def run(self, problem, call):\n        pass\n"
+    )
+    with pytest.raises(ValueError, match="flow.py:Flow' cannot be used: .*must be made of `multirole.Edge`, got"):
+        Cell(f"{tmp_path}/flow.py:Flow", "sp")

@@ -18,6 +18,7 @@ from multirole_study.__main__ import COMMANDS
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.hardware import preflight_checks
 from multirole_study.experiment.launch import ONE_PROCESS, Launch
+from multirole_study.experiment.settings import UserError
 from multirole_study.plan import plan
 
 ROOT = Path(__file__).parents[2]
@@ -73,6 +74,19 @@ def test_printing_starts_nothing_and_shows_no_key(capsys, monkeypatch):
     printed = capsys.readouterr().out
     assert printed.startswith("VLLM_ALLOW_RUNTIME_LORA_UPDATING=True") and printed.endswith("--max-num-seqs 8\n")
     assert "sesame" not in printed and "--max-loras 2" in printed
+
+
+@pytest.mark.parametrize(
+    ("words", "share"), [([], 0.9), (["-p", "vllm_memory", "0.6"], 0.6), (["-p", "vllm_memory", "0.5"], 0.5)]
+)
+def test_the_server_takes_the_share_of_memory_that_is_asked_for(monkeypatch, words, share):
+    """0.6 is the default of the engine in process, and 0.9 that of a server, which has the GPU to itself."""
+    asked = []
+    monkeypatch.setattr(server, "command_of", lambda *arguments: asked.append(arguments[-1]) or ["vllm"])
+    assert COMMANDS["vllm_server"](["-p", "workflow", "voting", "-p", "policy", "sp", "--print", *words]) == 0
+    assert asked == [share]
+    with pytest.raises(UserError, match="--port must be from 1 to 65535, got 99999"):
+        COMMANDS["vllm_server"](["-p", "workflow", "voting", "-p", "policy", "sp", "--print", "--port", "99999"])
 
 
 def test_an_address_for_other_machines_needs_a_key(monkeypatch):

@@ -17,6 +17,7 @@ import jinja2
 from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
+from multirole.core.arguments import accepts
 from multirole.core.types import Message, Problem, Workflow, structure_of
 
 Renderer = Callable[..., list[int]]
@@ -285,4 +286,17 @@ def _check_chat(render: Renderer, tokenizer: PreTrainedTokenizerBase, roles: tup
         raise ValueError(
             f"The chat template of the tokenizer {_name(tokenizer)} leaves out message {lost[0] + 1} of a conversation of the roles {', '.join(roles)}. "
             "Set a template that renders every message."
+        )
+
+
+def check_tools(tokenizer: PreTrainedTokenizerBase, render: Renderer) -> None:
+    """Raise ValueError if prompts cannot be rendered with `tools`: the chat template, or a renderer of the user's, does not know them."""
+    if "tools" not in str(tokenizer.chat_template):
+        raise ValueError(
+            f"The chat template of {tokenizer.name_or_path!r} does not know `tools`. Describe the tools in a message, or use "
+            "a model whose template has them, such as Qwen3."
+        )
+    if not accepts(render, "tools"):
+        raise ValueError(
+            f"The renderer {render!r} takes no `tools`. Describe the tools in a message, or use the chat template."
         )

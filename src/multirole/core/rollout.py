@@ -21,7 +21,7 @@ from typing import Any, ClassVar
 from transformers import PreTrainedTokenizerBase
 
 from multirole.core import event_loop
-from multirole.core.chat import Renderer, chat_template, control_tokens
+from multirole.core.chat import Renderer, chat_template, check_tools, control_tokens
 from multirole.core.engine import Completion, Engine, Request, RequestRefused, Sampling
 from multirole.core.event_loop import (
     EngineSelector,
@@ -241,11 +241,8 @@ class Rollout:
         """Return the prompt's ids. Equal prompts are encoded once per rollout: same-role slots and the n episodes share them."""
         key = repr((messages, tools)) if tools else repr(messages)
         if key not in self._encoded:
-            if tools and "tools" not in str(self.tokenizer.chat_template):
-                raise ValueError(
-                    f"The chat template of {self.tokenizer.name_or_path!r} does not know `tools`. Describe the tools in a message, or use "
-                    "a model whose template has them, such as Qwen3."
-                )
+            if tools:
+                check_tools(self.tokenizer, self.render)
             options = {"tools": tools} if tools else {}
             ids = self.render(self.tokenizer, messages, **options)
             if not isinstance(ids, list) or not set(map(type, ids)) <= {int}:

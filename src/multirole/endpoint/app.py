@@ -1,6 +1,6 @@
 """ASGI application for OpenAI's chat completions. `model` names the role, and the API key the episode.
 
-It serves `POST /v1/chat/completions` and `GET /v1/models`; errors have OpenAI's form and status. A stream is one chunk. A field
+It serves `POST /v1/chat/completions`, `GET /v1/models` and `GET /v1/models/MODEL`; errors have OpenAI's form and status. A stream is one chunk. A field
 that cannot be honoured gives an error that names it, or is dropped if `ignore` lists it: the trainer decides how to sample.
 """
 
@@ -17,6 +17,7 @@ from openai.types.chat import ChatCompletion, ChatCompletionMessage, ChatComplet
 from openai.types.chat.chat_completion import Choice
 from openai.types.chat.chat_completion_message_function_tool_call import Function
 from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -60,6 +61,18 @@ class BadRequest(Exception):
         return JSONResponse({"error": self.body}, self.status)
 
 
+def _no_such_model(role: object, session: Session) -> BadRequest:
+    message = f"The model {role!r} does not exist. Models are the workflow's roles: {session.roles}."
+    return BadRequest(message, 404, "model_not_found", "model")
+
+
+async def _as_error(request: Request, error: Exception) -> Response:
+    """Return an error of the router, such as an unknown path, in OpenAI's form."""
+    status = error.status_code if isinstance(error, HTTPException) else 500
+    routes = "POST /v1/chat/completions, GET /v1/models and GET /v1/models/MODEL"
+    return BadRequest(f"{request.method} {request.url.path} is not supported. There are {routes}.", status).response()
+
+
 class Endpoint:
     """The application and its open episodes.
 
@@ -69,16 +82,18 @@ class Endpoint:
     """
 
     def __init__(self, ignore: Collection[str] = (), default: Session | None = None) -> None:
-        if unknown := sorted(set(ignore) - NEUTRAL.keys() - REFUSALS.keys()):
+        if needed := sorted(set(ignore) & READ):
             raise ValueError(
-                f"`ignore` names {unknown}; fields that can be ignored are {sorted({*NEUTRAL, *REFUSALS})}."
+                f"`ignore` names {needed}, which the endpoint reads, so they cannot be dropped. Leave them out."
             )
         self.ignore, self.default = frozenset(ignore), default
         self.app = Starlette(
             routes=[
                 Route("/v1/chat/completions", self._answer, methods=["POST"]),
                 Route("/v1/models", self._models, methods=["GET"]),
-            ]
+                Route("/v1/models/{role}", self._models, methods=["GET"]),
+            ],
+            exception_handlers={HTTPException: _as_error},
         )
         self._sessions: dict[str, Session] = {}
         self._numbers = itertools.count()
@@ -112,6 +127,9 @@ class Endpoint:
         except BadRequest as error:
             return error.response()
         models = [{"id": role, "object": "model", "created": 0, "owned_by": "multirole"} for role in session.roles]
+        if role := request.path_params.get("role"):
+            known = [model for model in models if model["id"] == role]
+            return JSONResponse(known[0]) if known else _no_such_model(role, session).response()
         return JSONResponse({"object": "list", "data": models})
 
     async def _answer(self, request: Request) -> Response:
@@ -130,23 +148,37 @@ class Endpoint:
         completion = self._completion(role, turn, bool(tools))
         if not body.get("stream"):
             return JSONResponse(completion.model_dump(exclude_none=True))
-        is_counted = bool((body.get("stream_options") or {}).get("include_usage"))
+        is_counted = bool((body.get("stream_options") or {}).get("include_usage"))  # a dict or None, see `_parse`
         return StreamingResponse(_one_chunk(completion, is_counted), media_type="text/event-stream")
 
     def _parse(self, body: dict, session: Session) -> tuple[str, list[Message], list[dict] | None, int | None]:
         """Parse a request into role, messages, tools and token cap; `BadRequest` for a field that cannot be honoured."""
+        try:
+            json.dumps(body, ensure_ascii=False).encode()
+        except UnicodeEncodeError:
+            raise BadRequest(
+                "A text of the request holds half of a character, a lone surrogate. Send whole characters."
+            ) from None
+        if not isinstance(body.get("stream_options"), dict | None):
+            raise BadRequest(
+                f"`stream_options` must be an object, got {body['stream_options']!r}.", param="stream_options"
+            )
         for name, value in body.items():
             if name in READ or name in HARMLESS or name in self.ignore or value is None:
                 continue
             if value not in NEUTRAL.get(name, ()):
                 reason = REFUSALS.get(name, "the endpoint does not support it")
-                advice = f" Leave it out, or ignore it with `from_openai(..., ignore={[name]!r})`."
-                can_ignore = name in NEUTRAL or name in REFUSALS
-                raise BadRequest(f"`{name}={value!r}` is refused: {reason}.{advice if can_ignore else ''}", param=name)
+                how = (
+                    f"`from_openai(..., ignore={[name]!r})`"
+                    if self.default is None
+                    else f"`--ignore {name}` of the server"
+                )
+                raise BadRequest(
+                    f"`{name}={value!r}` is refused: {reason}. Leave it out, or ignore it with {how}.", param=name
+                )
         role = body.get("model")
         if role not in session.roles:
-            message = f"The model {role!r} does not exist. Models are the workflow's roles: {session.roles}."
-            raise BadRequest(message, 404, "model_not_found", "model")
+            raise _no_such_model(role, session)
         caps = [cap for name in ("max_tokens", "max_completion_tokens") if (cap := body.get(name)) is not None]
         if not all(isinstance(cap, int) and cap > 0 for cap in caps):
             raise BadRequest(f"`max_tokens` must be a positive integer, got {caps}.", param="max_tokens")

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,13 +10,23 @@ from typing import Any
 import uvicorn
 from transformers import PreTrainedTokenizerBase
 
-from multirole.core.chat import Renderer, chat_template
+from multirole.core.chat import Renderer, chat_template, check_tools
 from multirole.core.engine import Completion, Engine, Request, Sampling
 from multirole.core.event_loop import EngineSelector
 from multirole.core.rollout import PromptOverflow, reply_text, turn_seed
 from multirole.core.types import Message, Turn
 from multirole.endpoint.app import Endpoint
 from multirole.endpoint.session import Session
+
+
+def listening(host: str, port: int) -> socket.socket:
+    """Return a socket that listens on an address. ValueError if there is no such address or another process has the port."""
+    try:
+        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+    except (OSError, OverflowError) as error:
+        raise ValueError(
+            f"Nothing can be served at {host}:{port}: {error}. Write --port 0 to take a free port."
+        ) from error
 
 
 @dataclass
@@ -38,15 +49,15 @@ class ModelServer:
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count, init=False)
 
     def run(self, host: str, port: int, on_start: Callable[[str], object] = lambda url: None) -> None:
-        """Serve until a signal arrives; `on_start` is called with the base URL. Any API key is accepted."""
+        """Serve until a signal arrives; `on_start` is called with the base URL. Any API key is accepted. ValueError if the port is in use."""
         selector = EngineSelector(self._advance, may_wait=True)
         with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(selector)) as runner:
             runner.run(self._serve(host, port, on_start))
 
     async def _serve(self, host: str, port: int, on_start: Callable[[str], object]) -> None:
         endpoint = Endpoint(self.ignore, default=Session(self._call, list(self.policy)))
-        server = uvicorn.Server(uvicorn.Config(endpoint.app, host=host, port=port, log_level="warning", lifespan="off"))
-        serving = asyncio.ensure_future(server.serve())
+        server = uvicorn.Server(uvicorn.Config(endpoint.app, log_level="warning", lifespan="off"))
+        serving = asyncio.ensure_future(server.serve([listening(host, port)]))
         while not server.started and not serving.done():
             await asyncio.sleep(0.05)
         if server.started:
@@ -65,6 +76,8 @@ class ModelServer:
         max_tokens: int | None = None, tools: list[dict] | None = None,
     ) -> Turn:  # fmt: skip
         options: dict[str, Any] = {"tools": tools} if tools else {}
+        if tools:
+            check_tools(self.tokenizer, self.render)
         prompt_ids = self.render(self.tokenizer, messages, **options)
         if len(prompt_ids) > self.max_prompt_tokens:
             raise PromptOverflow(f"{role}: {len(prompt_ids)} prompt tokens, {self.max_prompt_tokens} at most")

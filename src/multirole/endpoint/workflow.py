@@ -117,6 +117,12 @@ def from_openai(
         use_socket: serve on the loopback interface, for frameworks that make their own connections. Otherwise calls stay in memory.
         patience: seconds that an agent may neither call nor return.
     """
+    if isinstance(roles, str):
+        raise TypeError(
+            f"`roles` must be a list of roles or a dict of their slots, got {roles!r}. Write roles=[{roles!r}]."
+        )
+    if name is None and not hasattr(agent, "__name__"):
+        raise ValueError("The agent has no name of its own, as a `functools.partial` has none. Pass `name=`.")
     slots = dict(roles) if isinstance(roles, Mapping) else dict.fromkeys(roles, 1)
     return OpenAIWorkflow(agent, slots, name or agent.__name__, structure or Structure(), ignore, use_socket, patience)
 

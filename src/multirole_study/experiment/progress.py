@@ -71,7 +71,8 @@ class Progress(MultiRoleCallback):
     ) -> None:
         step = trainer.state.global_step
         skills = [row for row in trainer.recorder.tables["skills"] if row["step"] == step]
-        say(validation_line(step, mean_reward(episodes), accuracy(episodes), len(episodes), skills))
+        failed = sum(episode.failure is not None for episode in episodes)
+        say(validation_line(step, mean_reward(episodes), accuracy(episodes), len(episodes) - failed, skills, failed))
 
 
 def iteration_line(
@@ -86,11 +87,17 @@ def iteration_line(
     )
 
 
-def validation_line(step: int, reward: float, accuracy: float | None, n: int, skills: list[dict[str, Any]]) -> str:
-    """Format the line of one evaluation; `skills` are rows of `skills.parquet`, shown as gains over the trivial role."""
+def validation_line(
+    step: int, reward: float, accuracy: float | None, n: int, skills: list[dict[str, Any]], failed: int = 0
+) -> str:
+    """Format the line of one evaluation of `n` scored problems, without those that `failed`.
+
+    `skills` are rows of `skills.parquet`, shown as gains over the trivial role.
+    """
     gains = {f"{row['role']} {row['measure']}": 100 * (row["skill"] - row["trivial"]) for row in skills if row["role"]}
     shown = ", ".join(f"{name} {gain:+.1f}" for name, gain in gains.items() if not math.isnan(gain))
     line = f"validation at iteration {step}   {_scored(reward, accuracy)}   {n} problems"
+    line += f"   {failed} failed" if failed else ""
     return f"{line}   skill {shown}" if shown else line
 
 

@@ -78,9 +78,10 @@ def rows_of(gradients: AdapterGradients) -> Iterator[dict[str, object]]:
         yield {"role": role, "other": other, "statistic": "cosine", **with_interval(estimate, batches)}
 
 
-def measure_cell(cell: Cell, run: str, adapters: Mapping[int, Path | None], n_batches: int) -> list[dict[str, object]]:
-    """Return the table of a run of a cell at some iterations; `adapters` maps each to saved adapters, or to None for untrained ones."""
-    table: list[dict[str, object]] = []
+def measure_cell(
+    cell: Cell, run: str, adapters: Mapping[int, Path | None], n_batches: int
+) -> Iterator[list[dict[str, object]]]:
+    """Yield the rows of a run of a cell at some iterations; `adapters` maps each to saved adapters, or to None for untrained ones."""
     with TemporaryDirectory() as scratch:
         trainer = make_trainer(cell, scratch)
         try:
@@ -89,12 +90,14 @@ def measure_cell(cell: Cell, run: str, adapters: Mapping[int, Path | None], n_ba
                     load_adapters(trainer.peft_model, saved)
                 run_columns = {"run": run, "workflow": cell.workflow, "policy": cell.policy_name, "task": cell.task,
                                "seed": cell.seed, "step": step, "batches": n_batches}  # fmt: skip
-                for adapter, gradients in measure_gradients(trainer, n_batches).items():
-                    table += [run_columns | {"adapter": adapter, "other": ""} | row for row in rows_of(gradients)]
+                yield [
+                    run_columns | {"adapter": adapter, "other": ""} | row
+                    for adapter, gradients in measure_gradients(trainer, n_batches).items()
+                    for row in rows_of(gradients)
+                ]
                 say(f"{run} at iteration {step}: {n_batches} batches measured")
         finally:
             trainer.engine.close()
-    return table
 
 
 def measure_run(folder: Path, steps: Sequence[int] | None, n_batches: int, model: str | None = None) -> Path:
@@ -105,7 +108,8 @@ def measure_run(folder: Path, steps: Sequence[int] | None, n_batches: int, model
     """
     cell, adapters, path = cell_of(folder, model), adapters_of(folder, steps), folder / SIGNAL_FILE
     with claim(folder):  # two measurements would erase each other's rows
-        add_steps(path, measure_cell(cell, folder.name, adapters, n_batches))
+        for rows in measure_cell(cell, folder.name, adapters, n_batches):
+            add_steps(path, rows)  # at once, so that an interruption loses no finished step
     return path
 
 

@@ -24,6 +24,7 @@ from transformers import AutoTokenizer, TrainerCallback
 
 from multirole.core.distributed import gather_objects, processes
 from multirole.core.engine import EngineError
+from multirole.core.episode_metrics import mean_reward
 from multirole.core.threads import use_fitting_threads
 from multirole.diagnostics.turn_grading import grade
 from multirole_study.experiment.announce import announced, say
@@ -206,9 +207,9 @@ def _play(evaluation: Evaluation, launch: Launch, folder: Path, steps: list[int]
                 }
                 for episode in episodes
             ]
-            say(
-                f"evaluation at iteration {step}   accuracy {interval(sum(bool(row['correct']) for row in rows), len(rows))}"
-            )
+            judged = [row["correct"] for row in rows if row["correct"] is not None]
+            accuracy = f"accuracy {interval(sum(judged), len(judged))}" if judged else "the task defines no accuracy"
+            say(f"evaluation at iteration {step}   reward {mean_reward(episodes):.3f}   {accuracy}")
             read = {problem.id for problem in problems[:N_READ]}
             outcomes += rows
             turns += [

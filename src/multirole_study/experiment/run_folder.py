@@ -37,15 +37,20 @@ def folder_of(cell: Cell, results_dir: str | Path) -> Path:
     return Path(results_dir) / cell.scale / cell.id
 
 
-def read_config(folder: Path) -> dict:
-    """Read the run's settings; ValueError if the folder holds no run."""
+def read_config(folder: Path, may_be_evaluation: bool = False) -> dict:
+    """Read the run's settings, or those of an evaluation if it may be one; ValueError for another folder."""
     path = folder / "config.json"
     if not path.is_file():
         raise ValueError(
             f"{folder} is not the folder of a run: it has no config.json. Give the folder of one run, such as "
             "runs/tiny-r/voting-sp-math-s0, or a folder that contains runs."
         )
-    return json.loads(path.read_text(encoding="utf-8"))
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if "cell" in config and not may_be_evaluation:
+        raise ValueError(
+            f"{folder} is the folder of an evaluation. Give the folder of its run, such as runs/tiny-r/voting-sp-math-s0."
+        )
+    return config
 
 
 def adapters_folder(run: Path, step: int) -> Path:

@@ -108,9 +108,9 @@ def value(text: str) -> object:
     """Parse the VALUE of `-p NAME VALUE`: a Python constant (1e-3, None, True) if possible, else the text, as for "0,30"."""
     try:
         constant = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, TypeError):  # TypeError: a dict with a dict as key
         return text
-    return text if isinstance(constant, tuple) else constant
+    return constant if constant is None or isinstance(constant, bool | int | float | str | dict | list) else text
 
 
 def read_number(raw: object, annotation: Any) -> object:

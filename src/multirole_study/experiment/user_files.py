@@ -39,7 +39,10 @@ def load_user_object(kind: str, source: object, builtin: Collection[str]) -> tup
                 f"Pass an object, such as one that the file names `mine = {user_object.__name__}(...)`."
             ) from error
     if kind == "workflow":
-        check_workflow(user_object)
+        try:
+            check_workflow(user_object)
+        except TypeError as error:  # such as a structure that is made of tuples
+            raise ValueError(f"The workflow {source!r} cannot be used: {error}") from error
         about, code = str(user_object.roles), list[Any]([type(user_object)])
     else:
         for name in ("problems", "extract", "score", "describe"):

@@ -149,19 +149,32 @@ def index_row(folder: Path, page: Path, index: Path) -> dict[str, Any]:
 
 
 def inspect_all(results_dir: Path) -> list[Path]:
-    """Write the pages of all finished runs below a folder, then an index that links to them; ValueError if there are none."""
+    """Write the pages of all finished runs below a folder, then an index that links to them.
+
+    ValueError if there are none, or, once all others are written, if a run cannot be read.
+    """
     folders = [
         marker.parent for marker in sorted(results_dir.rglob("DONE")) if (marker.parent / "config.json").exists()
     ]
-    runs = [folder for folder in folders if "policy" in read_config(folder)]  # evaluations have a cell instead
+    runs = [folder for folder in folders if "cell" not in read_config(folder, may_be_evaluation=True)]
     if not runs:
         raise ValueError(
             f"{results_dir} contains no finished run. Give a folder that does, or the folder of one run (the one with config.json). "
             "Packed runs become folders with multirole_study.paper.pack.unpack."
         )
     index = results_dir / PAGE_FILE
-    pages = [inspect_run(folder, index=index) for folder in runs]
-    rows = [index_row(folder, page, index) for folder, page in zip(runs, pages, strict=True)]
-    title = f"{len(runs)} runs in {results_dir.resolve().name}"
+    pages, rows, faults = [], [], []
+    for folder in runs:
+        try:
+            page = inspect_run(folder, index=index)
+            row = index_row(folder, page, index)
+        except (ValueError, OSError) as error:  # a damaged file
+            faults.append(f"{folder}: {error}")
+            continue
+        pages.append(page)
+        rows.append(row)
+    title = f"{len(pages)} runs in {results_dir.resolve().name}"
     write_text(index, render("index.html", title=title, facts=INDEXED, runs=rows))
+    if faults:
+        raise ValueError(f"{len(pages)} pages are written to {index}. These runs cannot be read: {'; '.join(faults)}")
     return [*pages, index]

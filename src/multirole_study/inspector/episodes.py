@@ -65,6 +65,11 @@ def effects_by_turn(effects: pd.DataFrame) -> Effects:
     return by_turn
 
 
+def judged(correct: object) -> bool | None:
+    """Return a recorded verdict as a bool; None if the task does not define correctness."""
+    return None if pd.isna(correct) else bool(correct)
+
+
 def describe_problems(
     turns: pd.DataFrame, outcomes: pd.DataFrame, steps: list[int], effects: Effects
 ) -> list[dict]:  # fmt: skip
@@ -78,7 +83,7 @@ def describe_problems(
         )
         room = min(TURN_BYTES, EPISODE_BYTES // len(rows))
         entry["steps"][str(step)] = {
-            "correct": bool(first["correct"]), "reason": first["reason"],
+            "correct": judged(first["correct"]), "reason": first["reason"],
             "reward": scored.get((step, problem), {}).get("reward"), "turns": [describe_turn(row, room) for row in rows.to_dict("records")],
         }  # fmt: skip
         for turn in entry["steps"][str(step)]["turns"]:
@@ -86,7 +91,7 @@ def describe_problems(
                 turn["effects"] = effect
     for (step, problem), row in scored.items():  # an episode whose first prompt was too long has an outcome but no turn
         if step in steps and problem in described:
-            outcome = {"correct": bool(row["correct"]), "reason": row["reason"], "reward": row["reward"], "turns": []}
+            outcome = {"correct": judged(row["correct"]), "reason": row["reason"], "reward": row["reward"], "turns": []}
             described[problem]["steps"].setdefault(str(step), outcome)
     return list(described.values())
 
@@ -117,7 +122,7 @@ def describe_episodes(
     named = name_steps(steps, best)
     forked = {int(step) for step in effects["step"]} & {*steps} if len(effects) else set()
     shown = sorted({*steps[:: math.ceil(len(steps) / MAX_SHOWN_STEPS)], *named, *forked})
-    right = {} if best is None else outcomes[outcomes["correct"]].groupby("step")["problem"].agg(set)
+    right = {} if best is None else outcomes[outcomes["correct"].eq(True)].groupby("step")["problem"].agg(set)
     return {
         "steps": [{"step": step, "name": named.get(step, ""), "accuracy": accuracy.get(step)} for step in shown],
         "left_out": len(steps) - len(shown),

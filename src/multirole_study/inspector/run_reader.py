@@ -123,7 +123,7 @@ def validation(folder: str | Path) -> pd.DataFrame:
     outcomes = outcomes[outcomes["correct"].notna()] if len(outcomes) else outcomes  # a task may not define correctness
     if not len(outcomes):
         return pd.DataFrame(columns=["step", "accuracy", "low", "high", "n"])
-    by_step = outcomes.groupby("step")["correct"].agg(["mean", "sum", "count"])
+    by_step = outcomes.astype({"correct": bool}).groupby("step")["correct"].agg(["mean", "sum", "count"])
     low, high = wilson(by_step["sum"], by_step["count"])
     columns = {"accuracy": by_step["mean"], "low": low, "high": high, "n": by_step["count"]}
     return pd.DataFrame(columns).reset_index()

@@ -76,7 +76,7 @@ def measure(
     with claim(run):  # two measurements would erase each other's rows
         trainer = make_trainer(cell, str(run), launch, problems=(problems, problems))
         attempts = [(problem, index) for problem in problems for index in range(evaluation.n_rollouts)]
-        shares, rows, turns = shares_of(run), [], []
+        shares, rows = shares_of(run), list[dict[str, object]]()
         try:
             for step in steps:
                 if step:
@@ -84,16 +84,16 @@ def measure(
                 trainer.state.global_step = step  # tells `play` to publish the new weights
                 episodes = trainer.play(attempts, -1)
                 reward.score_answers(episodes)
-                for effect in role_values(trainer, episodes, reward.score_answers, -1, n_draws=n_draws):
-                    rows.append(about | {"step": step, **row_of(effect), **shares.get(effect.role, {})})
+                measured = role_values(trainer, episodes, reward.score_answers, -1, n_draws=n_draws)
+                new = [about | {"step": step, **row_of(one), **shares.get(one.role, {})} for one in measured]
                 inspected = as_recorded(run, step, episodes[:: evaluation.n_rollouts][:n_inspected])
-                for turn_effect in turn_effects(trainer, inspected, reward.score_answers, -1, n_draws=N_TURN_DRAWS):
-                    turns.append({"step": step, **asdict(turn_effect)})
+                turns = turn_effects(trainer, inspected, reward.score_answers, -1, n_draws=N_TURN_DRAWS)
+                add_steps(run / ROLE_VALUE_FILE, new)  # at once, so that an interruption loses no finished step
+                if turns:
+                    add_steps(run / TURN_EFFECTS_FILE, [{"step": step, **asdict(turn_effect)} for turn_effect in turns])
+                rows += new
         finally:
             trainer.engine.close()
-        add_steps(run / ROLE_VALUE_FILE, rows)
-        if turns:
-            add_steps(run / TURN_EFFECTS_FILE, turns)
     return pd.DataFrame(rows)
 
 
