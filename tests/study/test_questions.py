@@ -167,15 +167,23 @@ def test_the_declared_study_names_what_the_rules_read(study):
 
 
 def test_the_page_of_smollm2_repeats_the_answers():
-    rows = {row["line"]: row for row in answers(Results(ROOT / "results/smollm2")) if row["question"] == "gain"}
+    every = list(answers(Results(ROOT / "results/smollm2")))
+    rows, falls = ({row["line"]: row for row in every if row["question"] == name} for name in ("gain", "farther"))
     page = (ROOT / "docs/smollm2.md").read_text(encoding="utf-8")
+
+    def points(row):
+        return "{} [{}, {}]".format(*(f"{100 * row[name]:.1f}".replace("-", "−") for name in ("mean", "low", "high")))
+
+    for workflow in ("Voting", "Eval-Opt"):
+        of_policy = [falls[f"{workflow}, {name}"] for name in ("IP", "SP", "SP − IP")]
+        assert {row["seeds"] for row in of_policy} == {3} and of_policy[2]["verdict"] == "undecided"
+        assert f"| {workflow} | {' | '.join(map(points, of_policy))}, undecided |\n" in page
     for workflow in ("Voting", "Eval-Opt", "Orch-Workers"):
         cells = []
         for policy in ("IP", "SP"):
             row = rows[f"{workflow}, {policy}"]
-            mean, low, high = (f"{100 * row[name]:.1f}".replace("-", "−") for name in ("mean", "low", "high"))
             assert row["verdict"] in ("no", "undecided") and row["seeds"] == 3
-            cells.append(f"{mean} [{low}, {high}]{', undecided' * (row['verdict'] == 'undecided')}")
+            cells.append(points(row) + ", undecided" * (row["verdict"] == "undecided"))
         assert f"| {workflow} | {' | '.join(cells)} |\n" in page
 
 
