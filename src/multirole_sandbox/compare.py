@@ -2,8 +2,8 @@
 
 stdout. Both sides are split at line feeds, each line is stripped, and blank lines are dropped (as in APPS and TACO);
 the number of lines must be equal. A line is correct if it is the same text, or if its words are the same and its
-numbers are equal as numbers: 1.50 and 1.5, 7.0 and 7, 1e3 and 1000. Brackets and commas separate words, so that a
-printed list is compared number by number. If a line has a word that is not a number, the spaces between its words must
+numbers are equal as numbers: 1.50 and 1.5, 7.0 and 7, 1e3 and 1000. Brackets and commas separate the numbers of a word,
+so that [1.0, 2] is [1, 2]; [1,2], which is one word, is not. If a line has a word that is not a number, the spaces between its words must
 be equal too. LiveCodeBench compares the same way, but it has no tolerance (LiveCodeBench/LiveCodeBench#129, #133), it
 compares numbers only on lines that contain nothing else, and it takes 0101 for 101; here numbers with superfluous
 leading zeros are text, because outputs such as bit strings are text.
@@ -22,6 +22,7 @@ of comparing is proportional to the expected output.
 """
 
 import json
+import math
 import re
 from decimal import Decimal
 
@@ -107,7 +108,7 @@ class Expected(float):
     def is_near(self, got: float) -> bool:
         """Return whether a program's number is within the tolerance."""
         try:
-            return abs(got - self) <= self.tolerance
+            return math.isfinite(self) and abs(got - self) <= self.tolerance
         except OverflowError:  # an integer too large for a float
             return False
 

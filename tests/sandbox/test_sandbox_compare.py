@@ -145,6 +145,10 @@ def test_values(got: str, want: str, is_right: bool) -> None:
     assert is_right_value(got.encode(), want, is_wrapped=False) is is_right
 
 
+def test_no_other_number_is_near_one_beyond_all_floats() -> None:
+    assert not is_right_value(b"5", "1e400", False)
+
+
 @pytest.mark.parametrize("kind", ["stdin", "functional"])
 def test_an_output_that_is_too_long_for_the_expected_one_is_not_read(kind: str) -> None:
     for flood in (b"[" + b"[]," * 5_000_000 + b"[]]", b"1 " * 8_000_000, b"\n" * (16 << 20), b"9" * (16 << 20)):

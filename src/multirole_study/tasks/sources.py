@@ -228,7 +228,7 @@ def _read(source: Source, stamped_paths: tuple[tuple[Path, int], ...], is_pinned
         if seen[problem.id] > 1 and not is_pinned:  # validation comes first: its questions are never trained on
             skipped["duplicate"] += 1
             continue
-        if seen[problem.id] > 1:
+        if seen[problem.id] > 1:  # a pinned source keeps the paper's counts, also of questions that are in both splits
             problem = replace(problem, id=f"{problem.id}-{seen[problem.id]}")
         splits["validation" if position < n_test else "train"].append(problem)
     counts = {split: len(problems) for split, problems in splits.items()}
@@ -238,6 +238,7 @@ def _read(source: Source, stamped_paths: tuple[tuple[Path, int], ...], is_pinned
             f"({', '.join(broken[:3])}). At most {MAX_BROKEN_SHARE:.0%} of the rows may be broken, and each split needs one "
             f"problem; write the columns {list(source.columns)} in every row."
         )
+    validated = {problem.question for problem in splits["validation"]}
     names = [name for name, _ in source.files] if is_pinned else [path.name for path in paths]
     return splits, {
         "repo": source.repo if is_pinned else None,
@@ -247,5 +248,6 @@ def _read(source: Source, stamped_paths: tuple[tuple[Path, int], ...], is_pinned
         "files": dict(zip(names, digests, strict=True)),
         "rows": len(outcomes),
         **counts,
+        "trained_and_validated": sum(problem.question in validated for problem in splits["train"]),
         "skipped": dict(sorted(skipped.items())),
     }
