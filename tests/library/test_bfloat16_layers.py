@@ -2,16 +2,17 @@
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import Linear as LoraLinear
 from toy_qwen3 import toy_model
 from trainers import build_model, episodes_of, library_trainer, rows_of
 
-from multirole.core import model_passes
+from multirole.core import bfloat16_layers, model_passes
 from multirole.core.bfloat16_layers import half_layers, has_fast_bfloat16
 from multirole.core.gradients import PartSums, gradient_of
 from multirole.core.half_decoder import join, norm_backward, norm_forward
 from multirole.core.hooks import MultiRoleCallback
+from multirole.core.reference import Reference
 from multirole.workflows import Voting
 
 
@@ -98,25 +99,75 @@ def test_an_update_is_not_merged_into_rounded_weights(tokenizer):
     torch.testing.assert_close(update, layer.lora_B["shared"].weight.detach(), atol=0, rtol=2**-8)
 
 
-def test_adapters_of_some_projections(tokenizer):
-    """Layers without the adapter take part in joint products with rank 0, and the gradient is that of float32."""
-    config = LoraConfig(r=4, lora_alpha=8, target_modules=["k_proj", "up_proj"])
-    model = get_peft_model(toy_model(tokenizer), config)
+IDS = torch.arange(1, 15).view(2, 7)
+
+
+def model_with_lora(tokenizer, target_modules: list[str] | str) -> tuple[PeftModel, list[LoraLinear]]:
+    """A model whose adapter has an effect and a scaling of 2, and its layers."""
+    model = get_peft_model(toy_model(tokenizer), LoraConfig(r=4, lora_alpha=8, target_modules=target_modules))
     torch.manual_seed(0)
     for name, parameter in model.named_parameters():
         if "lora_B" in name:
             torch.nn.init.normal_(parameter, std=0.1)
-    ids, base = torch.arange(1, 15).view(2, 7), model.get_base_model()
-    params = [p for p in model.parameters() if p.requires_grad]
-    model(ids).logits.log_softmax(-1)[..., 3].sum().backward()
-    layers = [module for module in model.modules() if isinstance(module, LoraLinear)]
+    return model, [module for module in model.modules() if isinstance(module, LoraLinear)]
+
+
+def test_adapters_of_some_projections(tokenizer):
+    """Layers without the adapter take part in joint products with rank 0, and the gradient is that of float32."""
+    model, layers = model_with_lora(tokenizer, ["k_proj", "up_proj"])
+    base, params = model.get_base_model(), [p for p in model.parameters() if p.requires_grad]
+    model(IDS).logits.log_softmax(-1)[..., 3].sum().backward()
     values = torch.zeros(2, sum(p.numel() for p in params))
     sums = PartSums(params, values)
     sums.set_tokens([(0, 7), (1, 7)])
     with half_layers(layers, "default", sums, base):
-        base(ids, use_cache=False).logits.log_softmax(-1)[..., 3].sum().backward()
+        base(IDS, use_cache=False).logits.log_softmax(-1)[..., 3].sum().backward()
     assert cosine(values.sum(0), gradient_of(params)) > 0.999
     assert values[0].norm() > 0 and values[1].norm() > 0
+
+
+@pytest.fixture
+def autocasts(monkeypatch):
+    """As on a GPU, where only the LoRA layers are replaced, and autocast computes what is between them."""
+    monkeypatch.setattr(bfloat16_layers, "needs_no_autocast", lambda base: False)
+
+
+def test_under_autocast_each_gradient_is_that_of_float32(tokenizer, autocasts):
+    model, layers = model_with_lora(tokenizer, "all-linear")
+    params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    model(IDS).logits.log_softmax(-1)[..., 3].sum().backward()
+    gradient = torch.zeros(1, sum(p.numel() for p in params.values()))
+    sums = PartSums(list(params.values()), gradient)
+    sums.set_tokens([(0, IDS.numel())])
+    base = model.get_base_model()
+    with half_layers(layers, "default", sums, base), torch.autocast("cpu", torch.bfloat16):
+        base(IDS, use_cache=False).logits.float().log_softmax(-1)[..., 3].sum().backward()
+    for name, p in params.items():
+        assert p.grad.norm() > 1e-2, name
+        assert (sums.by_parameter[p][0] - p.grad).norm() < 0.1 * p.grad.norm(), name
+
+
+def test_under_autocast_the_base_alone_has_no_adapter(tokenizer, autocasts):
+    model, layers = model_with_lora(tokenizer, "all-linear")
+    base = model.get_base_model()
+    with torch.no_grad():
+        own = model(IDS).logits
+        with model.disable_adapter():
+            expected = base(IDS).logits
+        with half_layers(layers, None, None, base), torch.autocast("cpu", torch.bfloat16):
+            computed = base(IDS, use_cache=False).logits
+    assert (computed - expected).abs().max() < 0.1 * (own - expected).abs().max()
+
+
+def test_kl_is_measured_from_the_base_in_bfloat16_too(tokenizer, tmp_path):
+    logps = {}
+    for bf16 in (False, True):
+        trainer = library_trainer(Voting(), tokenizer, tmp_path, bf16=bf16)
+        trainer.reference = Reference(trainer.peft_model, [])  # as for fresh adapters
+        rows = rows_of(trainer, episodes_of(trainer.workflow.roles))
+        logps[bf16] = torch.cat(trainer.logprobs_of(rows, base=True))
+    policy = torch.cat(trainer.logprobs_of(rows))
+    assert (logps[True] - logps[False]).abs().max() < 0.1 < (policy - logps[True]).abs().max()
 
 
 def test_the_norm_and_its_gradient(tokenizer):

@@ -1,8 +1,11 @@
 """Problems of an iteration come in groups of n; every pass is a fresh permutation; a resume sees the same order."""
 
+from datasets import Dataset
 from trainers import episodes_of, rows_of
 
+from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.rows import problem_order
+from multirole.core.streams import stream_rows
 from multirole.workflows import Voting
 
 
@@ -48,3 +51,30 @@ def test_rows_are_shuffled_anew_in_every_iteration(make_library_trainer):
     first = order(0)
     assert sorted(first) == list(range(len(turns))) != first
     assert first == order(0) != order(1)
+
+
+def test_rows_are_shuffled_by_the_runs_seed(make_library_trainer):
+    episodes = episodes_of(Voting().roles)
+
+    def order(seed):
+        return [id(row.turn) for row in make_library_trainer(Voting(), seed=seed).prepare_rows(episodes)]
+
+    first, other = order(0), order(1)
+    assert first == order(0) != other and set(first) == set(other)
+
+
+def test_a_stream_is_shuffled_by_the_runs_seed_and_anew_in_every_pass(tmp_path):
+    stream = Dataset.from_dict({"prompt": [str(i) for i in range(40)]}).to_iterable_dataset()
+
+    def order(seed):
+        args = MultiRoleGRPOConfig(
+            str(tmp_path), use_cpu=True, bf16=False, report_to="none", seed=seed, max_steps=20, generation_batch_size=8,
+            num_generations=2,
+        )  # fmt: skip
+        rows = stream_rows(stream, args, "index")
+        return [int(rows[i]["prompt"]) for i in range(len(rows))]
+
+    first = order(0)
+    assert len(first) == 80 and sorted(first[:40]) == sorted(first[40:]) == list(range(40))
+    assert first[:40] != list(range(40)) and first[:40] != first[40:]
+    assert first == order(0) and first[:40] != order(1)[:40]

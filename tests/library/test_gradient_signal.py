@@ -6,10 +6,12 @@ import math
 import numpy as np
 import pytest
 import torch
+from scripted_engine import ScriptedEngine
 
 from multirole.core.types import Episode
 from multirole.diagnostics import gradient_signal as measured
 from multirole.diagnostics.gradient_signal import BatchProducts, jackknife, measure_gradients, role_statistics
+from multirole.workflows import Voting
 from multirole_study.experiment.cell import Cell
 
 PARTS = [("voter", 0), ("voter", 1), ("judge", 0)]
@@ -164,15 +166,24 @@ def test_a_batch_is_drawn_as_training_draws_it(make_trainer, policy):
     assert not any(torch.equal(other[name].values, measure.values) for name, measure in gradients.items())
 
 
+def test_every_turn_of_every_batch_has_its_own_seed(make_library_trainer, tokenizer):
+    """Three batches of two problems, the same in each, with two episodes of four turns."""
+    engine = ScriptedEngine(lambda key, request: ([5, tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
+    sizes = {"n_prompts": 2, "generation_batch_size": 4, "num_generations": 2}
+    measure_gradients(make_library_trainer(Voting(), engine, **sizes), 3)
+    assert len(engine.requests) == len({request.seed for request in engine.requests}) == 3 * 2 * 2 * 4
+
+
 def test_a_measurement_leaves_training_as_it_was(make_trainer):
     """The measurement is not logged or counted, and the entropy coefficient adapts to training only."""
-    trainer = make_trainer(Cell("voting", "sp", n_problems=2, n_episodes=4))
+    trainer = make_trainer(Cell("voting", "sp", n_problems=2, n_episodes=4, old_logprobs="recomputed"))
     trainer.args.use_adaptive_entropy = trainer.use_adaptive_entropy = trainer.has_entropy_bonus = True
     trainer._metrics["train"]["reward"].append(0.5)
-    names = ("_metrics", "_logs", "_loss_metrics", "entropy_coef", "_last_world_entropy")
+    names = ("_metrics", "_logs", "_loss_metrics", "_weight_sums", "entropy_coef", "_last_world_entropy")
     before = {name: copy.deepcopy(getattr(trainer, name)) for name in names}
     n_tokens = trainer.state.num_input_tokens_seen
     measure_gradients(trainer, 2)
+    assert trainer.correction is not None and not trainer._weight_sums.sums
     loss_metrics = before.pop("_loss_metrics").values
     assert {name: getattr(trainer, name) for name in before} == before
     assert trainer._loss_metrics.values == loss_metrics and trainer.state.num_input_tokens_seen == n_tokens

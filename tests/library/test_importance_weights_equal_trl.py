@@ -93,6 +93,15 @@ def test_correction_is_on_if_the_ratio_does_not_start_from_the_sampler(tokenizer
     assert correction(old_logprobs="recomputed", vllm_importance_sampling_correction=False) is None
 
 
+@pytest.mark.parametrize("max_staleness", [0, 1])
+def test_the_gap_of_stale_rows_gives_no_alarm(tokenizer, tmp_path, max_staleness):
+    """It is expected to grow with the learning rate."""
+    trainer = library_trainer(
+        Voting(), tokenizer, tmp_path, max_staleness=max_staleness, old_logprobs="recomputed", learning_rate=1e-2
+    )
+    assert trainer._weight_sums.warns == (max_staleness == 0)
+
+
 def test_metrics_by_role_and_an_alarm(tokenizer, tmp_path, caplog):
     """Two tokens of one row, of weights 1 and 4 (masked), and a role without a gap."""
     trainer = library_trainer(Voting(), tokenizer, tmp_path)

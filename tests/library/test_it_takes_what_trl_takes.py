@@ -17,7 +17,9 @@ from trl import GRPOConfig
 
 from multirole import Answer, MultiRoleCallback, MultiRoleGRPOConfig, MultiRoleGRPOTrainer, Single, user
 from multirole.core import streams
+from multirole.core.rollout import WorkflowError
 from multirole.core.stock import GRPOTrainer
+from multirole.core.validation import changes_base, with_adapters
 
 MODEL = str(files("multirole_study") / "models" / "tiny-r")
 ROWS = Dataset.from_list([{"prompt": f"{i}+1"} for i in range(6)])
@@ -87,6 +89,7 @@ class Pair:
         ({"peft_config": PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)}, ValueError, "got a `PromptTuningConfig`: the rollout"),
         ({"peft_config": IA3Config()}, ValueError, "got a `IA3Config`: the rollout"),
         ({"peft_config": LoraConfig(task_type="CAUSAL_LM", alora_invocation_tokens=[1, 2])}, ValueError, r"`peft_config` has `alora_invocation_tokens=\[1, 2\]`"),
+        ({"peft_config": LoraConfig(init_lora_weights="pissa"), "workflow": Pair(), "args": "ip"}, ValueError, "so that 2 adapters cannot share it"),
         ({"args": "no epoch"}, ValueError, "`num_train_epochs=0` and `max_steps=-1` train nothing"),
         ({"tools": [size]}, ValueError, "`tools` is not supported by multi-role training: a workflow calls its tools"),
         ({"environment_factory": dict}, ValueError, "`environment_factory` is not supported.*`Workflow.run`"),
@@ -110,6 +113,7 @@ def test_arguments_that_cannot_work_are_refused_before_anything_is_loaded(tmp_pa
         "save per epoch": lambda: config(tmp_path, save_strategy="epoch"),
         "dispatched": lambda: config(tmp_path, accelerator_config={"dispatch_batches": True}),
         "no epoch": lambda: config(tmp_path, max_steps=-1, num_train_epochs=0),
+        "ip": lambda: config(tmp_path, policy="ip"),
         "args": lambda: config(tmp_path),
     }
     usual = {"workflow": Single(), "reward_funcs": size, "args": "args", "train_dataset": ROWS, "peft_config": LORA}
@@ -317,6 +321,29 @@ def test_a_peft_model_with_the_adapter_default_is_trained_as_it_is(make, tmp_pat
     assert all(torch.equal(p, weights(trainer)[n]) for n, p in loaded.named_parameters() if "lora" in n)
 
 
+def test_new_adapters_are_drawn_by_the_runs_seed():
+    def drawn(seed):
+        base = AutoModelForCausalLM.from_pretrained(MODEL)
+        model = with_adapters(base, LORA, ["one", "two"], SimpleNamespace(seed=seed))
+        return {name: p for name, p in model.named_parameters() if "lora_A" in name}
+
+    first, other = drawn(0), drawn(1)
+    assert_equal(first, drawn(0))
+    assert all(not torch.equal(p, other[name]) for name, p in first.items())
+
+
+@pytest.mark.parametrize("start", ["pissa", "pissa_niter_4", "olora", "corda", "loftq", "lora_ga"])
+def test_an_initialisation_that_takes_over_a_part_of_the_base_is_known(start):
+    lora = LoraConfig()
+    lora.init_lora_weights = start  # PEFT's constructor wants further options for some of them
+    assert changes_base(lora)
+
+
+@pytest.mark.parametrize("start", [True, False, "gaussian", "orthogonal"])
+def test_other_initialisations_leave_the_base_as_it_is(start):
+    assert not changes_base(LoraConfig(init_lora_weights=start)) and not changes_base(None)
+
+
 def test_an_adapter_of_a_model_must_be_lora_too(make):
     base = AutoModelForCausalLM.from_pretrained(MODEL)
     model = get_peft_model(base, IA3Config(target_modules=["q_proj", "down_proj"], feedforward_modules=["down_proj"]))
@@ -330,6 +357,12 @@ def test_trained_tokens_of_a_shared_head_are_refused(make):
     """TRL's head fails on them with an AttributeError."""
     with pytest.raises(ValueError, match="`trainable_token_indices` changes the embedding of tokens"):
         make(peft_config=LoraConfig(r=4, target_modules=["q_proj"], trainable_token_indices=[1, 2]))
+
+
+def test_an_episode_has_at_most_max_turns_calls(make):
+    make(workflow=Pair(), max_turns=2).evaluate(ROWS.select(range(1)))
+    with pytest.raises(WorkflowError, match=r"at most `max_turns` \(1\) calls"):
+        make(workflow=Pair(), max_turns=1).evaluate(ROWS.select(range(1)))
 
 
 def test_several_roles_on_one_policy_train_it_too(make):
@@ -415,6 +448,19 @@ def test_an_evaluation_shows_and_saves_its_own_episodes(make, tmp_path, capsys):
     assert list(table["size"]) and list(table["advantage"]) == [0.0, 0.0]
     assert set(pd.read_parquet(folder / "completions_00001.parquet")["prompt"]) <= set(ROWS["prompt"])
     assert "7+2" in capsys.readouterr().out
+
+
+def test_the_table_of_an_evaluation_has_a_prompts_episodes_one_after_another(make, tmp_path):
+    asked = []
+
+    def reward(prompts, completions, **_):
+        asked.extend(prompts)
+        return size(completions)
+
+    evaluated = Dataset.from_list([{"prompt": "7+2"}, {"prompt": "8+2"}])
+    make(reward, log_completions=True, num_generations_eval=2).evaluate(evaluated)
+    table = pd.read_parquet(tmp_path / "out" / "completions" / "eval_completions_00000.parquet")
+    assert list(table["prompt"]) == asked == ["7+2", "7+2", "8+2", "8+2"]
 
 
 def test_an_evaluation_reports_a_loss(make):

@@ -68,6 +68,13 @@ def test_the_anchor_adds_the_gradient_of_k3_by_role(make_library_trainer, option
     torch.testing.assert_close(anchored - plain, expected, atol=1e-5, rtol=1e-4)
 
 
+def test_the_reference_keeps_the_weights_of_every_adapter(make_library_trainer):
+    trainer = make_library_trainer(Voting(), policy="ip", beta=0.1)
+    trainable = {id(p) for name, p in trainer.peft_model.named_parameters() if "lora_" in name}
+    kept = [id(p) for p, _ in trainer.reference.initial_weights]
+    assert len(trainer.adapters) == 2 and len(kept) == len(trainable) and set(kept) == trainable
+
+
 def test_the_cells_anchor_is_the_librarys(make_trainer):
     trainer = make_trainer(Cell("voting", "sp", kl_anchor={"aggregator": 20.0}))
     assert trainer.betas == {"generator": 0.0, "aggregator": 20.0}

@@ -2,11 +2,14 @@
 
 import pytest
 import torch
+from peft import LoraConfig
+from toy_qwen3 import toy_model
 from trainers import diagnostics_of, make_episodes, rows_of
 
 from multirole.core.gradients import plain_lora
 from multirole.core.hooks import MultiRoleCallback
 from multirole.core.rows import Row
+from multirole.core.validation import add_adapters
 from multirole_study.experiment.cell import Cell
 
 
@@ -129,3 +132,14 @@ def test_other_adapters_take_the_plain_path(make_trainer, change):
     else:
         layer.base_layer.to(torch.bfloat16)
     assert not plain_lora(model, "shared", params, (torch.float32,))
+
+
+def test_a_saved_head_takes_the_plain_path(tokenizer):
+    """All its LoRA layers are plain, but a merged pass would give the head no gradient."""
+    base = toy_model(tokenizer, head_dim=16, tie_word_embeddings=False)
+    model = add_adapters(base, LoraConfig(r=2, target_modules=["q_proj"], modules_to_save=["lm_head"]), ["x"])
+    params = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    lora = [p for name, p in params.items() if "lora_" in name]
+    assert len(lora) == 4 and len(params) == 5
+    assert len(plain_lora(model, "x", lora, (torch.float32,))) == 2
+    assert plain_lora(model, "x", list(params.values()), (torch.float32,)) == []

@@ -1,10 +1,13 @@
 """A reply that cannot be parsed is recorded as "unparsed", never silently taken for something else."""
 
+import asyncio
+
 import pytest
 
-from multirole.workflows.eval_opt import parse_verdict
+from multirole.core.types import Problem, Turn
+from multirole.workflows.eval_opt import EvalOpt, parse_verdict
 from multirole.workflows.orch_workers import parse_strategies
-from multirole.workflows.voting import parse_selection
+from multirole.workflows.voting import Voting, parse_selection
 
 SECOND = [
     "\\boxed{2}", "\\boxed {2}", "\\boxed{ 2 }", "\\boxed{2.}", "\\fbox{2}", "\\boxed{\\boxed{2}}", "$\\boxed{2}$", "**\\boxed{2}**",
@@ -96,6 +99,24 @@ def test_verdict_in_the_last_line(line, word):
 def test_verdict_by_the_rule_of_the_released_code():
     assert parse_verdict("\\boxed{Incorrect} \\boxed{Correct}", "first_literal") == "incorrect"
     assert parse_verdict("\\boxed{\\text{Correct}}", "first_literal") == "unparsed"
+
+
+@pytest.mark.parametrize(
+    ("kind", "role", "reply", "outcome"),
+    [(EvalOpt, "evaluator", "\\boxed{\\text{Correct}}", "correct"), (Voting, "aggregator", "\\boxed{\\text{2}}", "2")],
+)
+def test_a_workflow_parses_by_its_box_rule(kind, role, reply, outcome):
+    def outcomes(**options):
+        turns = []
+
+        async def call(name, messages, slot=0, round=0):
+            turns.append(Turn(name, slot, round, [1], [2], [0.0], reply, "stop"))
+            return turns[-1]
+
+        asyncio.run(kind(prompts="math", **options).run(Problem("0", "", "1+1?", None), call))
+        return {turn.outcome for turn in turns if turn.role == role}
+
+    assert outcomes() == {outcome} and outcomes(box_rule="first_literal") == {"unparsed"}
 
 
 def test_not_correct_is_incorrect():

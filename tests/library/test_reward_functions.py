@@ -13,7 +13,7 @@ from trainers import rows_of
 
 from multirole.core.episode_metrics import accuracy, mean_reward, overflow_rate, text_metrics
 from multirole.core.rollout import answer_ids
-from multirole.core.types import Answer, Episode, Reward
+from multirole.core.types import Answer, Episode, Reward, user
 from multirole.core.validation import INDEX
 from multirole.workflows import Single, Voting
 
@@ -227,6 +227,23 @@ def test_episodes_that_a_long_prompt_ends_are_counted(score):
             return Answer("", reason="prompt_overflow") if problem.id == "0" else await super().run(problem, call)
 
     assert overflow_rate(score(by_index, Long())) == 0.5
+
+
+def test_the_overflow_rate_of_all_episodes_is_logged(make_library_trainer, tokenizer):
+    class Long(Single):
+        async def run(self, problem, call):
+            if problem.id == "1":
+                await call("generator", [user("far too long " * 200)])
+            return await super().run(problem, call)
+
+    engine = ScriptedEngine(lambda key, request: ([5, tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
+    sizes = {"n_prompts": 2, "generation_batch_size": 4, "num_generations": 2, "max_steps": 1, "logging_steps": 1}
+    trainer = make_library_trainer(
+        Long(), engine, by_index, max_prompt_tokens=200, save_strategy="no", disable_tqdm=True, **sizes
+    )
+    trainer.train()
+    assert trainer.state.log_history[0]["prompt_overflow_rate"] == 0.5
+    assert trainer.evaluate(trainer.train_dataset)["eval_prompt_overflow_rate"] == 0.5
 
 
 def test_an_async_function_is_awaited(score):

@@ -239,6 +239,20 @@ def test_evaluations_use_the_current_weights(make):
     assert watch.versions == {n: {max(0, n - 2)} for n in range(N_ITERATIONS)}
 
 
+def test_an_evaluation_waits_for_the_rollouts_ahead(make):
+    """Otherwise the evaluation's adapters would be published while the next iteration is sampled."""
+
+    def evaluate(state, control):
+        if state.global_step == 1:
+            assert trainer.ahead.pending
+            trainer.evaluate(trainer.train_dataset.select_columns(["prompt", "task"]).select(range(2)))
+
+    watch = Watch(on_step_end=evaluate)
+    trainer = make(2, watch, Slowed(*eos_of(make), max_length=2056), max_steps=3, max_completion_length=5)
+    trainer.train()
+    assert watch.evaluated == {1: {1}} and watch.versions == {0: {0}, 1: {0}, 2: {0}}
+
+
 def test_a_stopped_run_leaves_the_engine_idle(make):
     """Episodes that will not be trained are dropped, and an evaluation can follow."""
 

@@ -4,9 +4,10 @@ import itertools
 
 import pytest
 import torch
+from decoders import decoder
 from trainers import episodes_of, library_trainer, rows_of
 
-from multirole.core import adapter_update, model_passes, prefix_tree
+from multirole.core import adapter_update, model_passes, prefix_tree, tree_attention
 from multirole.core.hooks import MultiRoleCallback
 from multirole.core.prefix_tree import (
     block_lengths,
@@ -173,7 +174,11 @@ def test_roles_share_tokens_where_no_callback_needs_parts(tokenizer, tmp_path, m
     torch.testing.assert_close(*applied, atol=1e-6, rtol=1e-5)
 
 
-def test_logprobs_of_packed_rows(tokenizer, tmp_path, monkeypatch):
+@pytest.mark.parametrize("is_stored", [True, False])
+def test_logprobs_of_packed_rows(tokenizer, tmp_path, monkeypatch, is_stored):
+    """With PyTorch's kernel, as on a GPU, too."""
+    if not is_stored:
+        monkeypatch.setattr(tree_attention, "MAX_SCORES", 0)
     trainer = library_trainer(EvalOpt(), tokenizer, tmp_path, policy="ip", micro_batch_tokens=300)
     rows = rows_of(trainer, conversation(trainer.workflow))
     for base in (False, True):
@@ -198,6 +203,14 @@ def test_models_with_windows_take_the_plain_path(tokenizer, tmp_path):
     assert trainer.passes.can_share_prompts and can_share_prefixes(base)
     base.config.layer_types = ["sliding_attention"] * len(base.config.layer_types)
     assert not can_share_prefixes(base)
+
+
+def test_a_window_without_layer_types_takes_the_plain_path():
+    """Mistral's configuration names the window only."""
+    model = decoder("mistral", 97)
+    assert not can_share_prefixes(model)
+    model.config.sliding_window = None
+    assert can_share_prefixes(model)
 
 
 @pytest.mark.parametrize("recomputes", [True, False])

@@ -6,7 +6,7 @@ import pytest
 from multirole.core.types import Answer, Duty, Edge, Episode, Problem, Reward, Structure, Turn, check_workflow
 from multirole.diagnostics.role_skill import frame_of, role_skills
 from multirole.diagnostics.turn_grading import judge
-from multirole.workflows import WORKFLOWS
+from multirole.workflows import WORKFLOWS, EvalOpt, OrchWorkers
 
 
 class Debate:
@@ -61,6 +61,46 @@ def test_a_role_that_selects_twice_has_one_skill_for_the_episode():
     judge(episodes, RightIsRight(), Debate.structure)
     rows = {row["measure"]: row for row in role_skills(frame_of(episodes), Debate.structure)}
     assert (rows["selects"]["skill"], rows["selects"]["cases"]) == (0.5, 2)
+
+
+def skills_of(turns_by_episode: list[list[Turn]], structure: Structure) -> dict[str, tuple[float, float]]:
+    """Measure -> (skill, trivial) of judged episodes with these turns and a wrong answer."""
+    episodes = [
+        Episode(Problem(str(i), "t", "?", None), 0, turns, Answer(""), Reward(0.0, is_correct=False))
+        for i, turns in enumerate(turns_by_episode)
+    ]
+    judge(episodes, RightIsRight(), structure)
+    return {row["measure"]: (row["skill"], row["trivial"]) for row in role_skills(frame_of(episodes), structure)}
+
+
+def test_a_judges_skill_is_the_mean_of_its_rates_on_right_and_on_wrong_drafts():
+    drafts = ["right"] * 2 + ["wrong"] * 4
+    verdicts = ["correct"] * 3 + ["incorrect"] * 3
+    skills = skills_of(
+        [
+            [turn("generator", 0, 0, draft), turn("evaluator", 0, 0, "", verdict)]
+            for draft, verdict in zip(drafts, verdicts, strict=True)
+        ],
+        EvalOpt.structure,
+    )
+    assert skills["judges"] == ((1 + 3 / 4) / 2, 0.5)
+
+
+def test_a_plan_works_if_one_worker_is_right():
+    skills = skills_of(
+        [
+            [turn("orchestrator", 0, 0, ""), *(turn("worker", slot, 0, text) for slot, text in enumerate(texts))]
+            for texts in (["right", "wrong", "wrong"], ["wrong", "wrong", "wrong"])
+        ],
+        OrchWorkers.structure,
+    )
+    assert skills["plans"] == (0.5, pytest.approx(1 / 6))
+
+
+def test_replies_of_an_undeclared_role_are_graded_as_answers():
+    episode = Episode(Problem("0", "t", "?", None), 0, [turn("solver", 0, 0, "right"), turn("solver", 1, 0, "wrong")])
+    judge([episode], RightIsRight(), Structure())
+    assert [one.is_right for one in episode.turns] == [True, False]
 
 
 def test_a_verdict_on_a_reply_without_a_grade_is_neither_right_nor_wrong():

@@ -1,0 +1,38 @@
+"""A prompt that is too long ends its episode; an error beside it in a task group still ends the rollout."""
+
+import asyncio
+
+import pytest
+from scripted_engine import ScriptedEngine
+
+from multirole.core.engine import Sampling
+from multirole.core.rollout import PromptOverflow, Rollout, WorkflowError, is_overflow
+from multirole.core.types import Problem, user
+
+
+class Grouped:
+    """Makes a call that is too long, and fails in another task of the same group."""
+
+    name, roles = "grouped", {"solver": 1}
+
+    async def run(self, problem, call):
+        async def fail():
+            raise KeyError("no such column")
+
+        async with asyncio.TaskGroup() as group:
+            group.create_task(call("solver", [user("far too long " * 20)]))
+            group.create_task(fail())
+
+
+def test_an_error_beside_an_overflow_is_raised(tokenizer):
+    engine = ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
+    rollout = Rollout(Grouped(), engine, tokenizer, {"solver": "a"}, bool, 0, max_prompt_tokens=40)
+    with pytest.raises(WorkflowError, match="failed on problem '0': ExceptionGroup.*2 sub-exceptions") as error:
+        rollout.run([(Problem("0", "", "", None), 0)], 0, Sampling(10, 1.0))
+    assert {type(one) for one in error.value.__cause__.exceptions} == {PromptOverflow, KeyError}
+
+
+def test_a_group_is_an_overflow_if_all_its_errors_are():
+    overflow, failure = PromptOverflow("solver: 99 prompt tokens"), KeyError("no such column")
+    assert is_overflow(ExceptionGroup("", [overflow, ExceptionGroup("", [overflow])]))
+    assert not is_overflow(ExceptionGroup("", [overflow, ExceptionGroup("", [overflow, failure])]))
