@@ -415,6 +415,14 @@ def test_quantities_of_several_parts_are_read() -> None:
         ("(B) 42", "B", "correct"),
         ("(D) A is greater", "D", "correct"),
         ("x=1, y=1", "(1,1)", "correct"),
+        (r"\gcd(a,b)=42", "42", "correct"),
+        (r"\gcd(n,12)=4", "4", "correct"),
+        (r"\gcd(b,a)", r"\gcd(a, b)", "correct"),
+        (r"2\gcd(a,b)", r"\gcd(a,b) \cdot 2", "correct"),
+        (r"\gcd(12,18)", "6", "correct"),
+        ("1", r"\gcd(m,n)", "wrong"),
+        (r"\gcd(a,b)", r"\gcd(a,c)", "wrong"),
+        ("ab", r"\text{lcm}(a,b)", "wrong"),
     ],
 )
 def test_answers_that_were_once_graded_wrongly(answer, reference, verdict) -> None:

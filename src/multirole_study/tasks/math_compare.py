@@ -207,8 +207,19 @@ def _read_braces(inside: str, depth: int) -> Value:
     return Items("set", [value])
 
 
+_DIVISORS = re.compile(r"\\(?:operatorname\s*\{|text\s*\{|mathrm\s*\{)?\s*(gcd|lcm)\s*\}?\s*\(([^()]*[A-Za-z][^()]*)\)")
+"""Matches gcd and lcm of letters, which sympy would evaluate as those of polynomials: 1 and a product."""
+
+
+def _as_function(divisor: re.Match[str]) -> str:
+    """Return gcd or lcm of letters as an unknown function of its sorted arguments."""
+    arguments = sorted(part.strip() for part in divisor[2].split(","))
+    return f"{'h' if divisor[1] == 'gcd' else 'H'}({','.join(arguments)})"
+
+
 def _read_expression(text: str) -> Value:
     """Parse one expression with math-verify; return `Words` if that fails."""
+    text = _DIVISORS.sub(_as_function, text)
     if not text or r"\text{" in text and re.fullmatch(r"(\s*\\text\{[^{}]*\}\s*)+", text):
         return Words(text)
     try:
