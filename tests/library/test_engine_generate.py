@@ -244,6 +244,16 @@ def test_the_protocol_is_kept(make_model):
     engine.close()
 
 
+@pytest.mark.parametrize("engine", [TransformersEngine, GenerateEngine])
+def test_every_token_that_ends_a_reply_and_the_trainers_precision_reach_the_engine(make_library_trainer, engine):
+    trainer = make_library_trainer(Voting(), max_prompt_tokens=100, max_completion_length=50)
+    trainer.eos_token_ids = [3, 4]
+    made = engine.from_trainer(trainer)
+    assert list(made.eos_ids) == [3, 4] and made.max_length == 150
+    if engine is GenerateEngine:
+        assert made.autocast == trainer.accelerator.autocast and made.pad_id == trainer._tokenizer.pad_token_id
+
+
 def test_an_unknown_engine_is_refused_before_anything_is_loaded(tokenizer, tmp_path):
     with pytest.raises(ValueError, match=r"`engine` must be 'auto', one of \['generate', .*got 'sglang'"):
         train("no/such/model", tokenizer, tmp_path, {}, engine="sglang")

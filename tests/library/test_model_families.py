@@ -5,11 +5,21 @@ from pathlib import Path
 import pytest
 import torch
 from engine_checks import run_all
+from peft import LoraConfig, get_peft_model
 from toy_qwen3 import toy_tokenizer
 from trainers import table
-from transformers import GemmaConfig, GemmaForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    GemmaConfig,
+    GemmaForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedModel,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from multirole.core.engine import Request
+from multirole.engines.qwen3 import unsupported
 from multirole.engines.transformers_engine import TransformersEngine
 from multirole_study.experiment.base_models import shape_of
 from multirole_study.experiment.cell import Cell
@@ -28,8 +38,8 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_fac
 YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 64}
 
 
-def saved(folder: Path, model: type, config: type, **fields) -> Path:
-    """A random-weight model of two narrow layers over bytes, with its tokenizer."""
+def small(model: type, config: type, **fields) -> PreTrainedModel:
+    """A random-weight model of two narrow layers over bytes."""
     tokenizer = toy_tokenizer()
     torch.manual_seed(0)
     made = config(
@@ -37,8 +47,13 @@ def saved(folder: Path, model: type, config: type, **fields) -> Path:
         num_key_value_heads=1, head_dim=16, max_position_embeddings=4096, bos_token_id=None, initializer_range=0.2,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, **fields,
     )  # fmt: skip
-    model(made).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
+    return model(made)
+
+
+def saved(folder: Path, model: type, config: type, **fields) -> Path:
+    """A folder with a `small` model and its tokenizer."""
+    small(model, config, **fields).save_pretrained(folder)
+    toy_tokenizer().save_pretrained(folder)
     return folder
 
 
@@ -86,6 +101,51 @@ def test_shapes_are_read_from_the_folder(model, config, is_tied, tmp_path):
     folder = saved(tmp_path / "m", model, config, tie_word_embeddings=is_tied)
     shape, real = shape_of(cell_of(folder)), model.from_pretrained(folder).num_parameters()
     assert shape.is_tied == is_tied and 0 <= shape.parameters - real <= 2 * shape.layers * shape.head_dim
+
+
+LLAMA, QWEN3 = (LlamaForCausalLM, LlamaConfig), (Qwen3ForCausalLM, Qwen3Config)
+DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
+WINDOWS = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "lora", "expected"),
+    [
+        (QWEN3, {}, {}, []),
+        (LLAMA, {"rope_parameters": LLAMA3}, {"target_modules": "all-linear"}, []),
+        ((GemmaForCausalLM, GemmaConfig), {}, {}, ["it is a GemmaForCausalLM"]),
+        (LLAMA, {"rope_parameters": DYNAMIC}, {}, ["rope_type is 'dynamic'"]),
+        (LLAMA, {"hidden_act": "gelu"}, {}, ["an activation other than silu"]),
+        (QWEN3, WINDOWS, {}, ["it has sliding windows"]),
+        (LLAMA, {"attention_bias": True}, {"target_modules": ["down_proj"]}, ["its linear layers have biases"]),
+        (LLAMA, {"attention_bias": True}, {"target_modules": "all-linear"}, ["its linear layers have biases"]),
+        (QWEN3, {}, {"target_modules": ["embed_tokens", "q_proj"]}, ["embed_tokens has an adapter that is not LoRA on"]),
+        (QWEN3, {}, {"target_modules": ["q_proj"], "use_dora": True}, ["uses DoRA or has a LoRA bias"] * 2),
+        (QWEN3, {}, {"target_modules": ["q_proj"], "lora_bias": True}, ["uses DoRA or has a LoRA bias"] * 2),
+        (QWEN3, {}, {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, ["an adapter has modules_to_save"]),
+    ],
+    ids=[
+        "qwen3", "llama", "gemma", "rope", "activation", "windows", "biases", "biases under LoRA", "embeddings", "dora",
+        "lora bias", "saved head",
+    ],
+)  # fmt: skip
+def test_the_fast_engine_lists_what_it_does_not_implement(family, fields, lora, expected):
+    model = small(*family, tie_word_embeddings=False, **fields)
+    if lora:
+        model = get_peft_model(model, LoraConfig(r=2, task_type="CAUSAL_LM", **lora))
+    problems = list(unsupported(model))
+    assert len(problems) == len(expected)
+    assert all(words in problem for words, problem in zip(expected, problems, strict=True))
+
+
+def test_the_fast_engine_lists_merged_adapters_and_quantised_weights():
+    model = get_peft_model(small(*QWEN3), LoraConfig(r=2, target_modules=["q_proj"]))
+    model.merge_adapter()
+    assert [problem.rpartition(" ")[2] for problem in unsupported(model)] == ["merged", "merged"]
+    model.unmerge_adapter()
+    norm = model.get_base_model().model.norm
+    norm.weight = torch.nn.Parameter(norm.weight.to(torch.int8), requires_grad=False)
+    assert list(unsupported(model)) == ["its weights are quantised, such as model.norm.weight"]
 
 
 def test_a_gemma_is_refused_by_the_fast_engine(tmp_path):

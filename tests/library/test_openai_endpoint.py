@@ -1,6 +1,7 @@
 """A function that talks to OpenAI's API is a workflow: the model's name is the role, and nothing is lost, mixed or invented."""
 
 import asyncio
+import functools
 import json
 import queue
 import random
@@ -18,10 +19,10 @@ from trainers import build_model
 
 from multirole import Voting, from_openai
 from multirole.core.engine import Sampling
-from multirole.core.rollout import Rollout, WorkflowError
-from multirole.core.types import OVERFLOW, Problem, Turn
+from multirole.core.rollout import PromptOverflow, Rollout, WorkflowError
+from multirole.core.types import OVERFLOW, Problem, Turn, user
 from multirole.endpoint.app import MAX_BODY_BYTES, Endpoint, parse_tool_calls
-from multirole.endpoint.serving import ModelServer
+from multirole.endpoint.serving import ModelServer, listening
 from multirole.endpoint.session import Session
 from multirole.workflows.prompts import render
 from multirole.workflows.voting import list_candidates, parse_selection
@@ -141,12 +142,15 @@ def test_a_thousand_calls_of_many_episodes_do_not_mix(tokenizer, use_socket):
         assert {(turn.slot, turn.round) for turn in episode.turns} == {(i, 0) for i in range(20)}
 
 
-def test_a_prompt_over_the_cap_ends_the_episode_even_if_the_agent_catches_the_error(tokenizer):
+@pytest.mark.parametrize("is_caught", [True, False])
+def test_a_prompt_over_the_cap_ends_the_episode_whether_or_not_the_agent_catches_the_error(tokenizer, is_caught):
     async def stubborn(question, client):
         try:
             await client.chat.completions.create(model="solver", messages=[{"role": "user", "content": "1" * 600}])
         except openai.BadRequestError as error:
             assert error.code == "context_length_exceeded"
+            if not is_caught:
+                raise
         return "42"
 
     (episode,) = play(tokenizer, from_openai(stubborn, ["solver"]), max_prompt_tokens=100)
@@ -175,6 +179,30 @@ def test_an_agent_that_never_answers_is_ended_and_named(tokenizer):
         play(tokenizer, from_openai(sleeps, ["solver"], patience=0.2))
 
 
+@pytest.mark.parametrize("is_refused", [False, True])
+def test_an_agent_is_idle_only_between_its_calls(is_refused):
+    async def exchange():
+        answered = asyncio.Event()
+
+        async def call(role, messages, **_):
+            await answered.wait()
+            if is_refused:
+                raise PromptOverflow("too long")
+
+        session = Session(call, ["solver"])
+        session.last_event -= 1000
+        assert session.idle_seconds >= 1000
+        turn = asyncio.ensure_future(session.play("solver", [user("1+1")], None, None))
+        await asyncio.sleep(0.01)
+        assert session.idle_seconds == 0.0
+        answered.set()
+        await asyncio.wait({turn})
+        assert (turn.exception() is not None) == is_refused
+        assert 0 < session.idle_seconds < 500
+
+    asyncio.run(exchange())
+
+
 def test_an_answer_that_is_no_text_is_refused(tokenizer):
     async def forgets(question, client):
         pass
@@ -183,18 +211,27 @@ def test_an_answer_that_is_no_text_is_refused(tokenizer):
         play(tokenizer, from_openai(forgets, ["solver"]))
 
 
+def test_a_role_that_is_no_list_and_an_agent_without_a_name_are_refused():
+    with pytest.raises(TypeError, match=r"Write roles=\['judge'\]"):
+        from_openai(vote, "judge")
+    agent = functools.partial(vote)
+    with pytest.raises(ValueError, match="Pass `name=`"):
+        from_openai(agent, ["judge"])
+    assert from_openai(agent, ["judge"], name="panel").name == "panel"
+
+
 # ---- the protocol, without a rollout
 
 
 class Open:
     """An endpoint with one open episode whose every reply is `text`."""
 
-    def __init__(self, text: str = "2", **options) -> None:
-        self.endpoint, self.text, self.asked = Endpoint(**options), text, []
+    def __init__(self, text: str = "2", finish_reason: str = "stop", **options) -> None:
+        self.endpoint, self.text, self.finish_reason, self.asked = Endpoint(**options), text, finish_reason, []
 
     async def call(self, role, messages, slot=0, round=0, max_tokens=None, tools=None):
         self.asked.append((role, messages, max_tokens, tools))
-        return Turn(role, 0, 0, [1, 2], [3, 4, 5], [0.0] * 3, self.text, "stop")
+        return Turn(role, 0, 0, [1, 2], [3, 4, 5], [0.0] * 3, self.text, self.finish_reason)
 
     def send(self, method: str = "POST", path: str = "/v1/chat/completions", key: str | None = None, **request):
         async def exchange():
@@ -213,10 +250,20 @@ def test_a_completion_has_openais_form():
     assert answer["usage"] == {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5}
 
 
+def test_a_reply_that_the_cap_cut_off_says_so():
+    (choice,) = Open(finish_reason="length").send(json=ASK).json()["choices"]
+    assert choice["finish_reason"] == "length"
+
+
+def chunks_of(opened: Open, **change) -> list[dict]:
+    """The chunks of a streamed answer, whose end is checked."""
+    *events, done, rest = opened.send(json=ASK | {"stream": True} | change).text.split("\n\n")
+    assert (done, rest) == ("data: [DONE]", "")
+    return [json.loads(event.removeprefix("data: ")) for event in events]
+
+
 def test_a_stream_is_one_chunk_and_its_end():
-    lines = Open().send(json=ASK | {"stream": True, "stream_options": {"include_usage": True}}).text.split("\n\n")
-    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
-    assert lines[-2:] == ["data: [DONE]", ""]
+    chunks = chunks_of(Open(), stream_options={"include_usage": True})
     assert chunks[0]["choices"][0]["delta"] == {"role": "assistant", "content": "2"}
     assert chunks[1]["choices"][0]["finish_reason"] == "stop" and chunks[2]["usage"]["total_tokens"] == 5
 
@@ -224,6 +271,22 @@ def test_a_stream_is_one_chunk_and_its_end():
 def test_models_are_the_roles():
     models = Open().send("GET", "/v1/models").json()
     assert [model["id"] for model in models["data"]] == ["solver", "judge"]
+    assert Open().send("GET", "/v1/models/judge").json() == models["data"][1]
+    unknown = Open().send("GET", "/v1/models/gpt-4o")
+    assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "model_not_found")
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("POST", "/v1/embeddings", 404), ("GET", "/", 404), ("GET", "/v1/chat/completions", 405), ("POST", "/v1/models", 405)],
+)  # fmt: skip
+def test_what_is_not_served_is_refused_with_the_routes_that_are(method, path, status):
+    answer = Open().send(method, path)
+    error = answer.json()["error"]
+    assert (answer.status_code, error["type"]) == (status, "invalid_request_error")
+    assert error["message"] == (
+        f"{method} {path} is not supported. There are POST /v1/chat/completions, GET /v1/models and GET /v1/models/MODEL."
+    )
 
 
 @pytest.mark.parametrize(
@@ -242,6 +305,7 @@ def test_models_are_the_roles():
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, None, "only text is supported"),
         ({"messages": [{"role": "user", "content": 5}]}, 400, None, "a text or a list of text parts"),
         ({"tools": "add"}, 400, None, "must be a list of tools"),
+        ({"stream": True, "stream_options": "x"}, 400, None, "`stream_options` must be an object, got 'x'"),
     ],
 )
 def test_what_cannot_be_honoured_is_refused_as_openai_would(change, status, code, words):
@@ -254,7 +318,8 @@ def test_what_cannot_be_honoured_is_refused_as_openai_would(change, status, code
 def test_neutral_values_and_ignored_fields_are_accepted():
     neutral = {"n": 1, "top_p": 1, "response_format": {"type": "text"}, "stop": None, "user": "me", "logprobs": False}
     assert Open().send(json=ASK | neutral).status_code == 200
-    assert Open(ignore=["temperature"]).send(json=ASK | {"temperature": 0.2}).status_code == 200
+    for ignored in ({"temperature": 0.2}, {"audio": {}}):
+        assert Open(ignore=list(ignored)).send(json=ASK | ignored).status_code == 200
     with pytest.raises(ValueError, match=r"`ignore` names \['model'\]"):
         Endpoint(ignore=["model"])
 
@@ -266,6 +331,20 @@ def test_parts_developer_messages_and_caps_reach_the_call():
     opened.send(json=ASK | {"messages": messages, "max_tokens": 9, "max_completion_tokens": 7})
     expected = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1"}]
     assert opened.asked == [("solver", expected, 7, None)]
+
+
+def test_earlier_tool_calls_reach_the_call_with_their_arguments_as_objects():
+    opened = Open()
+    calls = [
+        {"id": str(i), "type": "function", "function": {"name": "add", "arguments": arguments}}
+        for i, arguments in enumerate(('{"a": 1}', {"a": 2}))
+    ]
+    messages = [user("1+1"), {"role": "assistant", "content": None, "tool_calls": calls}]
+    opened.send(json=ASK | {"messages": [*messages, {"role": "tool", "tool_call_id": "0", "content": "2"}]})
+    expected = [{"type": "function", "function": {"name": "add", "arguments": {"a": a}}} for a in (1, 2)]
+    ((_, seen, *_),) = opened.asked
+    assert seen[1] == {"role": "assistant", "content": "", "tool_calls": expected}
+    assert seen[2] == {"role": "tool", "content": "2"}
 
 
 @pytest.mark.parametrize("key", ["", "episode-of-another", "None"])
@@ -298,6 +377,12 @@ def test_a_hostile_body_is_refused(body, status):
     assert answer.status_code == status and answer.json()["error"]["type"] == "invalid_request_error"
 
 
+def test_half_a_character_is_refused():
+    opened = Open()
+    answer = opened.send(content=json.dumps(ASK | {"messages": [user("half \ud83d")]}))
+    assert answer.status_code == 400 and "a lone surrogate" in answer.json()["error"]["message"] and not opened.asked
+
+
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -312,35 +397,62 @@ def test_tool_calls_are_read_from_replies(text, expected):
     assert parse_tool_calls(text) == (expected or (text, []))
 
 
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}
+
+
 def test_tool_calls_are_answered_in_openais_form():
-    tool = {"type": "function", "function": {"name": "add", "parameters": {}}}
     opened = Open('<tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
-    (choice,) = opened.send(json=ASK | {"tools": [tool]}).json()["choices"]
+    (choice,) = opened.send(json=ASK | {"tools": [TOOL]}).json()["choices"]
     (call,) = choice["message"]["tool_calls"]
     assert choice["finish_reason"] == "tool_calls"
     assert (call["function"]["name"], json.loads(call["function"]["arguments"])) == ("add", {"a": 1})
-    assert opened.asked[0][3] == [tool]
+    assert opened.asked[0][3] == [TOOL]
+
+
+def test_streamed_tool_calls_are_numbered():
+    first, *_ = chunks_of(Open('<tool_call>[{"name": "a"}, {"name": "b"}]</tool_call>'), tools=[TOOL])
+    calls = first["choices"][0]["delta"]["tool_calls"]
+    assert [(call["index"], call["function"]["name"]) for call in calls] == [(0, "a"), (1, "b")]
+
+
+def test_a_reply_without_tools_is_text():
+    text = 'x <tool_call>{"name": "add"}</tool_call>'
+    (choice,) = Open(text).send(json=ASK).json()["choices"]
+    assert choice["message"] == {"role": "assistant", "content": text} and choice["finish_reason"] == "stop"
 
 
 def test_tools_need_a_chat_template_that_knows_them(tokenizer):
     async def uses_tools(question, client):
-        tool = {"type": "function", "function": {"name": "add", "parameters": {}}}
-        await client.chat.completions.create(**ASK, tools=[tool])
+        await client.chat.completions.create(**ASK, tools=[TOOL])
 
     with pytest.raises(WorkflowError, match="does not know `tools`"):
         play(tokenizer, from_openai(uses_tools, ["solver"]))
 
 
-def test_trained_adapters_are_served_by_the_same_api(tokenizer):
+# ---- serving trained adapters
+
+
+def make_server(tokenizer, temperature: float = 1.0, **options) -> ModelServer:
+    """A server whose adapters "a" and "b" answer with the tokens 7 and 8."""
+
     def reply(key, request):
         return [7 if request.adapter == "a" else 8, tokenizer.eos_token_id], 2
 
-    policy = {"solver": "a", "judge": "b"}
     engine = ScriptedEngine(reply, tokenizer.eos_token_id)
-    server = ModelServer(engine, tokenizer, policy, Sampling(10, 1.0), 100, ignore=("temperature",))
+    return ModelServer(
+        engine, tokenizer, {"solver": "a", "judge": "b"}, Sampling(10, temperature), max_prompt_tokens=100, **options
+    )
+
+
+def client_of(server: ModelServer) -> OpenAI:
+    """Serve until the tests end, and return a client."""
     urls: queue.Queue[str] = queue.Queue()
     threading.Thread(target=server.run, args=("127.0.0.1", 0, urls.put), daemon=True).start()
-    client = OpenAI(base_url=urls.get(timeout=30), api_key="any", max_retries=0)
+    return OpenAI(base_url=urls.get(timeout=30), api_key="any", max_retries=0)
+
+
+def test_trained_adapters_are_served_by_the_same_api(tokenizer):
+    client = client_of(make_server(tokenizer, ignore=("temperature",)))
     ask = {"messages": ASK["messages"], "temperature": 0.1}
     with ThreadPoolExecutor(8) as pool:
         texts = list(pool.map(lambda role: client.chat.completions.create(model=role, **ask), ["solver", "judge"] * 8))
@@ -348,3 +460,43 @@ def test_trained_adapters_are_served_by_the_same_api(tokenizer):
     assert all(text.choices[0].message.content == expected[text.model] for text in texts)
     with pytest.raises(openai.BadRequestError, match="too long"):
         client.chat.completions.create(model="solver", messages=[{"role": "user", "content": "what? " * 200}])
+
+
+def test_a_served_template_that_does_not_know_tools_refuses_them(tokenizer):
+    with pytest.raises(openai.BadRequestError, match="does not know `tools`"):
+        client_of(make_server(tokenizer)).chat.completions.create(**ASK, tools=[TOOL])
+
+
+def test_served_calls_have_their_own_seeds_and_the_servers_sampling(tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "chat_template", "{{ tools }}")
+    rendered = []
+
+    def note(tokenizer, messages, tools=None):
+        rendered.append((messages, tools))
+        return [5, 6]
+
+    async def exchange():
+        caps = (3, 3, 99, None)
+        calls = [asyncio.ensure_future(server._call("solver", [user("q")], max_tokens=n, tools=[TOOL])) for n in caps]
+        await asyncio.sleep(0)
+        while server._advance():
+            await asyncio.sleep(0)
+        return await asyncio.gather(*calls)
+
+    server = make_server(tokenizer, temperature=0.7, render=note)
+    turns = asyncio.run(exchange())
+    requests = server.engine.requests
+    assert [turn.completion_ids for turn in turns] == [[7, tokenizer.eos_token_id]] * 4
+    assert rendered == [([user("q")], [TOOL])] * 4
+    assert len({request.seed for request in requests}) == 4
+    assert [request.max_tokens for request in requests] == [3, 3, 10, 10]
+    assert {request.temperature for request in requests} == {0.7}
+
+
+def test_an_address_that_cannot_be_served_is_refused():
+    with listening("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ValueError, match=rf"Nothing can be served at 127\.0\.0\.1:{port}: .*in use.*--port 0"):
+            listening("127.0.0.1", port)
+    with pytest.raises(ValueError, match="Nothing can be served at 127.0.0.1:70000"):
+        listening("127.0.0.1", 70000)

@@ -62,6 +62,19 @@ def test_logprobs_are_those_without_reuse(make_model, tokenizer, monkeypatch, ma
     )
 
 
+def test_a_common_prefix_is_stored_from_the_row_that_computed_it(make_model, tokenizer):
+    """Another row has slot 0 of the pool meanwhile."""
+    model, head = make_model(POLICY), [5 + i % 50 for i in range(200)]
+    engine = TransformersEngine(tokenizer.eos_token_id, prefix_bytes=BYTES)
+    engine.publish(model, 0)
+    engine.add(-1, Request([9] * 150, "generator", 1, 40, 1.0))
+    engine.step()
+    for first in (10, 20):
+        requests = [Request([*head, i, i + 1], "generator", i, 4, 1.0) for i in range(first, first + 3)]
+        assert max_error(model, requests, run_all(engine, requests)) <= TOLERANCE
+    assert -1 in engine.running and len(engine.pools) == 1
+
+
 def test_nothing_is_reused_across_versions_and_adapters(make_model, tokenizer, monkeypatch):
     model = make_model(POLICY)
     engine = TransformersEngine(tokenizer.eos_token_id, prefix_bytes=BYTES)

@@ -11,7 +11,8 @@ from collections import defaultdict
 import pytest
 import torch
 from fake_vllm_server import BASE, FakeServer, canned, running_servers
-from peft import LoraConfig
+from peft import LoraConfig, PeftModel
+from safetensors.torch import load_file
 from toy_qwen3 import toy_model
 from trainers import library_trainer
 
@@ -49,10 +50,10 @@ def connect():
     """connect(urls, **options) -> an engine, closed at the end."""
     engines = []
 
-    def make(*servers: FakeServer, run: str = "aa", **options) -> VLLMServerEngine:
-        engine = VLLMServerEngine([s.url for s in servers], ADAPTERS, 256, OPTIONS._replace(**options), run=run)
-        engines.append(engine)
-        return engine
+    def make(*servers: FakeServer, run: str = "aa", stop_ids: tuple[int, ...] = (), **options) -> VLLMServerEngine:
+        urls, settled = [s.url for s in servers], OPTIONS._replace(**options)
+        engines.append(VLLMServerEngine(urls, ADAPTERS, 256, settled, stop_ids=stop_ids, run=run))
+        return engines[-1]
 
     yield make
     for engine in engines:
@@ -60,10 +61,14 @@ def connect():
         engine.close()
 
 
-@pytest.fixture(scope="module")
-def model(tokenizer):
+def two_adapters(tokenizer) -> PeftModel:
     lora = LoraConfig(r=4, target_modules="all-linear", task_type="CAUSAL_LM")
     return add_adapters(toy_model(tokenizer), lora, ADAPTERS)
+
+
+@pytest.fixture(scope="module")
+def model(tokenizer):
+    return two_adapters(tokenizer)
 
 
 def requests(n: int, n_problems: int = 4) -> list[Request]:
@@ -106,6 +111,20 @@ def test_requests_carry_ids_and_seeds_and_replies_come_back_exactly(server, conn
     while not engine.step():
         pass
     assert server.asked[-1]["model"] == BASE
+
+
+def test_a_request_samples_the_whole_distribution_whatever_the_servers_defaults_are(server, connect, model):
+    engine = connect(server, stop_ids=(7, 8))
+    engine.publish(model, 0)
+    run(engine, [Request([5], "generator", 1, 4, 0.7)])
+    assert server.asked == [
+        {
+            "model": "multirole:aa:1:generator@0", "prompt": [5], "seed": 1, "max_tokens": 4, "temperature": 0.7,
+            "stop_token_ids": [7, 8], "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
+            "presence_penalty": 0.0, "frequency_penalty": 0.0, "watermarking": False, "n": 1, "stream": False,
+            "logprobs": 0, "return_tokens_as_token_ids": True,
+        }
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("status", [500, 503, 429])
@@ -269,6 +288,19 @@ def test_each_publication_has_new_names_and_paths_and_the_old_ones_are_removed(s
     assert not server.adapters and not folder.exists()
 
 
+def test_each_adapter_is_published_with_its_own_weights(server, connect, tokenizer):
+    model, engine, values = two_adapters(tokenizer), connect(server), {"generator": 1.0, "aggregator": 2.0}
+    for name, parameter in model.named_parameters():
+        for adapter, value in values.items():
+            if f"lora_B.{adapter}." in name:
+                parameter.data.fill_(value)
+    engine.publish(model, 0)
+    for adapter, value in values.items():
+        tensors = load_file(f"{engine.paths[engine.lora[adapter]]}/adapter_model.safetensors")
+        written = [tensor.unique().tolist() for name, tensor in tensors.items() if "lora_B" in name]
+        assert written and all(one == [value] for one in written)
+
+
 def test_publish_and_sleep_while_running_are_refused(server, connect, model):
     engine = connect(server)
     engine.publish(model, 0)
@@ -327,6 +359,14 @@ def test_a_server_that_does_not_fit_is_refused(server, connect, settings, error,
     with pytest.raises(error, match=message):
         connect(server)
     assert not server.asked
+
+
+def test_adapters_that_others_have_loaded_need_slots_too(server, connect):
+    server.adapters, server.max_loras = {"mine": "/elsewhere"}, 2
+    with pytest.raises(ValueError, match="holds 2 adapters at once, and this run needs 3, with the 1 that others have"):
+        connect(server)
+    server.max_loras = 3
+    connect(server)
 
 
 def test_one_server_of_several_that_does_not_fit_is_refused(servers, connect):
@@ -478,6 +518,24 @@ def test_trls_server_mode_is_this_engine():
 def test_settings_that_cannot_work_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         config(**options)
+
+
+def test_every_setting_reaches_the_engine(tokenizer, tmp_path, monkeypatch):
+    made = []
+    monkeypatch.setattr(VLLMServerEngine, "__init__", lambda self, *options: made.append(options))
+    monkeypatch.setattr(VLLMServerEngine, "publish", lambda *_: None)
+    trainer = library_trainer(
+        WORKFLOWS["voting"](), tokenizer, tmp_path, policy="ip", max_prompt_tokens=100, max_completion_length=50,
+        use_vllm=True, vllm_mode="server", vllm_server_base_url="http://a:1,http://b:2", vllm_server_model="m",
+        vllm_server_timeout=11.0, vllm_server_request_timeout=12.0, vllm_server_max_retries=13,
+        vllm_server_adapter_dir="/d", vllm_server_copy_command="cp {folder} {host}", vllm_server_evict=True,
+        vllm_max_num_seqs=14,
+    )  # fmt: skip
+    trainer.eos_token_ids = [3, 4]
+    VLLMServerEngine.from_trainer(trainer)
+    options = ServerOptions("m", 11.0, 12.0, 13, "/d", "cp {folder} {host}", True, 14)
+    run = run_token(trainer.args.output_dir)
+    assert made[1] == (["http://a:1", "http://b:2"], ADAPTERS, 150, options, torch.float32, [3, 4], run)
 
 
 # ---- a whole run
