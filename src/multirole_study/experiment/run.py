@@ -207,7 +207,7 @@ def _play(evaluation: Evaluation, launch: Launch, folder: Path, steps: list[int]
                 }
                 for episode in episodes
             ]
-            judged = [row["correct"] for row in rows if row["correct"] is not None]
+            judged = [bool(row["correct"]) for row in rows if row["correct"] is not None]
             accuracy = f"accuracy {interval(sum(judged), len(judged))}" if judged else "the task defines no accuracy"
             say(f"evaluation at iteration {step}   reward {mean_reward(episodes):.3f}   {accuracy}")
             read = {problem.id for problem in problems[:N_READ]}
