@@ -401,7 +401,9 @@ def test_a_run_that_cannot_be_read_stops_no_other_page(tmp_path):
         folder = make_run(tmp_path / "tiny-r" / name, accuracy=(0.5, 1.0))
         (folder / "DONE").write_text("{}")
     (tmp_path / "tiny-r" / "a" / "roles.parquet").write_bytes(b"PAR1 cut off")
-    with pytest.raises(UserError, match="1 pages are written to .*These runs cannot be read: .*tiny-r/a: "):
+    with pytest.raises(
+        UserError, match="1 pages and the index .* are written. These runs cannot be read: .*tiny-r/a: "
+    ):
         inspect([str(tmp_path)])
     assert (tmp_path / "tiny-r" / "b" / "inspector.html").is_file() and (tmp_path / "inspector.html").is_file()
 

@@ -414,6 +414,15 @@ def test_quantities_of_several_parts_are_read() -> None:
         ("A B C", "A", "wrong"),
         ("(B) 42", "B", "correct"),
         ("(D) A is greater", "D", "correct"),
+        (r"\text{(C) } P(A \cup B)", "C", "correct"),
+        (r"(C) \sin(A+B)", "C", "correct"),
+        ("(C) (2A)", "C", "correct"),
+        ("(A) (B)", "A", "wrong"),
+        (r"2 \text{ roots}", "2", "correct"),
+        (r"3\text{ quarters}", "3", "correct"),
+        (r"100\text{ mhz}", r"100\text{ MHz}", "correct"),
+        (r"500\text{ ML}", r"500\text{ mL}", "correct"),
+        (r"\pi x = 5", "5", "wrong"),
         ("x=1, y=1", "(1,1)", "correct"),
         (r"\gcd(a,b)=42", "42", "correct"),
         (r"\gcd(n,12)=4", "4", "correct"),
@@ -435,5 +444,10 @@ def test_several_letters_are_no_choice() -> None:
 
 def test_a_value_that_two_boxes_share_is_kept_if_they_are_two_values() -> None:
     assert extract_boxed(r"x=\boxed{1}, y=\boxed{1}") == "x=1, y=1"
-    assert extract_boxed(r"\boxed{2}, \boxed{2} and \boxed{3}") == "2, 2, 3"
-    assert extract_boxed(r"\boxed{5} and \boxed{5}") == extract_boxed(r"\boxed{5}, so \boxed{5}") == "5"
+    for again in (
+        r"\boxed{5} and \boxed{5}",
+        r"\boxed{5}, so \boxed{5}",
+        r"is \boxed{5}, x=\boxed{5}",
+        r"x=\boxed{5}, x=\boxed{5}",
+    ):
+        assert extract_boxed(again) == "5"

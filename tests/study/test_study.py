@@ -285,7 +285,8 @@ def test_longer_training_is_drawn_beside_the_runs_of_its_seeds(results, study, m
 def test_a_grid_without_a_study_has_none(results, study, tmp_path):
     assert Study.read(results.folder) is None
     study.write(tmp_path)
-    assert Study.read(tmp_path / "tiny-r") == study
+    Declaration(study.grid).write(tmp_path)
+    assert Study.read(tmp_path / "tiny-r") == study, "a grid that the study fits leaves it"
     Declaration(Grid("tiny-r", [7])).write(tmp_path)  # the study's seeds are not of this grid
     assert Study.read(tmp_path / "tiny-r") is None
     assert [t.name for t in tables_of_study(results, study)] == [

@@ -27,6 +27,8 @@ from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any, get_args
 
+from peft import PeftModel
+
 from multirole.core.advantages import group_advantages
 from multirole.core.distributed import gather_objects, own_share
 from multirole.core.hooks import MultiRoleCallback, Trainer
@@ -325,6 +327,10 @@ class ShapleyCredit(MultiRoleCallback):
         self.score = score
         self.values: dict[int, dict[str, float]] = {}
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, *, model: PeftModel, **_: Any) -> None:
+        """Raise ValueError before training if the base alone is not the untrained model."""
+        check_base_alone(model, "Use another `credit`, or another `init_lora_weights`.")
+
     def on_rollout_end(self, trainer: Trainer, episodes: list[Episode]) -> None:
         roles = list(trainer.policy)
         coalitions = [frozenset(c) for size in range(len(roles)) for c in itertools.combinations(roles, size)]
@@ -370,7 +376,7 @@ def play_scored(trainer: Any, forks: Sequence[Fork], iteration: int, score: Scor
     for episodes that older weights played, and for forks with "base" if an adapter took over a part of the base.
     """
     if any(fork.how == "base" for fork in forks):
-        check_base_alone(trainer.peft_model)
+        check_base_alone(trainer.peft_model, "Fork with how='resample' or 'twin'.")
     present = trainer.state.global_step
     if any(turn.version not in (None, present) for fork in forks for turn in fork.episode.turns):
         raise ValueError(

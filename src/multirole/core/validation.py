@@ -79,13 +79,13 @@ def changes_base(peft_config: PeftConfig | None) -> bool:
     return isinstance(start, str) and start.startswith(BASE_CHANGING)
 
 
-def check_base_alone(model: PeftModel) -> None:
-    """Raise ValueError if the base without adapters is not the untrained model: an adapter took over a part of its weights."""
+def check_base_alone(model: PeftModel, advice: str) -> None:
+    """Raise ValueError, which ends in `advice`, if the base without adapters is not the untrained model: an adapter took over a part of it."""
     for name, peft_config in model.peft_config.items():
         if changes_base(peft_config):
             raise ValueError(
                 f"`init_lora_weights={peft_config.init_lora_weights!r}` moved a part of the base's weights into adapter {name!r}, so no role can "
-                'be played by the base alone. Leave "base" out of `how`, for example how=["resample", "twin"].'
+                f"be played by the base alone. {advice}"
             )
 
 

@@ -218,7 +218,7 @@ class RoleValue(MultiRoleCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: PeftModel, **_: Any) -> None:
         """Refuse "base" before training if the base alone is not the untrained model (ValueError)."""
         if "base" in self.how:
-            check_base_alone(model)
+            check_base_alone(model, 'Leave "base" out of `how`: RoleValue(..., how=["resample", "twin"]).')
 
     def on_episodes_evaluated(
         self, trainer: Trainer, episodes: list[Episode], metrics: dict[str, float], prefix: str

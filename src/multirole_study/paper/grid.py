@@ -8,6 +8,7 @@ it changes. Its runs are packed with the grid's, and `study.json` lists them.
 """
 
 import json
+import logging
 from collections.abc import Iterator
 from dataclasses import asdict
 from itertools import product
@@ -27,8 +28,7 @@ POLICIES = ("ip", "sp")
 WORKFLOW_POLICIES = (*product(WORKFLOWS, POLICIES), ("single", "sp"))
 """Every (workflow, policy) of a task, in the order of the tables."""
 CHECKED = ConfigDict(extra="forbid")
-RECORDS = {"study.json", "clock.json", "rates.json"}
-"""Files of a results folder in which studies of the three kinds (`Declaration.RECORD`) are recorded."""
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, config=CHECKED)
@@ -145,14 +145,17 @@ class Declaration:
         return self.grid.parameters_of(job)
 
     def write(self, results_dir: str | Path) -> None:
-        """Write `grid.json` and the record of the other fields into `<results_dir>/<scale>`, and remove the record of another study there.
+        """Write `grid.json` and the record of the other fields into `<results_dir>/<scale>`.
 
-        Its variants need not fit this grid, and its runs stay.
+        The record of a `Study` there stays if its variants are of this grid; otherwise it is removed, and its runs stay.
         """
         self.grid.write(results_dir)
         folder = Path(results_dir) / self.grid.scale
-        for name in RECORDS - {self.RECORD}:
-            (folder / name).unlink(missing_ok=True)
+        try:
+            Study.read(folder)
+        except ValueError as error:
+            logger.warning("%s is removed, because it does not fit this grid: %s", folder / Study.RECORD, error)
+            (folder / Study.RECORD).unlink()
         if self.RECORD:
             fields = {name: value for name, value in asdict(self).items() if name != "grid"}
             write_text(folder / self.RECORD, json.dumps(fields, indent=2) + "\n")

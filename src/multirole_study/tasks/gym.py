@@ -57,7 +57,7 @@ LIMITS = Limits(
     workers=min(2, Limits().workers),  # each holds the package and sympy
 )
 NUMBER = re.compile(r"(?:(?<![\d.])-)?(?:\d{1,3}(?:,\d{3})++(?!\d)|\d++)(?:\.\d+)?", re.ASCII)
-"""Matches a number of a text: the 5 of 12-5 is not negative, and 1,234 is one number."""
+"""Matches a number of a text: the 5 of 12-5 is not negative, and 1,234 is one number. Lists have spaces: 100,200 is one as well."""
 
 Fallback = Literal["none", "last_number"]
 Options = tuple[tuple[str, object], ...]

@@ -28,7 +28,8 @@ Conventions:
   * 0.333... is 1/3, since the period is written three times; 3.14... is no number.
   * "1,2" is a set of two values, and also the pair (1,2) in this order. {1,2} is not (1,2). (1,2) is a pair and the
     open interval alike. [1,2] is closed.
-  * `x=5` equals 5 in both directions, `y=5` does not equal `x=5`; x > 2 is (2, oo). X is not x, e and i are constants.
+  * `x=5` equals 5 in both directions, `y=5` does not equal `x=5`; x > 2 is (2, oo). X is not x, e and i are constants,
+    but names alone on the left side.
   * A letter of a multiple choice may have its text behind it: (B) 42 is B.
 `tests/data/math_pairs.tsv` and `tests/data/reported_pairs.tsv` have about 1,600 examples, including known errors.
 """
@@ -88,10 +89,12 @@ _CHOICE = re.compile(
     r"(?:\\text\{)?\s*(?:(?i:option|choice|answer)\s*:?\s*)?(?:\((?P<round>[A-Z])\)|(?P<bare>[A-Z])(?P<mark>[).:]?))(?P<rest>.*)",
     re.DOTALL,
 )
-_BETWEEN = r"(?:[\s,;/&(){}.]|\\text|and|or)"
-_MORE_CHOICES = re.compile(rf"{_BETWEEN}*+[A-J](?![A-Za-z])(?:{_BETWEEN}|[A-J](?![A-Za-z]))*+")
+_MORE_ROUND = re.compile(r"(?:[\s,;&.]|\\cdot)*+(?:and|or)?+[\s,;]*+\([A-J]\)(?![A-Za-z])")
+_MORE_BARE = re.compile(
+    r"[\s,;&.]*+(?:and|or)\s++[A-J](?![A-Za-z])|\s*+[,;&]\s*+[A-J](?![A-Za-z])|(?:\s++[A-J](?![A-Za-z]))++\s*+$"
+)
 _MARKED_CHOICE = re.compile(r"(?<![A-Za-z(])[A-J]\)")
-"""More letters behind a letter: "and B", "B) 6"."""
+"""More letters behind (A), behind A, and behind A): "and (B)", "and B", "5 B) 6"."""
 # possessive, as the patterns of math_units: "1 to 1 to 1 ..." would take exponential time
 _RATIO = re.compile(r"\d++(?:/\d++)?+(?:(?::|\s*+(?:\\text\{)?+\s*+to\s*+\}?+\s*+)\d++(?:/\d++)?+)++", re.ASCII)
 _DECIMAL_COMMA = re.compile(r"[+-]?(?:0,\d+|\d+,(?:\d{1,2}|\d{4,}))", re.ASCII)
@@ -130,13 +133,15 @@ def extract_boxed(text: str) -> str | None:
             break
         contents.append(box.content)
         names.append(joint["name"] or "")
-    if len(set(contents)) == 1 and not any(names):  # said again, not a second value
-        return _unwrapped(contents[0])
     first = boxes[len(boxes) - len(contents)]
     name = _NAME_BEFORE.search(text, max(0, first.start - 40), first.start)
     labels = [f"{name[1]}=" if name and any(names) else "", *reversed(names)]
+    if (
+        len(set(contents)) == 1 and len({label.strip() for label in labels} - {""}) < 2
+    ):  # said again, not a second value
+        return _unwrapped(contents[0])
     parts = [label.strip() + _unwrapped(content) for label, content in zip(labels, reversed(contents), strict=True)]
-    return ", ".join(dict.fromkeys(parts) if any(labels) else parts)
+    return ", ".join(dict.fromkeys(parts))
 
 
 def _unwrapped(content: str) -> str:
@@ -238,8 +243,8 @@ def _choice(text: str) -> str | None:
     if match is None:
         return None
     rest = match["rest"].strip(" }.")
-    if _MORE_CHOICES.fullmatch(match["rest"]) or _MARKED_CHOICE.search(match["rest"]):
-        return None  # several letters are no choice
+    if _has_more_choices(match["rest"], is_round=bool(match["round"])):
+        return None
     if (
         match["bare"]
         and rest
@@ -247,6 +252,15 @@ def _choice(text: str) -> str | None:
     ):
         return None
     return match["round"] or match["bare"]
+
+
+def _has_more_choices(rest: str, is_round: bool) -> bool:
+    """Return whether the text behind a letter names a second letter, written as the first one; letters inside of brackets are mathematics."""
+    rest = re.sub(r"\\text\s*\{|[{}]", " ", rest)
+    if is_round:
+        return _MORE_ROUND.match(rest) is not None
+    marked = (rest[: letter.start()] for letter in _MARKED_CHOICE.finditer(rest))
+    return _MORE_BARE.match(rest) is not None or any(before.count("(") <= before.count(")") for before in marked)
 
 
 def _decide_notation(ours: str, gold: str) -> str | None:

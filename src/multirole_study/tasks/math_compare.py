@@ -390,9 +390,8 @@ def _is_linear_equation(equation: Equation) -> bool:
     left = equation.left
     if not isinstance(left, sympy.Expr) or len(left.free_symbols) != 1 or isinstance(left, sympy.Symbol):
         return False
-    if not left.is_Add and not left.atoms(
-        sympy.Number
-    ):  # a product of letters, such as the length AI, whose I is a point
+    constants = left.atoms(sympy.Number, sympy.NumberSymbol)
+    if left.has(sympy.I) and not left.is_Add and not constants:  # letters, such as the length AI, whose I is a point
         return False
     (unknown,) = left.free_symbols
     is_linear = left.is_polynomial(unknown) and sympy.degree(left, unknown) == 1 if left.is_polynomial() else False

@@ -117,44 +117,37 @@ _NO_UNIT = frozenset(
         "factorial",
         "squared",
         "cubed",
-        *[
-            "halves",
-            "thirds",
-            "quarters",
-            "fourth",
-            "fourths",
-            "fifth",
-            "fifths",
-            "sixth",
-            "sixths",
-            "seventh",
-            "sevenths",
-            "eighth",
-            "eighths",
-            "ninth",
-            "ninths",
-            "tenth",
-            "tenths",
-        ],
-        *[
-            "hundredth",
-            "hundredths",
-            "thousandth",
-            "thousandths",
-            "millionth",
-            "millionths",
-            "divided",
-            "root",
-            "roots",
-            "reciprocal",
-            "inverse",
-            "negated",
-            "power",
-        ],
+        "halves",
+        "thirds",
+        "fourth",
+        "fourths",
+        "fifth",
+        "fifths",
+        "sixth",
+        "sixths",
+        "seventh",
+        "sevenths",
+        "eighth",
+        "eighths",
+        "ninth",
+        "ninths",
+        "tenth",
+        "tenths",
+        "hundredth",
+        "hundredths",
+        "thousandth",
+        "thousandths",
+        "millionth",
+        "millionths",
+        "divided",
+        "root",
+        "reciprocal",
+        "inverse",
+        "negated",
     ]
 )
-_CASED = {"m": frozenset(["mw", "mpa", "mhz", "mj", "mn", "mv"]), "M": frozenset(["mm", "mg", "ml"])}
-"""First letter -> units in lower case whose prefix it would change by a factor of a million or more: mW is not MW."""
+_CASED = {"m": frozenset(["mw", "mpa", "mj", "mn", "mv"]), "M": frozenset(["mm", "mg", "ml"])}
+"""First letter -> units in lower case whose prefix it would change by a factor of a million or more: mW is not MW, and Mg not mg."""
 DEGREE = r"\^\{\\circ\}"
 _TEXTS = r"\\text\{[^{}]*\}"
 _POWER = r"(?:\^(?:\{[+-]?\d\}|\d))?"
@@ -314,7 +307,7 @@ def _is_noun(word: str, gap: str) -> bool:
 
 def _known(word: str) -> tuple[Fraction, str, int] | None:
     lowered = word.lower() if len(word) > 1 or word in "L" else word
-    if lowered in _CASED.get(word[0], ()):
+    if lowered in _CASED.get(word[0], ()) and not word.isupper():
         return None
     for candidate in (lowered, lowered.removesuffix("s"), lowered.removesuffix("es")):
         if candidate in _NAMES and (len(word) > 1 or word in "mgshLlNJWVKAC€£¥₹" or not word.isascii()):
@@ -364,6 +357,6 @@ def _parse(text: str) -> Unit | None:
 
 def _raised(factor: Fraction, powers: dict[str, int], word: str, exponent: int) -> tuple[Fraction, dict[str, int]]:
     is_cased = any(word.lower() in units for units in _CASED.values())
-    singular = word.lower().removesuffix("s") if len(word) > 2 and not is_cased else word
+    singular = word[0] + word[1:].lower() if is_cased else word.lower().removesuffix("s") if len(word) > 2 else word
     scale, base, power = _known(word) or (Fraction(1), "%" if word == "%" else singular, 1)
     return factor * scale**exponent, powers | {base: powers.get(base, 0) + power * exponent}

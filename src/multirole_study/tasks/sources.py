@@ -238,7 +238,6 @@ def _read(source: Source, stamped_paths: tuple[tuple[Path, int], ...], is_pinned
             f"({', '.join(broken[:3])}). At most {MAX_BROKEN_SHARE:.0%} of the rows may be broken, and each split needs one "
             f"problem; write the columns {list(source.columns)} in every row."
         )
-    validated = {problem.question for problem in splits["validation"]}
     names = [name for name, _ in source.files] if is_pinned else [path.name for path in paths]
     return splits, {
         "repo": source.repo if is_pinned else None,
@@ -248,6 +247,5 @@ def _read(source: Source, stamped_paths: tuple[tuple[Path, int], ...], is_pinned
         "files": dict(zip(names, digests, strict=True)),
         "rows": len(outcomes),
         **counts,
-        "trained_and_validated": sum(problem.question in validated for problem in splits["train"]),
         "skipped": dict(sorted(skipped.items())),
     }

@@ -114,14 +114,16 @@ function drawList() {
   byId("list").replaceChildren(...list.map((problem) => el("button", { type: "button", role: "option", "aria-selected": String(problem === state.problem), on: { click: () => {
     select(problem); byId("list").querySelector("[aria-selected=true]").focus({ preventScroll: true }); } } },
   el("span", { class: "dots", title: shown.steps.map((info) => `iteration ${info.step}: ${outcome(episodeAt(problem, info.step))}`).join("\n") },
-    shown.steps.map((info) => el("i", { class: episodeAt(problem, info.step) === null ? "none" : isRight(problem, info.step) ? "right" : "wrong" }))),
+    shown.steps.map((info) => el("i", { class: grade(episodeAt(problem, info.step)) }))),
   el("span", { class: "question" }, problem.question))));
   if (!list.length) byId("list").append(el("p", { class: "muted" }, "No problem fits."));
   const selected = byId("list").querySelector("[aria-selected=true]");
   if (selected) byId("list").scrollTop = Math.max(0, selected.offsetTop - byId("list").clientHeight / 2);
 }
 
-const outcome = (episode) => (episode === null ? "not recorded" : (episode.correct ? "right" : "wrong") + (["correct", "wrong", "passed", ""].includes(episode.reason) ? "" : `: ${words(episode.reason)}`)
+// A task that gives a reward alone judges no episode.
+const grade = (episode) => (episode === null || episode.correct === null ? "none" : episode.correct ? "right" : "wrong");
+const outcome = (episode) => (episode === null ? "not recorded" : (episode.correct === null ? "not judged" : grade(episode)) + (["correct", "wrong", "passed", ""].includes(episode.reason) ? "" : `: ${words(episode.reason)}`)
   + (episode.reward === null || episode.reward === undefined ? "" : `, reward ${show(episode.reward)}`));
 
 // One row per turn, the same turn in each column: round by round, in the order of the roles, then of their slots.
@@ -165,7 +167,7 @@ function drawReader() {
     const choice = el("select", { "aria-label": `checkpoint of column ${i + 1}`, on: { change: () => { state.columns[i] = Number(choice.value); drawFilters(); drawReader(); } } },
       shown.steps.map((info) => el("option", { value: info.step, selected: info.step === at }, stepTitle(info))));
     const episode = episodeAt(problem, at);
-    return el("div", { class: "column-head" }, choice, el("span", { class: "outcome " + (episode && episode.correct ? "right" : "wrong") }, outcome(episode)));
+    return el("div", { class: "column-head" }, choice, el("span", { class: "outcome " + grade(episode) }, outcome(episode)));
   });
   const find = (at, key) => (episodeAt(problem, at) || { turns: [] }).turns.find((t) => t.role === key.role && t.slot === key.slot && t.round === key.round);
   const cells = turnKeys(problem).flatMap((key) => state.columns.map((at) => drawTurn(find(at, key))));
