@@ -140,9 +140,9 @@ def compare(batch: Batch, repeats: int) -> dict[str, float]:
     ours, ratios = [], []
     for repeat in range(repeats):
         works = {"ours": lambda: run_ours(batch), "fresh": lambda: run_fresh(batch)}
-        taken = {name: seconds(works[name]) for name in sorted(works, reverse=repeat % 2 == 0)}
-        ours.append(taken["ours"])
-        ratios.append(taken["fresh"] / taken["ours"])
+        wall = {name: seconds(works[name]) for name in sorted(works, reverse=repeat % 2 == 0)}
+        ours.append(wall["ours"])
+        ratios.append(wall["fresh"] / wall["ours"])
     milliseconds = 1000 * statistics.median(ours) / len(batch)
     return {
         "ours_ms_per_program": round(milliseconds, 2), "fresh/ours": round(statistics.median(ratios), 2), "repeats": repeats,

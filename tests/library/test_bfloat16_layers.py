@@ -151,12 +151,12 @@ def test_under_autocast_the_base_alone_has_no_adapter(tokenizer, autocasts):
     model, layers = model_with_lora(tokenizer, "all-linear")
     base = model.get_base_model()
     with torch.no_grad():
-        own = model(IDS).logits
+        adapted = model(IDS).logits
         with model.disable_adapter():
             expected = base(IDS).logits
         with half_layers(layers, None, None, base), torch.autocast("cpu", torch.bfloat16):
             computed = base(IDS, use_cache=False).logits
-    assert (computed - expected).abs().max() < 0.1 * (own - expected).abs().max()
+    assert (computed - expected).abs().max() < 0.1 * (adapted - expected).abs().max()
 
 
 def test_kl_is_measured_from_the_base_in_bfloat16_too(tokenizer, tmp_path):

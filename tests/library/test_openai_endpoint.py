@@ -494,8 +494,8 @@ def test_served_calls_have_their_own_seeds_and_the_servers_sampling(tokenizer, m
 
 
 def test_an_address_that_cannot_be_served_is_refused():
-    with listening("127.0.0.1", 0) as taken:
-        port = taken.getsockname()[1]
+    with listening("127.0.0.1", 0) as other:
+        port = other.getsockname()[1]
         with pytest.raises(
             ValueError, match=rf"Nothing can be served at 127\.0\.0\.1:{port}: .*in use.*Port 0 takes a free one"
         ):

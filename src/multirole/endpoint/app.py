@@ -66,11 +66,12 @@ def _no_such_model(role: object, session: Session) -> BadRequest:
     return BadRequest(message, 404, "model_not_found", "model")
 
 
-async def _as_error(request: Request, error: Exception) -> Response:
+async def _as_error(request: Request, error: HTTPException) -> Response:
     """Return an error of the router, such as an unknown path, in OpenAI's form."""
-    status = error.status_code if isinstance(error, HTTPException) else 500
     routes = "POST /v1/chat/completions, GET /v1/models and GET /v1/models/MODEL"
-    return BadRequest(f"{request.method} {request.url.path} is not supported. There are {routes}.", status).response()
+    return BadRequest(
+        f"{request.method} {request.url.path} is not supported. There are {routes}.", error.status_code
+    ).response()
 
 
 class Endpoint:

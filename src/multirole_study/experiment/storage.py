@@ -61,10 +61,10 @@ def write_table(path: Path, rows: list[dict]) -> None:
     import pyarrow as pa  # imported late, because it is slow
     import pyarrow.parquet as pq
 
-    names = list(dict.fromkeys(name for row in rows for name in row))  # Arrow would read those of the first row alone
-    table = pa.Table.from_pylist([dict.fromkeys(names) | row for row in rows]).replace_schema_metadata(
-        {"multirole_schema": SCHEMA_VERSION}
-    )
+    from multirole.core.episode_rewards import with_equal_columns  # it imports torch, as whoever records rows has done
+
+    # Arrow would read the columns of the first row alone
+    table = pa.Table.from_pylist(with_equal_columns(rows)).replace_schema_metadata({"multirole_schema": SCHEMA_VERSION})
     with writing(path) as temporary:
         pq.write_table(table, temporary, write_page_checksum=True)
 

@@ -156,29 +156,24 @@ def inspect_all(results_dir: Path) -> list[Path]:
     folders = [
         marker.parent for marker in sorted(results_dir.rglob("DONE")) if (marker.parent / "config.json").exists()
     ]
-    runs, faults = [], []
+    index = results_dir / PAGE_FILE
+    pages, rows, faults = [], [], []
     for folder in folders:
         try:
-            if "cell" not in read_config(folder, may_be_evaluation=True):
-                runs.append(folder)
-        except ValueError as error:  # a damaged file
-            faults.append(f"{folder}: {error}")
-    if not runs and not faults:
-        raise ValueError(
-            f"{results_dir} contains no finished run. Give a folder that does, or the folder of one run (the one with config.json). "
-            "Packed runs become folders with multirole_study.paper.pack.unpack."
-        )
-    index = results_dir / PAGE_FILE
-    pages, rows = [], []
-    for folder in runs:
-        try:
+            if "cell" in read_config(folder, may_be_evaluation=True):
+                continue
             page = inspect_run(folder, index=index)
             row = index_row(folder, page, index)
-        except (ValueError, OSError, KeyError) as error:
+        except (ValueError, OSError, KeyError) as error:  # a damaged file
             faults.append(f"{folder}: {error!r}")
             continue
         pages.append(page)
         rows.append(row)
+    if not pages and not faults:
+        raise ValueError(
+            f"{results_dir} contains no finished run. Give a folder that does, or the folder of one run (the one with config.json). "
+            "Packed runs become folders with multirole_study.paper.pack.unpack."
+        )
     title = f"{len(pages)} runs in {results_dir.resolve().name}"
     write_text(index, render("index.html", title=title, facts=INDEXED, runs=rows))
     if faults:

@@ -106,23 +106,16 @@ class Results:
         """Return the evaluations of the grid that are packed."""
         return [evaluation for evaluation in self.grid.evaluations() if evaluation.id in self.packed.index]
 
-    def bases(self, task: str) -> dict[str, int]:
+    def bases(self, task: str) -> Counter[str]:
         """Return base -> packed runs and evaluations of the grid on a task: its name, the start of its weights' SHA-256, and its dtype if recorded."""
         jobs = [*self.runs, *self.evaluations]
         names = [job.id for job in jobs if (job if isinstance(job, Cell) else job.cell).task == task]
         models = [json.loads(text)["model"] for text in self.packed.loc[names, "provenance"]]
-        return dict(
-            Counter(
-                ", ".join(
-                    [
-                        model["name"],
-                        *(digest[:12] for digest in model["sha256"].values()),
-                        *([model["dtype"]] if "dtype" in model else []),
-                    ]
-                )
-                for model in models
-            )
+        parts = (
+            [model["name"], *(digest[:12] for digest in model["sha256"].values()), model.get("dtype")]
+            for model in models
         )
+        return Counter(", ".join(filter(None, part)) for part in parts)
 
     def missing(self) -> list[str]:
         """List the runs and evaluations of the grid that are not packed."""
