@@ -358,6 +358,7 @@ def questions(argv: list[str]) -> int:
     parser.add_argument(
         "folders", type=Path, nargs="+", help="<results_dir>/<scale>, such as results/tiny-r results/smollm2"
     )
+    parser.add_argument("--task", default="math", help="the task of the runs (default: math)")
     out = "also write the answers as questions.md, and the figure scales.png of validation accuracy, into this folder"
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=out)
     options = parser.parse_args(argv)
@@ -368,11 +369,12 @@ def questions(argv: list[str]) -> int:
     from multirole_study.paper.scales_figure import scales_figure
 
     with user_errors():
-        answers = table(options.folders)
+        answers = table(options.folders, options.task)
         if options.out is not None:
             options.out.mkdir(parents=True, exist_ok=True)
             write_text(options.out / "questions.md", answers)
-            write_figure(scales_figure([Results(folder) for folder in options.folders]), options.out)
+            bases = [Results(folder) for folder in options.folders]
+            write_figure(scales_figure(bases, options.task), options.out)
         sys.stdout.write(answers)
     return 0
 

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from multirole_study.__main__ import questions
+from multirole_study.experiment.settings import UserError
 from multirole_study.paper.grid import Grid, Study
 from multirole_study.paper.questions import (
     DECLARED,
@@ -23,6 +24,7 @@ from multirole_study.paper.questions import (
 )
 from multirole_study.paper.results import Results
 from multirole_study.paper.scales_figure import over_optimizer_steps, scales_figure
+from multirole_study.paper.skill_tables import start_and_change
 from multirole_study.paper.statistics import t_interval
 
 ROOT = Path(__file__).parents[2]
@@ -58,7 +60,7 @@ def test_a_workflow_is_compared_with_its_control_seed_by_seed(tiny):
     """Voting-IP minus the single agent's control, from the packed table of evaluations."""
     about = next(question for question in DECLARED["questions"] if question["name"] == "gain")
     declared = Study.read(tiny.folder)
-    values = numbers(tiny, declared, about, {"workflow": "voting"}, "ip")
+    values = numbers(tiny, declared, about, {"workflow": "voting"}, "ip", "math")
     rows = pd.read_parquet(tiny.folder / "eval.parquet", columns=["run", "step", "correct"])
 
     def end(run):
@@ -113,9 +115,12 @@ def test_the_base_of_a_grid_is_its_model_or_its_scale():
 def test_a_question_may_leave_out_seeds_that_were_read_before_it(tiny):
     (about,) = (question for question in DECLARED["questions"] if question["name"] == "verdicts")
     declared, line = Study.read(tiny.folder), about["lines"][0]
-    assert list(numbers(tiny, declared, about, line, "sp").index) == tiny.grid.seeds
-    some = about | {"seeds": {"tiny-r": [1, 4, 99], "smollm2": [1]}}
-    assert list(numbers(tiny, declared, some, line, "sp").index) == [1, 4]  # 99 has no run
+    assert list(numbers(tiny, declared, about, line, "sp", "math").index) == tiny.grid.seeds
+    some = about | {"seeds": {"tiny-r math": [1, 4, 99], "smollm2 math": [1]}}
+    assert list(numbers(tiny, declared, some, line, "sp", "math").index) == [1, 4]  # 99 has no run
+    assert (
+        list(numbers(tiny, declared, some, line, "sp", "code").index) == tiny.grid.seeds
+    )  # another task's were not read
 
 
 @pytest.mark.parametrize(
@@ -133,14 +138,41 @@ def test_later_seeds_count_where_the_first_decide_nothing(tiny, monkeypatch, nam
     monkeypatch.setitem(DECLARED, "first_seeds", {"tiny-r": first})
     monkeypatch.setitem(DECLARED, "later_seeds", {"tiny-r": later})
     about = next(question for question in DECLARED["questions"] if question["name"] == name)
-    values = judged_numbers(tiny, Study.read(tiny.folder), about, about["lines"][0], policy)
+    values = judged_numbers(tiny, Study.read(tiny.folder), about, about["lines"][0], policy, "math")
     assert list(values.index) == [seed for seed in first + later if seed != 99][:used]
+
+
+def test_another_task_has_its_own_runs_and_name(tiny, tmp_path, capsys):
+    """The change of Voting's aggregator at tiny-r on programs, from the tables of its roles."""
+    assert questions([str(tiny.folder), "--task", "code", "--out", str(tmp_path)]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("Task: code.") and "Validation accuracy on code" in (tmp_path / "scales.md").read_text()
+    (row,) = (
+        row for row in answers(tiny, "code") if (row["question"], row["line"]) == ("skill", "Voting, selects, SP")
+    )
+    by_hand = [
+        start_and_change(
+            tiny.find(tiny.grid.cell("voting", "sp", "code", seed)), {"workflow": "voting", "gain": "selects"}
+        )[1]
+        for seed in tiny.grid.seeds
+    ]
+    assert row["seeds"] == len(tiny.grid.seeds) and list(row["by seed"]) == by_hand
+    with pytest.raises(UserError, match="`task` must be one of math, code, .* got 'latin'"):
+        questions([str(tiny.folder), "--task", "latin"])
+
+
+def test_programs_repeat_the_cells_of_arithmetic(study):
+    """study_programs.yaml: every run of study_smollm2.yaml, on task code."""
+    grid = yaml.safe_load((ROOT / "grid.yaml").read_text())["scales"]["smollm2"]
+    declared = yaml.safe_load((ROOT / "study_programs.yaml").read_text())
+    programs = Study(Grid("smollm2", **grid | declared.pop("grid")), **declared)
+    assert [cell.id.replace("-code-", "-math-") for cell in programs.cells()] == [cell.id for cell in study.cells()]
 
 
 def test_sp_minus_ip_is_the_difference_of_the_two_policies(tiny):
     about = next(question for question in DECLARED["questions"] if question["name"] == "verbose")
     declared, line = Study.read(tiny.folder), about["lines"][0]
-    sp, ip, gap = (numbers(tiny, declared, about, line, policy) for policy in ("sp", "ip", "sp − ip"))
+    sp, ip, gap = (numbers(tiny, declared, about, line, policy, "math") for policy in ("sp", "ip", "sp − ip"))
     pd.testing.assert_series_equal(gap, sp - ip)
 
 

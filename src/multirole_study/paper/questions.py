@@ -60,38 +60,47 @@ def _verdict(question: dict, values: pd.Series) -> str:
 
 
 def numbers(
-    results: Results, study: Study | None, question: dict, line: dict, policy: str, seeds: list[int] | None = None
+    results: Results,
+    study: Study | None,
+    question: dict,
+    line: dict,
+    policy: str,
+    task: str,
+    seeds: list[int] | None = None,
 ) -> pd.Series:
-    """Return seed -> a line's number under a policy, or the difference between both policies; empty if there are no runs.
+    """Return seed -> a line's number on a task under a policy, or the difference between both policies; empty if there are no runs.
 
     Seeds are those for which the question is declared, by default the grid's.
     """
     if policy == SP_MINUS_IP:
-        sp, ip = (numbers(results, study, question, line, one, seeds) for one in ("sp", "ip"))
+        sp, ip = (numbers(results, study, question, line, one, task, seeds) for one in ("sp", "ip"))
         return (sp - ip).dropna()
     changed = parameters_of(results, study, question["variant"]) if "variant" in question else {}
-    seeds = seeds or declared_seeds(results, question)
-    values = _measured(runs_of(results, line["workflow"], policy, changed, seeds), question, line)
+    seeds = seeds or declared_seeds(results, question, task)
+    values = _measured(runs_of(results, line["workflow"], policy, task, changed, seeds), question, line)
     if "minus" in question:
         control = parameters_of(results, study, question["minus"])
-        values = values - _measured(runs_of(results, "single", "sp", control, seeds), question, line)
+        values = values - _measured(runs_of(results, "single", "sp", task, control, seeds), question, line)
     return values.dropna()
 
 
-def declared_seeds(results: Results, question: dict) -> list[int]:
-    """Return the seeds by which a question is first judged: its own, those of its scale, or the grid's."""
+def declared_seeds(results: Results, question: dict, task: str) -> list[int]:
+    """Return the seeds by which a question is first judged: its own for the scale and task, those of the scale, or the grid's."""
     scale = results.grid.scale
-    return question.get("seeds", {}).get(scale) or DECLARED["first_seeds"].get(scale) or results.grid.seeds
+    own = question.get("seeds", {}).get(f"{scale} {task}")
+    return own or DECLARED["first_seeds"].get(scale) or results.grid.seeds
 
 
-def judged_numbers(results: Results, study: Study | None, question: dict, line: dict, policy: str) -> pd.Series:
+def judged_numbers(
+    results: Results, study: Study | None, question: dict, line: dict, policy: str, task: str
+) -> pd.Series:
     """Return `numbers`, with the scale's later seeds if the declared ones leave the line undecided and every later seed has runs."""
-    values = numbers(results, study, question, line, policy)
+    values = numbers(results, study, question, line, policy, task)
     later = DECLARED["later_seeds"].get(results.grid.scale, []) if question["name"] in DECLARED["later_in"] else []
-    has_first = len(values) == len(declared_seeds(results, question))
+    has_first = len(values) == len(declared_seeds(results, question, task))
     if not (later and has_first) or _verdict(question, values) != "undecided":
         return values
-    more = numbers(results, study, question, line, policy, later)
+    more = numbers(results, study, question, line, policy, task, later)
     return pd.concat([values, more]) if len(more) == len(later) else values
 
 
@@ -102,11 +111,16 @@ def parameters_of(results: Results, study: Study | None, name: str) -> dict[str,
 
 
 def runs_of(
-    results: Results, workflow: str, policy: str, changed: dict[str, object] | None, seeds: list[int] | None = None
+    results: Results,
+    workflow: str,
+    policy: str,
+    task: str,
+    changed: dict[str, object] | None,
+    seeds: list[int] | None = None,
 ) -> dict[int, Run]:
-    """Return seed -> packed run of a cell on the task of the questions, of the grid's seeds or `seeds`; empty where `changed` is None."""
+    """Return seed -> packed run of a cell, of the grid's seeds or `seeds`; empty where `changed` is None."""
     seeds = [] if changed is None else results.grid.seeds if seeds is None else seeds
-    cells = {seed: results.grid.cell(workflow, policy, DECLARED["task"], seed, **(changed or {})) for seed in seeds}
+    cells = {seed: results.grid.cell(workflow, policy, task, seed, **(changed or {})) for seed in seeds}
     return {seed: run for seed, cell in cells.items() if (run := results.find(cell))}
 
 
@@ -114,8 +128,8 @@ def _measured(runs: dict[int, Run], question: dict, line: dict) -> pd.Series:
     return pd.Series({seed: RUN_MEASURES[question["measure"]](run, line) for seed, run in runs.items()}, dtype=float)
 
 
-def answers(results: Results) -> Iterator[dict[str, object]]:
-    """Yield one row per question, line and policy of a base: the mean, its interval, the seeds, and the verdict.
+def answers(results: Results, task: str = DECLARED["task"]) -> Iterator[dict[str, object]]:
+    """Yield one row per question, line and policy of a base on a task: the mean, its interval, the seeds, and the verdict.
 
     A dash is the verdict of a line without runs, and of one that no question judges.
     """
@@ -123,7 +137,7 @@ def answers(results: Results) -> Iterator[dict[str, object]]:
     for question in DECLARED["questions"]:
         for line in question["lines"]:
             for policy in question["policies"]:
-                values = judged_numbers(results, study, question, line, policy)
+                values = judged_numbers(results, study, question, line, policy, task)
                 interval = t_interval(values)
                 is_judged = interval.seeds and policy in question.get("judged", question["policies"])
                 yield {
@@ -150,13 +164,13 @@ def name_of(line: dict, policy: str) -> str:
     return ", ".join(names)
 
 
-def table(folders: list[Path]) -> str:
-    """Format the answers of several results folders as Markdown: a table for each question, with a column for each base.
+def table(folders: list[Path], task: str = DECLARED["task"]) -> str:
+    """Format the answers of several results folders on a task as Markdown: a table for each question, with a column for each base.
 
     Two bases of one scale have a third column: the second minus the first, paired by seed, without a verdict.
     """
     all_results = [Results(folder) for folder in folders]
-    columns = [pd.DataFrame(answers(results)) for results in all_results]
+    columns = [pd.DataFrame(answers(results, task)) for results in all_results]
     if len({results.grid.scale for results in all_results}) == 1 and len(columns) == 2:
         columns.append(difference_of_bases(*columns))
     rules = f"Rules: claims_smollm2.yaml, version {DECLARED['version']}; {len(columns[0])} lines, no correction for their number."
@@ -164,7 +178,7 @@ def table(folders: list[Path]) -> str:
         "*Yes*: the interval lies above zero; *no*: below; *equivalent*: accuracies within "
         f"{100 * DECLARED['margin']:.0f} points. A dash has no run; a line without a verdict cannot be below zero."
     )
-    lines = [f"{rules} Means over seeds with 95 % t intervals. {answers_are}"]
+    lines = [f"Task: {task}. {rules} Means over seeds with 95 % t intervals. {answers_are}"]
     for question in DECLARED["questions"]:
         lines += [
             "",

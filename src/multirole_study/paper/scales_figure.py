@@ -23,22 +23,22 @@ def over_optimizer_steps(run: Run) -> pd.Series:
     return run.accuracy.rename(lambda iteration: float(steps.get(iteration, 0.0)))
 
 
-def curves(results: Results, workflow: str) -> Iterator[tuple[str, dict[str, str], dict[int, Run]]]:
+def curves(results: Results, workflow: str, task: str) -> Iterator[tuple[str, dict[str, str], dict[int, Run]]]:
     """Yield name, look and runs of a workflow's policies and of the single agent that is its control."""
     for policy in POLICIES:
         look = {"color": POLICY_COLOURS[policy], "ls": POLICY_STYLES[policy]}
-        yield cell_name(workflow, policy), look, runs_of(results, workflow, policy, {})
+        yield cell_name(workflow, policy), look, runs_of(results, workflow, policy, task, {})
     control = parameters_of(results, Study.read(results.folder), "control")
-    yield f"{cell_name('single', 'sp')}, more problems", SINGLE, runs_of(results, "single", "sp", control)
+    yield f"{cell_name('single', 'sp')}, more problems", SINGLE, runs_of(results, "single", "sp", task, control)
 
 
 @plt.rc_context(STYLE)
-def scales_figure(scales: list[Results], workflow: str = "voting") -> Plate:
+def scales_figure(scales: list[Results], task: str = DECLARED["task"], workflow: str = "voting") -> Plate:
     """Draw one panel per base: the mean over seeds as a thick line, each seed as a thin one."""
     figure = Figure(figsize=(3.3 * len(scales), 2.9), layout="constrained")
     counts = []
     for results, axes in zip(scales, figure.subplots(1, len(scales), squeeze=False)[0], strict=True):
-        drawn = [_draw(axes, *curve) for curve in curves(results, workflow)]
+        drawn = [_draw(axes, *curve) for curve in curves(results, workflow, task)]
         base = results.grid.base
         counts.append(f"{base}: {', '.join(f'{name} {n}' for name, n in drawn if n)}")
         axes.set(xlabel="optimizer steps of all adapters", title=BASE_NAMES.get(base, base))
@@ -47,7 +47,7 @@ def scales_figure(scales: list[Results], workflow: str = "voting") -> Plate:
     figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
     figure.draw_without_rendering()
     caption = (
-        f"Validation accuracy on {DECLARED['task']} over optimizer steps. Thick: mean over seeds; thin: each seed. The single agent takes the "
+        f"Validation accuracy on {task} over optimizer steps. Thick: mean over seeds; thin: each seed. The single agent takes the "
         f"steps of a workflow on several times its problems. Seeds: {'; '.join(counts)}."
     )
     return Plate("scales", figure, caption)
