@@ -21,7 +21,10 @@ def describe_workflow(workflow: Workflow) -> dict[str, Any]:
 
 
 def observed_edges(turns: pd.DataFrame) -> list[Edge]:
-    """Return an edge for each pair of roles that spoke in succession in `turns` (in call order); an edge to an earlier role is a loop."""
+    """Return an edge for each pair of roles whose turns follow each other in `turns`; an edge to an earlier role is a loop.
+
+    Turns are recorded by round, then by role and slot, which is the order of the calls unless roles of one round call in another order.
+    """
     if not len(turns):
         return []
     order = {role: i for i, role in enumerate(dict.fromkeys(turns["role"]))}

@@ -261,9 +261,10 @@ function buildGroups() {
     where.textContent = `iteration ${at}; groups of equal rewards: ${equal} of ${groups.length}. Each box is an episode: its reward, and its advantage below.`;
     holder.replaceChildren(...groups.map(([problem, episodes]) => el("div", { class: "group" }, el("span", { class: "problem-id", title: data.questions[problem] ?? problem }, data.questions[problem] ?? problem.split("/").at(-1)),
       el("div", { class: "cells" }, episodes.map(([reward, advantage, correct], i) => {
+        const isScored = reward !== null; // false for an episode whose workflow failed
         const is = correct === null ? "" : correct ? "right" : "wrong";
-        const cell = el("span", { class: "cell " + is, title: `episode ${i + 1} ${is}` },
-          el("b", {}, show(reward)), el("small", {}, signed(advantage)));
+        const cell = el("span", { class: "cell " + is, title: `episode ${i + 1} ${isScored ? is : "without a reward"}` },
+          el("b", {}, show(reward)), el("small", {}, isScored ? signed(advantage) : "none"));
         cell.style.backgroundColor = shade(advantage * 1.5);
         return cell;
       })))));

@@ -2,19 +2,20 @@
 
 const NODE = { least: 112, character: 7.4, height: 30, gap: 10, between: 76, end: 66 };
 const DASHES = ["", "7 3", "12 3 3 3", "4 2"];
+const START = " question", END = " answer"; // no role can have these names
 
 function buildGraph() {
   const roles = Object.fromEntries(data.roles.map((role) => [role.name, role]));
   // Who reads what is declared by the workflow; of one that declares nothing the order of the recorded turns is drawn.
   const isKnown = data.edges.length > 0, order = Object.keys(roles);
-  const known = data.edges.filter((edge) => [edge.source, edge.target].every((name) => roles[name] || ["question", "answer"].includes(name)));
+  const known = data.edges.map((edge) => withEnds(edge, roles)).filter((edge) => [edge.source, edge.target].every((name) => roles[name] || [START, END].includes(name)));
   const columns = isKnown ? [...new Set(known.flatMap((edge) => [edge.source, edge.target]))].filter((name) => roles[name]) : order;
-  const path = ["question", ...columns, "answer"];
+  const names = [START, ...columns, END];
   const edges = isKnown ? known.filter((edge) => !edge.is_loop).map((edge) => [edge.source, edge.target, edge.label])
-    : path.slice(1).map((name, i) => [path[i], name, ""]);
+    : names.slice(1).map((name, i) => [names[i], name, ""]);
   const back = known.filter((edge) => edge.is_loop).map((edge) => [edge.source, edge.target, edge.label]);
   const adapters = [...new Set(order.map((name) => roles[name].adapter))].filter(Boolean);
-  const names = ["question", ...columns, "answer"], most = Math.max(1, ...columns.map((name) => roles[name].slots));
+  const most = Math.max(1, ...columns.map((name) => roles[name].slots));
   const nodeWidth = Math.max(NODE.least, ...columns.map((name) => NODE.character * (name.length + 4)));
   const isEnd = (i) => i === 0 || i === names.length - 1;
   const above = edges.some(([a, b]) => names.indexOf(b) - names.indexOf(a) > 1) ? 44 : 24;
@@ -51,9 +52,9 @@ function buildGraph() {
     const rounds = data.rounds > 1 ? `${words ? "; " : ""}${data.rounds} rounds at most` : "";
     label((x1 + x2) / 2, y + 42, words + rounds, 60);
   }
-  for (const name of ["question", "answer"]) drawing.append(
+  for (const name of [START, END]) drawing.append(
     svg("rect", { class: "end", x: place[name].left, y: place[name].tops[0], width: NODE.end, height: NODE.height, rx: 15 }),
-    svg("text", { class: "node", x: (place[name].left + place[name].right) / 2, y: middle + 4, "text-anchor": "middle" }, name));
+    svg("text", { class: "node", x: (place[name].left + place[name].right) / 2, y: middle + 4, "text-anchor": "middle" }, name.trim()));
   const rows = bandRows(adapters, columns, roles);
   const lines = [];
   columns.forEach((name) => {
@@ -76,8 +77,18 @@ function buildGraph() {
   const height = bottom + 30 * (1 + Math.max(-1, ...Object.values(rows))) + 2;
   const arrow = svg("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" }, svg("path", { class: "head", d: "M0 0.8L7.5 4L0 7.2z" }));
   byId("graph").append(svg("svg", { viewBox: `0 0 ${width} ${height}`, width, role: "img", "aria-label": "the workflow and its adapters" }, svg("defs", {}, arrow), drawing),
-    el("p", { class: "muted small" }, (data.edges_are_declared ? "" : isKnown ? "Arrows: who speaks after whom in the recorded episodes. " : "Roles in the order of their first turns. ") +
+    el("p", { class: "muted small" }, (data.edges_are_declared ? "" : isKnown ? "Arrows: the order of the recorded turns, by round and then by role. " : "Roles in the order of their first turns. ") +
       (adapters.length === 1 && columns.length > 1 ? "All roles train one adapter." : "The band below a role is the adapter that it trains.")));
+}
+
+// A role may be called "question" or "answer", too: an edge from such a role to the same name leads to the end.
+function withEnds(edge, roles) {
+  const isSame = edge.source === edge.target && !edge.is_loop;
+  return {
+    ...edge,
+    source: edge.source === "question" && (!roles.question || isSame) ? START : edge.source,
+    target: edge.target === "answer" && (!roles.answer || isSame) ? END : edge.target,
+  };
 }
 
 function wrap(words, length) {
