@@ -324,7 +324,7 @@ def verdict_table(results: Results, study: ClockStudy) -> Table:
         f"{task_name(primary['task'])} at {primary['rate']:g}. The others, {count - 1} in all, are not corrected for their number. Verdicts are of the first "
         f"{LOOKS[0]} or {LOOKS[1]} seeds that both arms have, each direction tested at {LEVEL:.1%} at each of these looks. Counts: Fisher's exact test, "
         "difference in points with Newcombe's 95 % interval. Accuracies: difference in points, paired by seed, with its 95 % t interval. One arm: "
-        f"share with its exact 95 % interval, against one half. Rules: claims_clock.yaml, version {DECLARED['version']}."
+        f"share of its runs that end fallen (or of these, whose falls come late) with its exact 95 % interval, against one half. Rules: claims_clock.yaml, version {DECLARED['version']}."
     )
     return Table("clock_verdicts", "Is the late cliff the learning-rate clock?", caption,
                  pd.DataFrame(lines).fillna(MISSING), pd.DataFrame(values))  # fmt: skip
