@@ -45,7 +45,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()  # exclude all imported modules from collection: statsmodels collects garbage at every correction, half a second each
+    gc.freeze()  # exclude all imported modules from collection
 
 
 @pytest.fixture(scope="session")

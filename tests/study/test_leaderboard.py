@@ -13,7 +13,7 @@ from multirole_study.__main__ import leaderboard
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.settings import UserError
 from multirole_study.paper import pack
-from multirole_study.paper.comparisons import holm
+from multirole_study.paper.comparisons import corrected_over_arms
 from multirole_study.paper.declarations import declare, read_declaration
 from multirole_study.paper.grid import Grid, Study
 from multirole_study.paper.leaderboard import (
@@ -146,8 +146,8 @@ def test_no_verdict_before_the_last_declared_seed(monkeypatch):
 
 
 def test_missing_arms_count_in_the_correction():
-    assert holm([0.01, math.nan, 0.02]) == pytest.approx([0.03, 1.0, 0.04])
-    assert holm([]) == []
+    assert corrected_over_arms([0.01, math.nan, 0.02]) == pytest.approx([0.03, 1.0, 0.04])
+    assert corrected_over_arms([]) == []
 
 
 def test_ten_seeds_within_three_points_are_equivalent(monkeypatch):

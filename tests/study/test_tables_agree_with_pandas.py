@@ -12,6 +12,7 @@ import pytest
 from paper_results import recorded, without
 from scipy.stats import t, ttest_1samp
 from statsmodels.regression.mixed_linear_model import MixedLM
+from statsmodels.stats.multitest import multipletests
 
 from multirole_study.paper import statistics
 from multirole_study.paper.claims import claims
@@ -436,6 +437,14 @@ def test_equivalence_is_two_one_sided_tests():
     inside, outside = statistics.t_interval([0.001, -0.001, 0.002]), statistics.t_interval([0.03, 0.05, 0.04])
     assert inside.p_match == pytest.approx(ttest_1samp([0.001, -0.001, 0.002], 0.03, alternative="less").pvalue)
     assert inside.p_match < 0.05 < outside.p_match
+
+
+def test_holm_is_that_of_statsmodels():
+    rng = np.random.default_rng(0)
+    for n in (1, 2, 7, 180):
+        p = rng.random(n) ** 3
+        p[n // 2] = p[0]  # a tie
+        assert list(statistics.holm(p)) == list(multipletests(p, method="holm")[1])
 
 
 def test_holm_corrects_differences_alone_and_pooled_lines_apart():

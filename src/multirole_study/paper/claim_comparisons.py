@@ -11,12 +11,11 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 from scipy.stats import f
-from statsmodels.stats.multitest import multipletests
 from statsmodels.stats.proportion import confint_proportions_2indep
 
 from multirole_study.labels import WORKFLOW_NAMES, task_name
 from multirole_study.paper.output import MISSING, formatted
-from multirole_study.paper.statistics import ALPHA, RULES, t_interval
+from multirole_study.paper.statistics import ALPHA, RULES, holm, t_interval
 
 FACTORS = ["workflow", "task", "arm"]
 
@@ -152,7 +151,7 @@ class Signed(NamedTuple):
 def signed(differences: dict[tuple[str, str], pd.Series]) -> list[Signed]:
     """Test the mean of every (name, task) -> one difference per seed, corrected together."""
     intervals = {key: t_interval(values.dropna()) for key, values in differences.items()}
-    ps = multipletests([interval.p for interval in intervals.values()], ALPHA, "holm")[1]
+    ps = holm([interval.p for interval in intervals.values()])
     return [Signed(*key, interval.mean, float(p)) for (key, interval), p in zip(intervals.items(), ps, strict=True)]
 
 

@@ -3,9 +3,8 @@
 import math
 
 import numpy as np
-from statsmodels.stats.multitest import multipletests
 
-from multirole_study.paper.statistics import ALPHA, Interval
+from multirole_study.paper.statistics import ALPHA, Interval, holm
 
 NOT_RUN, UNFINISHED, UNDECIDED = "not run", "unfinished", "undecided"
 
@@ -24,11 +23,9 @@ def decided(gap: Interval, p_holm: float, p_match_holm: float) -> str:
     return "equivalent" if p_match_holm < ALPHA else UNDECIDED
 
 
-def holm(p_values: list[float]) -> list[float]:
+def corrected_over_arms(p_values: list[float]) -> list[float]:
     """Return p-values after Holm's correction; NaN, the p of an arm without all its runs, counts as 1."""
-    if np.isnan(p_values).all():
-        return [1.0 for _ in p_values]
-    return list(multipletests(np.nan_to_num(p_values, nan=1.0), ALPHA, "holm")[1])
+    return list(holm(np.nan_to_num(p_values, nan=1.0)))
 
 
 def judged(gaps: list[Interval], missing: list[str | None], can_match: bool = True) -> list[tuple[float, str]]:
@@ -37,7 +34,7 @@ def judged(gaps: list[Interval], missing: list[str | None], can_match: bool = Tr
     `can_match` is False for differences that are not of accuracies, since the margin of equivalence is in points.
     """
     p_values, p_match_values = (
-        holm([math.nan if why else getattr(gap, name) for why, gap in zip(missing, gaps, strict=True)])
+        corrected_over_arms([math.nan if why else getattr(gap, name) for why, gap in zip(missing, gaps, strict=True)])
         for name in ("p", "p_match")
     )
     lines = zip(gaps, missing, p_values, p_match_values, strict=True)

@@ -13,8 +13,8 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 import yaml
+from numpy.typing import ArrayLike
 from scipy.stats import nct, t
-from statsmodels.stats.multitest import multipletests
 
 RULES = yaml.safe_load(Path(__file__).with_name("claims.yaml").read_text(encoding="utf-8"))["rules"]
 ALPHA, MARGIN = RULES["alpha"], RULES["margin"]
@@ -94,6 +94,18 @@ ALL_CELLS = "all cells"
 """Workflow of the lines that pool cells, or the beginning of their run's name."""
 
 
+def holm(p_values: ArrayLike) -> np.ndarray:
+    """Return p-values after Holm's step-down correction, in the same order.
+
+    As statsmodels' `multipletests(..., method="holm")`, which also collects garbage at every call: half a second beside torch.
+    """
+    p = np.asarray(p_values, dtype=float)
+    order = np.argsort(p)
+    result = np.empty_like(p)
+    result[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)), 1)
+    return result
+
+
 def corrected(table: pd.DataFrame) -> pd.DataFrame:
     """Add `p_holm` and `p_match_holm` to rows of numbers: Holm's correction over the differences and changes of the table.
 
@@ -107,7 +119,7 @@ def corrected(table: pd.DataFrame) -> pd.DataFrame:
         for members in (is_pooled, ~is_pooled):
             family = members & table["unit"].isin(tested) & table[name].notna()
             if family.any():
-                table.loc[family, f"{name}_holm"] = multipletests(table.loc[family, name], ALPHA, "holm")[1]
+                table.loc[family, f"{name}_holm"] = holm(table.loc[family, name])
     return table
 
 
