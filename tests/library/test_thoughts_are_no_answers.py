@@ -13,6 +13,11 @@ from multirole.workflows import Voting
 class Characters:
     """A tokenizer whose ids are characters."""
 
+    added_tokens_decoder, all_special_ids = {}, []
+
+    def __len__(self):
+        return 0x110000
+
     def decode(self, ids, skip_special_tokens=False):
         return "".join(map(chr, ids))
 

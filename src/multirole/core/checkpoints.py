@@ -11,6 +11,7 @@ from typing import Any
 
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
+from transformers.trainer_utils import get_last_checkpoint
 
 
 class PolicyMap(TrainerCallback, ExportableState):
@@ -32,12 +33,20 @@ def check_checkpoint(folder: Path, policy: dict[str, str], model_adapters: set[s
         model_adapters: all adapters of its model, which may hold more than it trains.
         is_sharded: FSDP2, whose checkpoints may hold shards of the whole model instead of adapters.
     """
+    if not folder.is_dir():
+        raise ValueError(
+            f"There is no checkpoint {folder}. Pass the folder of one, or True for the last one of `output_dir`."
+        )
     saved = {path.parent.name for path in folder.glob("*/adapter_config.json")}
     if (folder / "adapter_config.json").exists():
         saved.add("default")
     if not saved and is_sharded:
         return
     adapters = set(policy.values())
+    if not saved and (inside := get_last_checkpoint(str(folder))):
+        raise ValueError(
+            f"{folder} is no checkpoint, but has some. Resume from {inside}, or pass True for the last one of `output_dir`."
+        )
     advice = "Resume with the policy map that it was trained with, or train into another folder."
     if saved == {"default"} and adapters != saved:
         advice += " The one adapter of a run of TRL or PEFT is loaded by `PeftModel.from_pretrained(base, folder)` and passed as `model`."
@@ -66,7 +75,7 @@ def copy_adapters(checkpoint: Path, target: Path, adapters: Iterable[str]) -> No
 
 
 def resume_argument(argument: str | bool | None, configured: str | None) -> str | bool | None:
-    """Return what `train` resumes from: its argument, or else the configured `resume_from_checkpoint`, where "true" is the last checkpoint."""
+    """Return what `train` resumes from: its argument, or else the configured `resume_from_checkpoint`, where "true" is the last checkpoint and "false" none."""
     if argument is not None:
         return argument
-    return True if str(configured).lower() == "true" else configured
+    return {"true": True, "false": None}.get(str(configured).lower(), configured)

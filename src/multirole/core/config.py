@@ -114,6 +114,9 @@ class MultiRoleGRPOConfig(GRPOConfig):
         turn_seeds (`str`, defaults to `"position"`):
             What seeds the sampling of a turn besides run, iteration, problem and episode: `"position"` is (role, slot, round), `"prompt"`
             is (role, prompt, occurrence), as for calls without a slot.
+        strip_thoughts (`bool`, defaults to `True`):
+            Cut thoughts such as `<think>...</think>` out of `turn.text`, which other roles read and reward functions score. With False it is the
+            whole reply, as TRL's reward functions get it.
         max_failed_episodes (`int`, defaults to `0`):
             Episodes of one rollout whose workflow may raise. Such an episode is logged, counted (`failed_episodes`), gets no reward and
             trains nothing; its group is compared without it. One more ends the run, and by default the first does.
@@ -149,6 +152,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
     max_prompt_tokens: int = 2048
     max_turns: int = 256
     turn_seeds: Literal["position", "prompt"] = "position"
+    strip_thoughts: bool = True
     max_failed_episodes: int = 0
     engine: str = "auto"
     vllm_max_num_seqs: int = 512
@@ -198,6 +202,20 @@ class MultiRoleGRPOConfig(GRPOConfig):
             steps_per_generation=1,
         )
 
+    def check_changes(self) -> None:
+        """Check options that were set after the configuration was made, as a new one would (ValueError)."""
+        self._check_options()
+        self._check_loop()
+        self._check_refused()
+        if self.use_vllm:
+            raise ValueError("`use_vllm` was set after the configuration was made. Pass it to `MultiRoleGRPOConfig`.")
+        size = self.per_device_train_batch_size * self.world_size
+        if self.generation_batch_size != size:
+            raise ValueError(
+                f"`generation_batch_size={self.generation_batch_size}` or `per_device_train_batch_size={self.per_device_train_batch_size}` was set after the "
+                f"configuration was made, and {self.world_size} processes play {size} episodes. Pass it to `MultiRoleGRPOConfig`."
+            )
+
     def _check_refused(self) -> None:
         for name, (only, why) in REFUSED.items():
             accepted, value = only if isinstance(only, tuple) else (only,), vars(self)[name]
@@ -208,6 +226,11 @@ class MultiRoleGRPOConfig(GRPOConfig):
 
     def _check_loop(self) -> None:
         """Refuse settings that would have HF's loop or an optimizer take its own steps inside an iteration (ValueError)."""
+        if self.accelerator_config.split_batches:
+            raise ValueError(
+                "`accelerator_config` sets `split_batches`, but an iteration plays `generation_batch_size` episodes, of which every process gets its "
+                "share already. Leave it out."
+            )
         accumulated = (self.accelerator_config.gradient_accumulation_kwargs or {}).get("num_steps", 1)
         if accumulated != 1:
             raise ValueError(
@@ -353,6 +376,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
         names = (
             "max_steps",
             *(f"{kind}_{what}" for kind in ("eval", "logging", "save") for what in ("strategy", "steps")),
+            "eval_delay",
         )
         settings = {name: vars(self)[name] for name in names}
         whole = n_rows // self.n_problems  # TRL leaves out what is left over in an epoch
@@ -360,5 +384,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
             self.max_steps = math.ceil(self.num_train_epochs * (whole or n_rows / self.n_problems))
         for kind, strategies in (("eval", IntervalStrategy), ("logging", IntervalStrategy), ("save", SaveStrategy)):
             if vars(self)[f"{kind}_strategy"] == "epoch":
+                if kind == "eval":
+                    self.eval_delay *= whole or 1  # which counts what the strategy counts
                 self.__dict__.update({f"{kind}_strategy": strategies.STEPS, f"{kind}_steps": whole or 1})
         self.__dict__["_from_epochs"] = {n: (old, vars(self)[n]) for n, old in settings.items() if old != vars(self)[n]}

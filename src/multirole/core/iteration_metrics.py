@@ -41,12 +41,12 @@ def role_metrics(rows: list[Row], roles: list[str]) -> dict[str, dict[str, float
 
 def log_iteration(log: Log, iteration: Iteration, counts_failures: bool) -> None:
     """Log each role's metrics and those of the iteration's episodes."""
+    for name in [name for name in log if name.startswith("completions/")]:
+        del log[name]  # TRL's lengths are of each episode's last turn: ours are per role
     for role, values in iteration.roles.items():
         for name, value in values.items():
             if value is not None:
-                log[f"{role}/{name}"].append(value)
-    for name in [name for name in log if name.startswith("completions/")]:
-        del log[name]  # TRL's lengths are of each episode's last turn: ours are per role
+                log[f"{role}/{name}"].append(float(value))
     if (fraction := accuracy(iteration.episodes)) is not None:
         log["accuracy"].append(fraction)
     log["prompt_overflow_rate"].append(overflow_rate(iteration.episodes))

@@ -6,6 +6,7 @@ stages, no polling, and the order of events depends on nothing but the engine.
 """
 
 import asyncio
+import copy
 import hashlib
 import itertools
 import logging
@@ -14,7 +15,8 @@ import traceback
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 from threading import Event
 from typing import Any, ClassVar
 
@@ -34,7 +36,7 @@ from multirole.core.event_loop import (
     users_traceback,
 )
 from multirole.core.replay import Replay
-from multirole.core.replies import opens_thought, text_outside_thoughts
+from multirole.core.replies import THOUGHT_TAGS, opens_thought, text_outside_thoughts
 from multirole.core.types import FAILED, OVERFLOW, Answer, Episode, Message, Problem, Turn, Workflow, waits_outside
 
 logger = logging.getLogger(__name__)
@@ -57,6 +59,24 @@ class PromptOverflow(Exception):
 
 class RolloutStopped(Exception):
     """The rollout was stopped because its episodes are no longer needed."""
+
+
+def private_copy(problem: Problem) -> Problem:
+    """Return the problem with lists and dicts of its own, so that an episode that changes them changes no other episode's."""
+    history, reference = (
+        copy.deepcopy(value) if isinstance(value, (list, dict)) else value
+        for value in (problem.history, problem.reference)
+    )
+    return replace(problem, history=history, reference=reference)
+
+
+def is_encodable(text: str) -> bool:
+    """Return whether a text is whole characters: JSON can spell half of one."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 class WorkflowError(RuntimeError):
@@ -130,11 +150,27 @@ def reply_text(
 
     Some templates open the thought in the prompt, so `prompt_ids` tells whether the reply starts inside one.
     """
-    text = tokenizer.decode(token_ids, skip_special_tokens=True)
+    text = decode_reply(tokenizer, token_ids)
     if prompt_ids is None:
         return text_outside_thoughts(text)
     prompt_end = tokenizer.decode(prompt_ids[-PROMPT_TAIL:], skip_special_tokens=False)
     return text_outside_thoughts(text, is_thinking=opens_thought(prompt_end))
+
+
+def decode_reply(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:
+    """Decode a whole reply without special tokens, except those that open or close a thought (Magistral's are special)."""
+    special, tags = _special_ids(tokenizer, len(tokenizer))
+    if not tags:
+        return tokenizer.decode(token_ids, skip_special_tokens=True)
+    return tokenizer.decode([i for i in token_ids if i in tags or i not in special], skip_special_tokens=False)
+
+
+@lru_cache(maxsize=8)
+def _special_ids(tokenizer: PreTrainedTokenizerBase, n_tokens: int) -> tuple[frozenset[int], frozenset[int]]:
+    """Return the ids of all special tokens, and of those that are tags of thoughts."""
+    ids = {token.content: i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+    tags = frozenset(ids[tag] for pair in THOUGHT_TAGS for tag in pair if tag in ids)
+    return frozenset({*ids.values(), *tokenizer.all_special_ids}), tags
 
 
 def answer_ids(tokenizer: PreTrainedTokenizerBase, episode: Episode) -> list[int]:
@@ -182,6 +218,8 @@ class Rollout:
     on_episode_end: Callable[[Episode], object] = lambda episode: (
         None
     )  # called in the rollout's thread, with its answer
+    strip_thoughts: bool = True  # cut thoughts out of the turns' texts
+    n_embeddings: int | None = None  # of the model; a prompt with another token is refused
     version: int | None = None  # of the adapters that the engine has, for the turns
     is_stopped: Callable[[], bool] = lambda: False  # asked before each step; if so, `RolloutStopped` is raised
 
@@ -249,6 +287,11 @@ class Rollout:
                 raise TypeError(
                     f"`render` must return the prompt's token ids as a list of integers, got {type(ids).__name__}. With "
                     "`apply_chat_template`, pass `add_generation_prompt=True, return_dict=False`."
+                )
+            if self.n_embeddings is not None and ids and max(ids) >= self.n_embeddings:
+                raise ValueError(
+                    f"the prompt has the token {self.tokenizer.decode([max(ids)])!r} with id {max(ids)}, and the model has embeddings for "
+                    f"{self.n_embeddings} tokens. Call `model.resize_token_embeddings(len(tokenizer))` before training."
                 )
             self._encoded[key] = ids
         return self._encoded[key]
@@ -422,7 +465,10 @@ class Rollout:
             if isinstance(step, Request):
                 done = await asyncio.shield(send(step))  # the engine goes on where the workflow cancels the call
                 self.sampled_tokens += len(done.token_ids)
-                text = reply_text(self.tokenizer, done.token_ids, prompt_ids)
+                if self.strip_thoughts:
+                    text = reply_text(self.tokenizer, done.token_ids, prompt_ids)
+                else:
+                    text = decode_reply(self.tokenizer, done.token_ids)
                 reply = done.token_ids, done.logprobs, text, done.finish_reason
                 turn = Turn(role, slot or 0, round, prompt_ids, *reply, version=self.version)
             else:
@@ -456,7 +502,7 @@ class Rollout:
     async def _answer_of(self, problem: Problem, call: Callable[..., Awaitable[Turn]]) -> Answer:
         """Run the workflow; its answer is empty where a prompt was too long. WorkflowError if it fails or returns no answer."""
         try:
-            answer = await self.workflow.run(problem, call)
+            answer = await self.workflow.run(private_copy(problem), call)
         except RequestRefused:
             raise
         except (Exception, SystemExit, asyncio.CancelledError) as error:  # of the user's code: say whose and where
@@ -475,6 +521,11 @@ class Rollout:
             raise WorkflowError(
                 f"The workflow {self.workflow.name!r} returned {kind}{type(value).__name__} on problem {problem.id!r}, and only "
                 "the text of an `Answer` can be scored. End `run` with `return Answer(text)`, where `text` is, for example, `turn.text`."
+            )
+        if not is_encodable(answer.text):
+            raise WorkflowError(
+                f"The workflow {self.workflow.name!r} returned an Answer with half of a character, a lone surrogate, on problem {problem.id!r}, "
+                "which no tokenizer can encode. Return whole characters, for example `text.encode(errors='replace').decode()`."
             )
         return answer
 
@@ -511,9 +562,13 @@ class Rollout:
                     f"`call({role!r}, messages)`: the content of a message must be text, got {type(content).__name__}."
                     + " Write `turn.text`." * isinstance(content, Turn)
                 )
-        if max_tokens is not None and max_tokens < 1:
+        if type(round) is not int:
             raise ValueError(
-                f"`call({role!r}, max_tokens={max_tokens})`: a reply has at least one token. Pass 1 or more, or leave it out."
+                f"`call({role!r}, round={round!r})`: rounds are counted, 0, 1, 2 and so on. Pass an integer."
+            )
+        if max_tokens is not None and not (type(max_tokens) is int and max_tokens >= 1):
+            raise ValueError(
+                f"`call({role!r}, max_tokens={max_tokens!r})`: a reply has at least one token. Pass an integer of 1 or more, or leave it out."
             )
         if any(one == role and (other is None) != (slot is None) for one, other, _ in called):
             raise ValueError(

@@ -30,7 +30,7 @@ from peft import LoraConfig, PeftModel
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, TrainerControl
-from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOutput
+from transformers.trainer_utils import EvalLoopOutput, PredictionOutput, TrainOutput, denumpify_detensorize
 
 from multirole.core.adapter_update import AdapterGradient, RowGroup, scaled_rates, set_optimizer_mode
 from multirole.core.advantages import groups_of_equal_rewards
@@ -65,7 +65,7 @@ from multirole.core.evaluation_metrics import (
     warn_of_loss_as_metric,
 )
 from multirole.core.gradients import clip
-from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
+from multirole.core.hooks import EpochCount, Iteration, MultiRoleCallback, OptimizerStep, returned
 from multirole.core.importance import Correction, WeightSums
 from multirole.core.iteration_metrics import LossMetrics, log_iteration, role_metrics
 from multirole.core.logprobs import check_head
@@ -99,6 +99,7 @@ from multirole.core.validation import (
     changes_base,
     check_dataset,
     check_shared_base,
+    check_thought_rewards,
     checked_evaluation,
     checked_reward,
     load_processor,
@@ -208,6 +209,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         assert workflow is not None  # or it has been refused
         processes()  # before anything that would set up torch.distributed its own way, such as vLLM
         args = copy.copy(args) if args is not None else MultiRoleGRPOConfig("multirole-grpo")
+        args.check_changes()
+        check_thought_rewards(reward_funcs, args)
         use_one_gpu(args)
         check_processes(args)
         check_dataset("train_dataset", train_dataset, reward_funcs)
@@ -253,6 +256,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
                 rollout_func=self._rollout_func,
             )
         args.beta = beta  # for logs and records; TRL's loss reads `self.beta`
+        if not isinstance(self.rows, StreamedRows):
+            self.callback_handler.callbacks.insert(0, EpochCount(args.n_problems / len(self.rows)))
         self.peft_model: PeftModel = self.model
         """The model without the wrappers of accelerate."""
         switched_off = disable_noise(self.peft_model, args.neftune_noise_alpha)
@@ -311,7 +316,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         )  # one thread, one tokenizer
         self.rollout = Rollout(
             workflow, self.engine, tokenizer, self.policy, is_answer, args.seed, args.max_prompt_tokens, render,
-            args.max_turns, args.turn_seeds, args.max_failed_episodes, self._end_episode,
+            args.max_turns, args.turn_seeds, args.max_failed_episodes, self._end_episode, args.strip_thoughts,
+            n_embeddings=len(self.peft_model.get_input_embeddings().weight),
         )  # fmt: skip
         self.ahead: RolloutsAhead | None = None
         if args.max_staleness:
@@ -400,7 +406,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         """
         lr = self.lr_scheduler.get_last_lr()[0]
         for callback in self.multirole_callbacks:
-            lr = callback.on_learning_rate(self, adapter, call, lr)
+            lr = returned(callback.on_learning_rate(self, adapter, call, lr), callback, "on_learning_rate", "a rate")
         return lr
 
     def _get_learning_rate(self) -> float:
@@ -548,12 +554,14 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         rows = episode_rows(episodes, self.policy, args.mask_truncated_completions)
         if not rows:
             reasons = sorted({str(episode.answer and episode.answer.reason) for episode in episodes})
+            failures = [episode.failure for episode in episodes if episode.failure is not None]
             raise ValueError(
                 f"No episode of iteration {self.state.global_step + 1} has a turn, so there is nothing to train. Reasons: {reasons}; if "
                 f"{OVERFLOW!r} is among them, raise `max_prompt_tokens` ({args.max_prompt_tokens})."
+                + "".join(f" The last failure: {failure}" for failure in failures[-1:])
             )
         for callback in self.multirole_callbacks:
-            rows = callback.on_rows(self, rows)
+            rows = returned(callback.on_rows(self, rows), callback, "on_rows", "the rows to train")
         rows = shuffled(rows, turn_seed(args.seed, self.state.global_step, "row order", 0, "", 0, 0))
         if anchored := [row for row in rows if self.betas[row.turn.role]]:
             for row, logps in zip(anchored, self.logprobs_of(anchored, base=True), strict=True):
@@ -741,8 +749,6 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self._zero_reward.count(iteration.episodes, is_main)
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        if not isinstance(self.rows, StreamedRows):  # HF's counts our one long epoch
-            self.state.epoch = self.state.global_step * self.args.n_problems / len(self.rows)
         evaluated, self._evaluated = self._evaluated, None
         if evaluated is None:
             super().log(logs, start_time)
@@ -813,7 +819,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             self._evaluated = prefix, evaluation_logs(prompts, episodes, columns, advantages, extra)
         self._pending_metrics.clear()  # or TRL would add them to the next iteration's
         self._pending_extra_logs.clear()
-        return EvalLoopOutput(None, None, metrics, len(episodes))
+        return EvalLoopOutput(None, None, denumpify_detensorize(metrics), len(episodes))
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         if self.is_world_process_zero():

@@ -7,7 +7,7 @@ a *turn*. A turn is also one training sequence (a *row*): its prompt is masked, 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from inspect import getattr_static, iscoroutinefunction
+from inspect import getattr_static, iscoroutinefunction, unwrap
 from typing import Any, Literal, Protocol, get_args
 
 Message = dict[str, str]
@@ -69,6 +69,9 @@ class Reward:
     value: float
     reason: str = "scored"
     is_correct: bool | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "value", float(self.value))  # of NumPy's numbers, too, which JSON does not know
 
 
 @dataclass
@@ -264,7 +267,8 @@ def check_workflow(workflow: Any) -> None:
         raise TypeError(
             f"`workflow` must be an instance, got the class {workflow.__name__}. Call it: {workflow.__name__}()."
         )
-    if not iscoroutinefunction(getattr_static(workflow, "run", None)):
+    run = getattr_static(workflow, "run", None)
+    if not iscoroutinefunction(unwrap(run.__func__ if isinstance(run, (staticmethod, classmethod)) else run)):
         raise ValueError(
             f"The workflow {workflow!r} must have a coroutine method `async def run(self, problem, call)`."
         )

@@ -7,12 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from functools import wraps
+from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, IterableDataset
 from peft import PeftConfig, PeftModel, get_peft_model
 from torch import nn
 from transformers import AutoProcessor, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from trl.rewards import reasoning_accuracy_reward, think_format_reward
 from trl.trainer.utils import create_model_from_path, get_callable_name, is_async_callable
 
 from multirole.core.arguments import accepts, check_adapter
@@ -45,6 +47,7 @@ def with_adapters(
     """Return the model with one trainable adapter per name."""
     set_seed(args.seed)  # adapters are initialised at random
     if isinstance(model, str):  # as TRL's GRPOTrainer does
+        check_base_folder(model)
         options = {"trust_remote_code": args.trust_remote_code} | dict(args.model_init_kwargs or {})
         if args.distributed_state.distributed_type in ("MULTI_GPU", "DEEPSPEED") or "device_map" not in options:
             options["device_map"] = None  # TRL's "auto" would spread the model over all GPUs, and an adapter with it
@@ -59,10 +62,24 @@ def with_adapters(
             )
         for name in adapters:
             check_adapter(model.peft_config[name], f"model.peft_config[{name!r}]")
+    elif getattr(model, "_hf_peft_config_loaded", False):
+        raise ValueError(
+            f"`model` has the adapters {list(model.peft_config)}, loaded by transformers, and new ones would replace them. Load them with "
+            "`PeftModel.from_pretrained(base, folder, is_trainable=True)` to train them, or merge them and save the model to train from it."
+        )
     else:
         model = add_adapters(model, peft_config, adapters)
     model.set_requires_grad(adapters, True)  # of all: TRL casts the trainable weights of a quantised model
     return model
+
+
+def check_base_folder(folder: str) -> None:
+    """Raise ValueError for the folder of an adapter, which holds no model."""
+    path = Path(folder)
+    if (path / "adapter_config.json").is_file() and not (path / "config.json").is_file():
+        raise ValueError(
+            f"`model={folder!r}` is the folder of an adapter. Load its base, and pass `PeftModel.from_pretrained(base, {folder!r}, is_trainable=True)`."
+        )
 
 
 def load_processor(model: str, args: MultiRoleGRPOConfig) -> PreTrainedTokenizerBase:
@@ -263,6 +280,16 @@ def as_list(rewards: Any) -> list[float | None]:
     if isinstance(rewards, (str, bytes)) or not isinstance(rewards, Iterable):
         raise TypeError(f"it must return a list with one number per completion, got {rewards!r}.")
     return list(rewards)
+
+
+def check_thought_rewards(reward_funcs: Iterable[Any], args: MultiRoleGRPOConfig) -> None:
+    """Raise ValueError for TRL's rewards of `<think>`, which find nothing in texts without thoughts."""
+    for function in reward_funcs:
+        if args.strip_thoughts and inspect.unwrap(function) in (think_format_reward, reasoning_accuracy_reward):
+            raise ValueError(
+                f"The reward function {get_callable_name(function)!r} reads the thought of a completion, and `strip_thoughts=True` cuts thoughts out. Set "
+                "`strip_thoughts=False` in the configuration."
+            )
 
 
 def checked_reward(function: Any) -> Any:

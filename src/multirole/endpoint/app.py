@@ -255,6 +255,11 @@ def _message(message: Any, place: str) -> Message:
         raise BadRequest(f"`{place}` must have a role: system, developer, user, assistant or tool.", param=place)
     role = "system" if message["role"] == "developer" else message["role"]
     converted: dict[str, Any] = {"role": role, "content": _text(message.get("content"), place)}
+    if message.get("function_call"):
+        raise BadRequest(f"`{place}.function_call` is OpenAI's older form. Send `tool_calls`.", param=place)
+    for name in ("name", "reasoning_content"):  # for templates that show them
+        if isinstance(value := message.get(name), str):
+            converted[name] = value
     if calls := message.get("tool_calls"):
         converted["tool_calls"] = [_tool_call(call, place) for call in calls]
     return converted

@@ -154,11 +154,11 @@ class VLLMEngine:
         configs = checked_configs(model, trainer.adapters)
         at_once = args.generation_batch_size // args.world_size * max(trainer.workflow.roles.values())
         return cls(
-            configs[0].base_model_name_or_path, trainer.adapters, max(config.r for config in configs),
+            base_source(model), trainer.adapters, max(config.r for config in configs),
             args.max_prompt_tokens + args.max_completion_length, served_dtype(trainer), trainer.eos_token_ids,
             gpu_memory_utilization=args.vllm_gpu_memory_utilization,
             max_num_seqs=min(args.vllm_max_num_seqs, at_once), max_num_batched_tokens=args.vllm_max_num_batched_tokens,
-            revision=trainer.model_options.get("revision"), trust_remote_code=args.trust_remote_code,
+            revision=trainer.model_options.get("revision") or base_revision(model), trust_remote_code=args.trust_remote_code,
         )  # fmt: skip
 
     def add(self, key: int, request: Request) -> None:
@@ -250,6 +250,23 @@ def checked_configs(model: PeftModel, adapters: Sequence[str]) -> list[LoraConfi
             "`alpha_pattern` or an `init_lora_weights` that changes the base. Leave them out, or use engine='transformers'."
         )
     return configs
+
+
+def base_source(model: PeftModel) -> str:
+    """Return the folder or the name on the Hub that the base model was loaded from, which may be another than that of an adapter's training."""
+    base = model.get_base_model()
+    adapter = model.peft_config[model.active_adapters[0]]
+    if source := base.name_or_path or adapter.base_model_name_or_path:
+        return str(source)
+    raise ValueError(
+        "vLLM loads the base model from where `model` was loaded, and this one was built in memory. Save it with `save_pretrained`, and load it "
+        "from that folder, or use engine='transformers'."
+    )
+
+
+def base_revision(model: PeftModel) -> str | None:
+    """Return the commit on the Hub that the base model was loaded from; None for a folder."""
+    return getattr(model.get_base_model().config, "_commit_hash", None)
 
 
 def served_dtype(trainer: Trainer) -> torch.dtype:

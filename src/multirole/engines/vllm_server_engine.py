@@ -42,7 +42,14 @@ from multirole.core.distributed import gather_objects
 from multirole.core.engine import Completion, Request
 from multirole.core.hooks import Trainer
 from multirole.engines import check_idle, check_request
-from multirole.engines.vllm_engine import adapter_state, checked_configs, folder_with_room, save_adapter, served_dtype
+from multirole.engines.vllm_engine import (
+    adapter_state,
+    base_source,
+    checked_configs,
+    folder_with_room,
+    save_adapter,
+    served_dtype,
+)
 from multirole.engines.vllm_server_client import (
     TRANSPORT_ERRORS,
     Refused,
@@ -147,9 +154,9 @@ class VLLMServerEngine:
     def from_trainer(cls, trainer: Trainer) -> "VLLMServerEngine":
         """Return the engine of a trainer, with its adapters published, so that a rank or path that a server refuses fails now."""
         args, model = trainer.args, trainer.peft_model
-        configs = checked_configs(model, trainer.adapters)
+        checked_configs(model, trainer.adapters)
         options = ServerOptions(
-            args.vllm_server_model or str(configs[0].base_model_name_or_path), args.vllm_server_timeout,
+            args.vllm_server_model or base_source(model), args.vllm_server_timeout,
             args.vllm_server_request_timeout, args.vllm_server_max_retries, args.vllm_server_adapter_dir,
             args.vllm_server_copy_command, args.vllm_server_evict, args.vllm_max_num_seqs,
         )  # fmt: skip
