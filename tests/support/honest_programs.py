@@ -208,5 +208,13 @@ FUNCTIONS = {  # name -> (program, function, [(input, expected as JSON, whether 
     "a main guard that reads": ("def f(x): return x\nif __name__ == '__main__':\n    print(f(int(input())))", "f", [("1", "1", True)]),
     "big and negative numbers": ("def f(x): return -(2**x)", "f", [("200", str(-(2**200)), True)]),
     "changes its argument": ("def f(xs):\n    xs.sort()\n    return xs", "f", [("[2, 1]", "[1, 2]", True)]),
+    "a predefined name that it imports": ("from math import gcd", "gcd", [("12\n18", "6", True)]),
+    "a predefined name that it imports by a star": ("from math import *\ngcd", "gcd", [("12\n18", "6", True)]),
+    "a predefined name that it sets in a function": ("def f():\n    global gcd\n    gcd = gcd\nf()", "gcd", [("12\n18", "6", True)]),
+    "a predefined name that it calls": ("print(gcd(4, 6))", "gcd", [("12\n18", "6", False)]),
+    "a predefined name that it calls in a function": ("def f(x): return median(x)", "median", [("[1, 2, 3]", "2", False)]),
+    "a predefined name beside other imports": ("from typing import *\nimport math\nadd", "add", [("1\n2", "3", False)]),
+    "a method that calls a predefined name": ("class Solution:\n    def gcd(self, a, b): return gcd(a, b)", "gcd", [("12\n18", "6", True)]),
+    "a method before a predefined name": ("class A:\n    def add(self, a, b): return a - b\nA().add(1, 2)", "add", [("3\n2", "1", True)]),
     "text with line ends": ("def f(s): return s.splitlines()", "f", [('"a\\nb"', '["a", "b"]', True)]),
 }  # fmt: skip
