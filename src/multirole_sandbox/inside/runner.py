@@ -50,7 +50,16 @@ def code_of(error: BaseException) -> int:
 def open_by_name(file: object, *arguments: object, **options: object) -> io.IOBase:
     """Open a file as `open` does, and also the standard streams by name, because no path can be opened."""
     names = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2, "/dev/fd/0": 0, "/dev/fd/1": 1}
-    return OPEN(os.dup(names[file]) if type(file) is str and file in names else file, *arguments, **options)
+    name = os.fspath(file) if isinstance(file, os.PathLike) else file
+    return OPEN(os.dup(names[name]) if type(name) is str and name in names else file, *arguments, **options)
+
+
+def is_open(stream: io.TextIOWrapper) -> bool:
+    """Return whether a stream is neither closed nor detached from its buffer."""
+    try:
+        return not stream.closed
+    except ValueError:  # detached
+        return False
 
 
 class Program:
@@ -64,9 +73,9 @@ class Program:
         self.may_hold_files = "open" in source or "__del__" in source or "IO" in source
         self.modules = [types.ModuleType("__main__"), types.ModuleType("solution")]
         for module in self.modules:
-            vars(module).update(names, __builtins__=builtins)
+            vars(module).update(names, __builtins__=builtins, __file__="/program.py")
         if "/dev/" in source:
-            builtins.open = open_by_name
+            builtins.open = io.open = open_by_name
         sys.setrecursionlimit(RECURSION_LIMIT)
 
     def run(self, function: str, has_integer_keys: bool = False) -> int:
@@ -82,7 +91,7 @@ class Program:
                 sys.stdout.flush()
             if self.may_hold_files:
                 vars(module).clear()  # files that it opened write their last bytes now
-            if not stdout.closed:
+            if is_open(stdout):
                 stdout.flush()
         except BaseException as error:  # noqa: BLE001 (hooks and streams of the program)
             code = code or code_of(error) or wire.FAILED
