@@ -441,6 +441,13 @@ def test_answers_that_were_once_graded_wrongly(answer, reference, verdict) -> No
     assert grade_answers([(answer, reference)]) == [verdict]
 
 
+@pytest.mark.parametrize("answer", ["¢" * 994 + "5", "¢" * 300 + "5", "€" * 500 + "5", "5" + "¢" * 900])
+def test_an_answer_of_currencies_is_refused_at_once(answer: str) -> None:
+    """One of 995 characters took 15 seconds in the trainer and ended in a RecursionError."""
+    (reward,) = Math().score([Problem("math/0", "math", "q", "5")], [f"\\boxed{{{answer}}}"])
+    assert reward.value == 0 and math_answer.decide(answer, "42") != "correct"
+
+
 def test_several_letters_are_no_choice() -> None:
     assert "correct" not in grade_answers([(answer, "A") for answer in (r"\text{A and B}", "A) 5 B) 6", "A or B")])
 

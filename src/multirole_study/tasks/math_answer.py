@@ -9,7 +9,7 @@ Verdicts of `grade_answers`, of which only "correct" earns a reward:
   "unparsable"  empty, unbalanced braces, or no mathematics that the parser can read
   "timeout"     not decided within 2 s of CPU time, 30 s of wall-clock time, 512 MiB and the stack, or a number of more
                 than 4 million bits
-  "too_long"    more than 1,000 characters
+  "too_long"    more than 1,000 characters, or 4,000 in normal form
 
 Departures from the released code, whose grader is string equality or a sympy comparison inside the trainer: 2/4 is 1/2
 and 84/2 is 42 here; the text after the last `</think>` counts, not after the first, and a thought that is cut off is no
@@ -48,6 +48,8 @@ from multirole_study.tasks.math_units import inner_units_removed, split_unit
 
 MAX_CHARACTERS = 1000
 """The largest length of an answer or a reference."""
+LONGEST_NORMALIZED = 4 * MAX_CHARACTERS
+"""The largest length of an answer in normal form, in which a cent sign has 12 characters."""
 MODULE = Path(__file__).with_name("math_compare.py")
 LIMITS = Limits(
     test_seconds=2.0,  # per comparison; most take hundredths
@@ -187,6 +189,8 @@ def decide(answer: str, reference: str) -> str | tuple[str, str, str]:
     if len(answer) > MAX_CHARACTERS:
         return "too_long"
     ours, gold = normalize(answer), normalize(reference)
+    if len(ours) > LONGEST_NORMALIZED:
+        return "too_long"
     if not ours or closing_brace(ours + "}", 0) != len(ours):
         return "unparsable"
     if ours == gold or answer.strip() == reference.strip():

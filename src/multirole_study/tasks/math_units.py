@@ -163,7 +163,7 @@ _LETTERS = re.compile(
     r"(?P<core>.*[\d)}])(?P<gap> ?)(?P<unit>[A-Za-z]+(?:(?:[ /]|\^\{?[23]\}?)[A-Za-z]*)*?\.?)(?:\^\{?(?P<power>[23])\}?)?",
     re.DOTALL,
 )
-_BEFORE = re.compile(rf"(?P<unit>{_TEXTS}|(?:USD|EUR|GBP|Rs\.?) ?)\s*(?P<core>[+-]?[\d.\\(].*)", re.DOTALL)
+_BEFORE = re.compile(rf"(?P<unit>{_TEXTS}|(?:USD|EUR|GBP|Rs\.?) ?)\s*(?P<core>(?!\\text)[+-]?[\d.\\(].*)", re.DOTALL)
 _TOKEN = re.compile(r"\\frac\{(?P<top>[^{}]*\{[^{}]*\}[^{}]*)\}\{(?P<bottom>[^{}]*\{[^{}]*\}[^{}]*)\}|(?P<over>/|\bper\b|\ba(?=\s))|(?P<power>\^\{?(?P<exponent>[+-]?\d)\}?)|(?P<square>\b(?:square|sq\.?)(?![a-z]))|(?P<cubic>\b(?:cubic|cu\.?)(?![a-z]))|(?P<word>[^\W\d_]+|[€£¥₹¢%])|(?P<digit>[23])")  # fmt: skip
 
 
