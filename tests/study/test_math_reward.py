@@ -441,6 +441,26 @@ def test_answers_that_were_once_graded_wrongly(answer, reference, verdict) -> No
     assert grade_answers([(answer, reference)]) == [verdict]
 
 
+NOTATIONS = {  # kind -> (reference, right answers, wrong answers)
+    "number words": ("5", [r"5\text{ kV}", "5 MW", "5千米"], ["5 lakh", "5 crore", "5 lakhs", "5 quadrillion", r"5\text{ bn}", r"5\text{ mn}", "5 score", r"5\text{ gross}",
+                     r"5\text{ tens}", r"5\text{ doubled}", r"5\text{ ppm}", "5百万", "5万元", "5亿元", "5万"]),
+    "number words in another unit": ("500000", ["5 lakh", "50万", r"50\text{万元}", "0.5 million", r"0.5\text{ mn}", "500 thousand"], ["5 crore", "5百万"]),
+    "number words in a list": ("(5,6)", [r"(5\text{ cm},6\text{ cm})"], [r"(5\text{ million},6)", r"(5\text{ bn},6\text{ bn})"]),
+    "parts": ("42", [], [r"42\text{ twelfths}", r"42\text{ halved}", r"42\text{ in twelfths}"]),
+    "counted nouns": ("8", [r"8\text{ solutions}", "8 solutions", r"8\text{ integers}", r"8\text{ positive integers}", r"8\text{ real solutions}", r"8 \text{ times}", "8 times",
+                      r"8\text{ prime numbers}", "8 odd integers", r"8\text{ integer values}", r"8\text{ distinct real roots}", "8个", "8人", r"8\text{ 种}"],
+                      ["8折", "8个半", "8以上", r"8\text{ even}", "8 negative", r"8\text{ times }2", r"8\text{ times 2}", r"8\text{ times as many}", r"8\text{ solutions or more}", r"8\text{ real}"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", NOTATIONS)
+def test_kinds_of_notation(kind: str) -> None:
+    reference, right, wrong = NOTATIONS[kind]
+    verdicts = grade_answers([(answer, reference) for answer in right + wrong])
+    is_correct = {answer: verdict == "correct" for answer, verdict in zip(right + wrong, verdicts, strict=True)}
+    assert is_correct == dict.fromkeys(right, True) | dict.fromkeys(wrong, False)
+
+
 @pytest.mark.parametrize("answer", ["¢" * 994 + "5", "¢" * 300 + "5", "€" * 500 + "5", "5" + "¢" * 900])
 def test_an_answer_of_currencies_is_refused_at_once(answer: str) -> None:
     """One of 995 characters took 15 seconds in the trainer and ended in a RecursionError."""

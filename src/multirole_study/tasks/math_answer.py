@@ -21,6 +21,7 @@ Conventions:
   * A unit that only one side has is ignored. Two units must be the same, or convert exactly: 100 cm are 1 m.
   * 50% is 50 and 1/2, but 0.5% is not 0.5. A degree sign is a unit, and 90 degrees are also pi/2.
     "2 hours 30 minutes" is 2.5 hours, `45^\circ 30'` is 45.5 degrees.
+  * Number words are factors, not units: 5 lakh are 500000, 5百万 are 5000000. A counted noun is ignored: 8 real solutions are 8.
   * A base that only one side has is ignored: `4210_5` is 4210. Two bases must agree, or the values.
   * 1,000 and 1{,}000 and "1 000" and 1.000.000 are thousands, 1e3 is 1000; 2 1/2 is 5/2; any other number with a space in
     it is unparsable. 3,14 is 3.14 if the other side is a decimal with a point (as in math-verify), else a list.
