@@ -103,7 +103,10 @@ class Expected(float):
     """An expected float with its tolerance."""
 
     def __init__(self, text: str) -> None:
-        self.tolerance = float(_tolerance(Decimal(text)))
+        try:
+            self.tolerance = float(_tolerance(Decimal(text)))
+        except ArithmeticError:  # an exponent that only a float reads, as 0 or infinity
+            self.tolerance = float(TOLERANCE)
 
     def is_near(self, got: float) -> bool:
         """Return whether a program's number is within the tolerance."""

@@ -17,12 +17,12 @@ SECOND = [
     "\\boxed{\\textcolor{red}{2}}", "\\boxed{2.0}", "\\boxed{02}", "\\boxed{２}", "\\boxed{Solution 2 is correct}", "\\boxed{\n2\n}",
     "\\boxed{\u00a02\u200b}", "\\boxed{I choose Solution 2.}", "2", "**2**", "The best is 2.", "Both err.\n\n**Solution 2**", "- Solution 2",
     "I choose Solution 2.\n", "1. 1 is wrong.\n2. Best: \u00a0Solution #2", "```\nSolution 2\n```", "Solution 1?\nSolution 2", "\\text{Solution 2}",
-    "first \\boxed{3}, then \\boxed{2}", "\\boxed{2}, whose answer is \\boxed{42}",
+    "\\\\boxed{2}", "- [ ] Solution 1\n- [x] Solution 2\n- [ ] Solution 3", "\\boxed{~~3~~ 2}", "first \\boxed{3}, then \\boxed{2}", "\\boxed{2}, whose answer is \\boxed{42}",
 ]  # fmt: skip
 NO_SELECTION = [
     "\\boxed{4}", "\\boxed{0}", "The answer is 2.", "Solution 2 adds 1 and 2", "1 + 1 = 2", "Solution 1 or 2", "\\boxed{42} since 12 + 30", "", "\\boxed{-2}", "\\boxed{1/2}", "\\boxed{2.5}",
     "\\boxed{\\frac{1}{2}}", "\\boxed{\\sqrt{2}}", "\\boxed{1, 2}", "\\boxed{Solutions 1 and 2}", "\\boxed{2", "\\boxed{x=2}",
-    "\\boxed{2\\%}", "\\boxed{2^2}", "\\boxed{}", "\\boxed{" + "9" * 5000 + "}",
+    "\\boxed{2\\%}", "\\boxed{2 ❌}", "\\boxed{2^2}", "\\boxed{}", "\\boxed{" + "9" * 5000 + "}",
 ]  # fmt: skip
 
 
@@ -56,7 +56,7 @@ STYLES = [
     "**\\boxed{%s}**", "$\\boxed{%s}$", "\\fbox{%s}", "\\boxed{\\boxed{%s}}", "\\boxed{\\large\\text{%s}}", "\\boxed{{\\bf %s}}",
     "\\boxed{\\textcolor{green}{\\text{%s}}}", "\\boxed{\\checkmark \\text{%s}}", "\\boxed{'%s'}", "\\boxed{[%s]}",
     "\\boxed{\\{%s\\}}", "\\boxed{\\text{Verdict: %s}}", "\\boxed{\\text{The solution is %s}}", "\\boxed{\n%s\n}", "\\boxed{~%s\\,}",
-    "\\boxed{%s} since the answer is \\boxed{12}", "\\boxed{Incorrect}? No: \\boxed{Correct}? No: \\boxed{%s}",
+    "\\\\boxed{%s}", "\\boxed{~~Wrong~~ %s}", "\\boxed{%s} since the answer is \\boxed{12}", "\\boxed{Incorrect}? No: \\boxed{Correct}? No: \\boxed{%s}",
 ]  # fmt: skip
 
 
@@ -73,6 +73,7 @@ def test_verdict_in_every_style(style, word):
         "It is correct that 1 + 1 = 2.", "The first step is correct, the second is not.", "Is it correct?\nI cannot tell.", "Not incorrect",
         "\\boxed{Not incorrect}", "", "boxed{Correct}", "\\boxed{12}", "\\boxed{Correct", "\\boxed{Partially correct}", "\\boxed{Corrected}",
         "\\boxed{Correct/Incorrect}", "\\boxed{Correct or Incorrect}", "\\boxed{Probably correct}", "\\boxed{correct answer is 12}",
+        "correct ❌", "\\boxed{Correct ❌}", "\\boxed{❌ Correct}", "✗ The solution is correct.", "~~Correct~~", "\\boxed{~~Correct~~}", "- [ ] Correct\n- [ ] Incorrect",
     ],
 )  # fmt: skip
 def test_no_verdict_is_unparsed(text):
@@ -83,6 +84,7 @@ LINES = [
     "%s", "%s.", "**%s**", "**%s.**", "*%s*", "Verdict: %s.", "**Verdict:** %s", "**Verdict: %s**", "## Verdict: %s", "Final verdict: %s",
     "The answer is %s.", "The solution is\u00a0%s.", "- %s", "1. Checked.\n2. Verdict: %s", "> %s", "```\n%s\n```", "```text\nVerdict: %s\n```",
     "I add 1 and 2.\n\nMy evaluation: %s!", "\\text{%s}", "\\textbf{Verdict: %s}", "Correct\nNo:\n%s", "Incorrect. Wait.\n%s", "\\boxed{12}\n%s", "\u200b%s\n\n",
+    "- [x] %s\n- [ ] Undecided", "1. [X] %s\n2. [ ] Correct\n3. [ ] Incorrect", "[ ] Correct\n[x] %s",
 ]  # fmt: skip
 
 
@@ -117,6 +119,19 @@ def test_a_workflow_parses_by_its_box_rule(kind, role, reply, outcome):
         return {turn.outcome for turn in turns if turn.role == role}
 
     assert outcomes() == {outcome} and outcomes(box_rule="first_literal") == {"unparsed"}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "❌ Incorrect.",
+        "Incorrect.❌",
+        "\\boxed{\\text{Verdict: ✗ wrong}}",
+        "\\boxed{Incorrect} then \\boxed{Correct ❌}",
+    ],
+)
+def test_a_cross_beside_a_negative_verdict_changes_nothing(text):
+    assert parse_verdict(text) == "incorrect"
 
 
 def test_not_correct_is_incorrect():

@@ -149,6 +149,12 @@ def test_no_other_number_is_near_one_beyond_all_floats() -> None:
     assert not is_right_value(b"5", "1e400", False)
 
 
+def test_an_exponent_of_hundreds_of_digits_is_compared_as_the_float_that_it_is() -> None:
+    digits = "9" * 300
+    assert not is_right_value(b"5", f"1e{digits}", False) and is_right_value(b"0", f"1e-{digits}", False)
+    assert not is_right_value(b"0.1", f"[1e-{digits}]", False)
+
+
 @pytest.mark.parametrize("kind", ["stdin", "functional"])
 def test_an_output_that_is_too_long_for_the_expected_one_is_not_read(kind: str) -> None:
     for flood in (b"[" + b"[]," * 5_000_000 + b"[]]", b"1 " * 8_000_000, b"\n" * (16 << 20), b"9" * (16 << 20)):

@@ -27,7 +27,7 @@ QUICK = {  # one of each class; the others are marked slow
     "forks by raw call", "executes a program", "kills the trainer", "stops its group", "becomes another user",
     "traces its parent", "outlives its parent", "mounts", "uses 32-bit call numbers", "makes shared memory",
     "raises its limits", "turns the walls off", "infinite loop", "disarms its alarm", "folds constants",
-    "nested beyond the parser", "memory at once", "threads without end", "descriptors without end", "output without end",
+    "nested beyond the parser", "memory at once", "memory with an unlimited stack", "threads without end", "descriptors without end", "output without end",
     "a hole as output", "recursion past the stack", "breaks the interpreter", "ends in an exit hook", "exits well",
     "closes what it has", "writes everywhere", "searches the heap", "leaves a hook", "a surrogate", "always equal",
     "not a number", "a deep forged result", "a second forged result", "a giant result", "exits in the function",

@@ -62,6 +62,10 @@ OTHER_BLOCKS = {  # LiveCodeBench/LiveCodeBench#118: a last block that is no pro
     "the input's format before it": f"Input:\n{T}\nn\na1 a2\n{T}\n{T}python\n{P}\n{T}",
     "apostrophes": f"{T}python\n{P}\n{T}\nIt's right; don't worry.\n{T}text\nit's 3\n{T}",
     "an end of turn": f"{T}python\n{P}\n{T}<|im_end|>",
+    "comments": f"{T}python\n{P}\n{T}\nFor example:\n{T}python\n# Input: 1\n# Output: 2\n{T}",
+    "an ellipsis": f"{T}python\n{P}\n{T}\nIn this form:\n{T}python\n# your program\n...\n{T}",
+    "an empty statement": f"{T}\n{P}\n{T}\n{T}python\npass  # nothing else\n{T}",
+    "comments before a program that is cut off": f"{T}python\n# your program\n{T}\n{T}python\n{P}",
     "C++": f"{T}python\n{P}\n{T}\nThe same:\n{T}c++\nint main() {{}}\n{T}",
 }
 NESTED = {  # AnswerDotAI/fastcore#873
@@ -105,6 +109,8 @@ def test_the_program_is_found_in_every_form_of_fence(reply):
         (f"{T}python\na\n{T}\n{T}python\nb\n{T}", "b"),  # simonw/llm#717: models correct themselves
         (f"{T}python\na\n{T}\nBetter:\n{T}\nn = int(input())\nprint(n)\n{T}", "n = int(input())\nprint(n)"),
         (f"{T}cpp\nint x;\n{T}", "int x;"),
+        (f"{T}python\na\n{T}\n{T}python\npassed = 1\n{T}", "passed = 1"),
+        (f"{T}python\n# I cannot do it.\n{T}", "# I cannot do it."),
     ],
 )
 def test_the_program_is_the_text_between_the_fences(reply, program):

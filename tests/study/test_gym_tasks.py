@@ -11,7 +11,7 @@ from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.presets import SMOLLM2_ARITHMETIC
 from multirole_study.tasks import gym
 from multirole_study.tasks.gym import _score_of, parse
-from multirole_study.tasks.gym_score import load_gym
+from multirole_study.tasks.gym_score import is_finite, is_right_number, is_right_word, load_gym
 from multirole_study.tasks.splits import split_of
 
 if importlib.util.find_spec("reasoning_gym") is None:  # the CUDA lock leaves it out
@@ -133,6 +133,47 @@ def test_an_answer_that_the_scorer_evaluates_cannot_set_its_own_score(kind, answ
     (problem,) = task.problems("train", 1)
     (reward,) = task.score([problem], [f"\\boxed{{{answer}}}"])
     assert (reward.value, reward.is_correct) == (0.0, False)
+
+
+@pytest.mark.parametrize(
+    ("kind", "right", "wrong"),
+    [
+        ("puzzle24", ["({})", " {} "], ["6+6+6+6", "24", "{}+0", "({})**1", "({})//1", "-({})"]),
+        ("game_of_life_halting", [" {} "], ["no idea", "0", "not {}"]),
+        ("coin_flip", ["+{}", " {} "], ["0", "0.0", "2{}", "-{}"]),
+        ("complex_arithmetic", ["({})"], ["nan", "nan+nanj", "NaN", "inf", "-inf+nani"]),
+        ("gsm_symbolic", ["${}", "{}.00", "{} of them."], ["-{}", "{} or 7", "7 or {}", "{}/2", "{}x", "nan", ""]),
+        ("knights_knaves", ["Therefore, {}"], ["if {}"]),
+    ],
+)
+def test_the_scorers_that_accept_wrong_answers_are_corrected(kind, right, wrong):
+    """The package pays in full for every answer in `wrong`, or for another one of its kind, whatever the problem is."""
+    task = parse(f"gym:{kind}")
+    for problem in task.problems("train", 3):
+        answers = [form.format(problem.reference["answer"]) for form in [*right, *wrong]]
+        rewards = task.score([problem] * len(answers), [f"\\boxed{{{answer}}}" for answer in answers])
+        assert [reward.value for reward in rewards] == [1.0] * len(right) + [0.0] * len(wrong), answers
+
+
+def test_a_number_with_thousands_and_the_words_of_a_verdict_are_read():
+    entry = {"answer": "1754"}
+    assert is_right_number("$1,754.", entry) and not is_right_number("1,754 and 3", entry)
+    assert not is_right_word("False", {"answer": "True"}) and is_right_word("TRUE", {"answer": "True"})
+
+
+def test_statements_joined_by_or_are_no_answer_to_knights_and_knaves():
+    task = parse("gym:knights_knaves")
+    (problem,) = task.problems("train", 1)
+    answer = problem.reference["answer"]
+    assert " and " in answer
+    assert [reward.value for reward in task.score([problem], [f"\\boxed{{{answer.replace(' and ', ' or ')}}}"])] == [
+        0.0
+    ]
+
+
+def test_nan_is_refused_only_if_the_reference_is_a_number():
+    assert not is_finite("nan", "-5.0 + 20.0i") and not is_finite("3 + infi", "4") and is_finite("nan", "nan or 3")
+    assert is_finite("CAN,NAN,NAB", "CAN,CAB,NAB") and is_finite("12 banana", "12")
 
 
 @pytest.mark.parametrize("output", [b"1e5", b"NaN", b"-1", b'"x"', b"", b"true", b"[1]"])

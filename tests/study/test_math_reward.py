@@ -154,6 +154,9 @@ def test_line_breaks_and_strange_characters() -> None:
         (r"\boxed{\frac{1}{2}}", r"\frac{1}{2}"),
         (r"\boxed{ 42 }", "42"),
         (r"\boxed {42}", "42"),
+        (r"\\boxed{42}", "42"),
+        (r"x = 6 \\\boxed{42}", "42"),
+        (r"\\boxed{1} but \\boxed{2", None),
         (r"\boxed{}", ""),
         (r"\boxed{\boxed{42}}", "42"),
         (r"\boxed{\{1,2\}}", r"\{1,2\}"),
@@ -436,6 +439,53 @@ def test_quantities_of_several_parts_are_read() -> None:
 )
 def test_answers_that_were_once_graded_wrongly(answer, reference, verdict) -> None:
     assert grade_answers([(answer, reference)]) == [verdict]
+
+
+NOTATIONS = {  # kind -> (reference, right answers, wrong answers)
+    "number words": ("5", [r"5\text{ kV}", "5 MW", "5千米"], ["5 lakh", "5 crore", "5 lakhs", "5 quadrillion", r"5\text{ bn}", r"5\text{ mn}", "5 score", r"5\text{ gross}",
+                     r"5\text{ tens}", r"5\text{ doubled}", r"5\text{ ppm}", "5百万", "5万元", "5亿元", "5万"]),
+    "number words in another unit": ("500000", ["5 lakh", "50万", r"50\text{万元}", "0.5 million", r"0.5\text{ mn}", "500 thousand"], ["5 crore", "5百万"]),
+    "number words in a list": ("(5,6)", [r"(5\text{ cm},6\text{ cm})"], [r"(5\text{ million},6)", r"(5\text{ bn},6\text{ bn})"]),
+    "parts": ("42", [], [r"42\text{ twelfths}", r"42\text{ halved}", r"42\text{ in twelfths}"]),
+    "mathematics in text": (r"5\theta", [r"5\text{theta}", r"5\,\mathrm{theta}"], ["5", r"5\text{pi}"]),
+    "pi in text": (r"5\pi", [r"5\text{pi}", r"5\text{ pi}", r"5\mathrm{\pi}"], ["5", r"5\text{ cm}"]),
+    "words that are no unit": ("5", [r"5\text{ mA}", r"5\text{ psi}", r"5\text{ Mg}", r"5\text{ cups of tea}", r"5\text{ pm}"], [r"5\text{pi}", r"5\text{theta}", r"5\mathrm{AB}", r"5\text{xy}", r"5\text{ sqrt}",
+                               r"5\text{ incorrect}", r"5\text{ wrong}", r"5\text{ excluded}", r"5\text{ impossible}", r"5\text{ fails}"]),
+    "counted nouns": ("8", [r"8\text{ solutions}", "8 solutions", r"8\text{ integers}", r"8\text{ positive integers}", r"8\text{ real solutions}", r"8 \text{ times}", "8 times",
+                      r"8\text{ prime numbers}", "8 odd integers", r"8\text{ integer values}", r"8\text{ distinct real roots}", "8个", "8人", r"8\text{ 种}"],
+                      ["8折", "8个半", "8以上", r"8\text{ even}", "8 negative", r"8\text{ times }2", r"8\text{ times 2}", r"8\text{ times as many}", r"8\text{ solutions or more}", r"8\text{ real}"]),
+    "underscores": ("12345", ["12_345", r"12\_345", "+12_345"], ["12_34", "12_345_6"]),
+    "underscores as an index": ("12", ["12_5"], ["12_345", "12_345_678"]),
+    "residues": ("2", [r"100 \bmod 7", r"9\pmod 7", r"2\bmod 7", r"x\equiv -5\pmod 7"], [r"100 \bmod 8", r"2\bmod 0", r"-2\pmod 7"]),
+    "residues of larger numbers": ("100", [r"100\bmod 101"], [r"100 \bmod 7", r"100\pmod{100}"]),
+    "negative residues": ("-1", [r"-1\pmod 7", r"x\equiv-1\pmod 7"], [r"-8\pmod 7", r"1\pmod 7"]),
+    "letters with an index": ("15", ["1111_2", "0F_{16}", "17_8"], ["F_{16}", "F_{20}", "f_{16}"]),
+    "hexadecimal digits": ("255", ["FF_{16}", "0xFF"], ["FF_{20}", "a_{255}"]),
+    "unions": ("(2,5]", [r"x>2\text{ and }x\le5", "x > 2, x \\le 5"], [r"x>2\text{ or }x\le5", r"x>2\lor x\le5", "x > 2 or x <= 5"]),
+    "unions of rays": (r"(-\infty,1)\cup(3,\infty)", [r"x<1\text{ or }x>3", "x > 3 or x < 1", "x<1, x>3"], [r"x<1\text{ or }x>4"]),
+    "lists of relations": (r"x<1, 2<x<3\text{, or }x>4", ["2<x<3, x>4, x<1", r"x<1\lor x>4\lor 2<x<3"], ["x<1 or x>4"]),
+    "percent of a fraction": (r"\frac{3}{4}", [r"75\%", "0.75"], [r"\frac{3}{4}\%", r"\frac34\%", "3/4%"]),
+    "coordinates in another order": ("(3,5)", ["(x,y)=(3,5)", "(y,x)=(5,3)", "(a,b)=(3,5)", "(n,k)=(3,5)"], ["(y,x)=(3,5)", "(x,y)=(5,3)"]),
+    "sides that are no name": ("42", [r"\text{Area}=42", "A=42"], [r"\emptyset=42", r"\text{false}=42", r"\text{none} = 42"]),
+    "styles": ("42", ["42^o", "42^{o}", "42º", r"\begin{array}{c}42\end{array}", "\u200e42", r"\text{Answer: 42}", r"\text{The final answer is 42.}"],
+               [r"\begin{array}{c}42\\43\end{array}", r"\text{Answer: 43}", "42^{o}1", r"\text{Answer: not 42}"]),
+    "signs before a currency": ("-5", [r"-\$5", r"\$-5", "-$5$"], [r"\$5", r"--\$5"]),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", NOTATIONS)
+def test_kinds_of_notation(kind: str) -> None:
+    reference, right, wrong = NOTATIONS[kind]
+    verdicts = grade_answers([(answer, reference) for answer in right + wrong])
+    is_correct = {answer: verdict == "correct" for answer, verdict in zip(right + wrong, verdicts, strict=True)}
+    assert is_correct == dict.fromkeys(right, True) | dict.fromkeys(wrong, False)
+
+
+@pytest.mark.parametrize("answer", ["¢" * 994 + "5", "¢" * 300 + "5", "€" * 500 + "5", "5" + "¢" * 900])
+def test_an_answer_of_currencies_is_refused_at_once(answer: str) -> None:
+    """One of 995 characters took 15 seconds in the trainer and ended in a RecursionError."""
+    (reward,) = Math().score([Problem("math/0", "math", "q", "5")], [f"\\boxed{{{answer}}}"])
+    assert reward.value == 0 and math_answer.decide(answer, "42") != "correct"
 
 
 def test_several_letters_are_no_choice() -> None:

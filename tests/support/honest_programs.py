@@ -17,6 +17,8 @@ STDIN = {
     "open(0)": ("print(sum(map(int, open(0).read().split())))", SUM),
     "open(0) unpacked": ("a, b = map(int, [*open(0)][0].split())\nprint(a + b)", SUM),
     "open by the name of stdin": ("print(sum(map(int, open('/dev/stdin').read().split())))", SUM),
+    "open by the path of stdin": ("from pathlib import Path\nprint(sum(map(int, Path('/dev/stdin').read_text().split())))", SUM),
+    "io.open by the name of stdin": ("import io\nprint(sum(map(int, io.open('/dev/stdin').read().split())))", SUM),
     "os.read": ("import os\nprint(sum(map(int, os.read(0, 10**6).split())))", SUM),
     "fileinput": ("import fileinput\nfor line in fileinput.input(): print(sum(map(int, line.split())))", SUM),
     "input until its end": (
@@ -38,6 +40,14 @@ STDIN = {
     "stdout replaced": (
         "import io, sys\nsys.stdout = buffer = io.StringIO()\nprint(input(), end='')\n"
         "sys.__stdout__.write(buffer.getvalue())",
+        ECHO,
+    ),
+    "stdout detached and wrapped": (
+        "import io, sys\nsys.stdout = io.TextIOWrapper(sys.stdout.detach(), encoding='utf-8')\nprint(input())",
+        ECHO,
+    ),
+    "stdout detached and encoded": (
+        "import codecs, sys\nsys.stdout = codecs.getwriter('utf-8')(sys.stdout.detach())\nprint(input())",
         ECHO,
     ),
     "fast input of a template": (
@@ -91,6 +101,16 @@ STDIN = {
         "import asyncio\nasync def main():\n    await asyncio.sleep(0.001)\n    print(input())\nasyncio.run(main())",
         ECHO,
     ),
+    "a thread of an event loop": (
+        "import asyncio, sys\nasync def main():\n    line = await asyncio.get_running_loop().run_in_executor(None, sys.stdin.readline)\n"
+        "    print(line)\nasyncio.run(main())",
+        ECHO,
+    ),
+    "a raised limit of the stack": (
+        "import resource, sys\nhard = resource.getrlimit(resource.RLIMIT_STACK)[1]\nresource.setrlimit(resource.RLIMIT_STACK, (hard, hard))\n"
+        "sys.setrecursionlimit(10**6)\nprint(input())",
+        ECHO,
+    ),
     "deep recursion through a cache": (
         "import sys\nfrom functools import lru_cache\nsys.setrecursionlimit(10**6)\n@lru_cache(maxsize=None)\n"
         "def f(n): return n if n < 2 else f(n - 1) + 1\nprint(f(int(input())))",
@@ -113,6 +133,8 @@ STDIN = {
         "try:\n    import numpy as np\nexcept ImportError:\n    np = None\nprint(sum(map(int, input().split())) if np is None else 0)",
         SUM,
     ),
+    "the locale of its environment": ("import locale\nlocale.setlocale(locale.LC_ALL, '')\nprint(input())", ECHO),
+    "the path of its file": ("import os\nprint(input() if os.path.isabs(__file__) else '')", ECHO),
     "no input file": (
         "import os, sys\nif os.path.exists('input.txt'): sys.stdin = open('input.txt')\n"
         "try: sys.stdin = open('in.txt')\nexcept FileNotFoundError: pass\nprint(input())",
@@ -208,5 +230,13 @@ FUNCTIONS = {  # name -> (program, function, [(input, expected as JSON, whether 
     "a main guard that reads": ("def f(x): return x\nif __name__ == '__main__':\n    print(f(int(input())))", "f", [("1", "1", True)]),
     "big and negative numbers": ("def f(x): return -(2**x)", "f", [("200", str(-(2**200)), True)]),
     "changes its argument": ("def f(xs):\n    xs.sort()\n    return xs", "f", [("[2, 1]", "[1, 2]", True)]),
+    "a predefined name that it imports": ("from math import gcd", "gcd", [("12\n18", "6", True)]),
+    "a predefined name that it imports by a star": ("from math import *\ngcd", "gcd", [("12\n18", "6", True)]),
+    "a predefined name that it sets in a function": ("def f():\n    global gcd\n    gcd = gcd\nf()", "gcd", [("12\n18", "6", True)]),
+    "a predefined name that it calls": ("print(gcd(4, 6))", "gcd", [("12\n18", "6", False)]),
+    "a predefined name that it calls in a function": ("def f(x): return median(x)", "median", [("[1, 2, 3]", "2", False)]),
+    "a predefined name beside other imports": ("from typing import *\nimport math\nadd", "add", [("1\n2", "3", False)]),
+    "a method that calls a predefined name": ("class Solution:\n    def gcd(self, a, b): return gcd(a, b)", "gcd", [("12\n18", "6", True)]),
+    "a method before a predefined name": ("class A:\n    def add(self, a, b): return a - b\nA().add(1, 2)", "add", [("3\n2", "1", True)]),
     "text with line ends": ("def f(s): return s.splitlines()", "f", [('"a\\nb"', '["a", "b"]', True)]),
 }  # fmt: skip

@@ -110,6 +110,11 @@ BOMBS = {
     "ends in a destructor": ("timeout", "class A:\n    def __del__(self):\n        while True: pass\na = A()\n# open"),
     "ends in an exit hook": ("timeout", "import atexit\n@atexit.register\ndef f():\n    while True: pass"),
     "memory at once": ("memory", "x = 'a' * 10**12"),
+    "memory with an unlimited stack": (
+        "memory",
+        "import resource\nhard = resource.getrlimit(resource.RLIMIT_STACK)[1]\nresource.setrlimit(resource.RLIMIT_STACK, (hard, hard))\n"
+        "assert resource.getrlimit(resource.RLIMIT_STACK)[0] == hard\nbytearray(1 << 30)",
+    ),
     "memory step by step": ("memory timeout", "x = []\nwhile True: x.append(bytearray(10**8))"),
     "memory in threads": (
         "memory error timeout wrong_answer",
@@ -132,6 +137,11 @@ BOMBS = {
     "grows its input": ("error output_limit", "import os\nwhile True: os.write(0, b'x' * 10**6) or 1 / 0"),
     "recursion": ("error timeout", "def f(n): return f(n + 1)\nf(0)"),
     "recursion past the stack": ("error memory timeout", "import sys\nsys.setrecursionlimit(10**9)\ndef f(n): return [*map(f, [n])]\nf(0)"),
+    "recursion past an unlimited stack": (
+        "error memory timeout",
+        "import resource, sys\nhard = resource.getrlimit(resource.RLIMIT_STACK)[1]\nresource.setrlimit(resource.RLIMIT_STACK, (hard, hard))\n"
+        "sys.setrecursionlimit(10**9)\ndef f(n): return [*map(f, [n])]\nf(0)",
+    ),
     "breaks the interpreter": ("error wrong_answer", "import ctypes\nctypes.memset(id(None), 0, 64)"),
     "reads address zero": ("error", "import ctypes\nctypes.string_at(0)"),
     "aborts": ("error violation", "import os\nos.abort()"),

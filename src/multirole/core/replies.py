@@ -21,11 +21,13 @@ THOUGHT_TAGS = (
 
 MAX_BOX_CHARACTERS = 400
 """Longest box or line that is read as words, in characters."""
-_INVISIBLE = re.compile("[\u00ad\u200b-\u200d\u2060\ufeff]")
+_INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
 _LIST_MARK = re.compile(r"\s*(?:(?:[-+*•]|\d{1,3}[.)])\s+|#{1,6}\s+|>\s*)+(?=\S)")
-_BOX = r"\\(?:boxed|fbox|framebox)(?![A-Za-z])"
+_BOX = r"\\{1,2}(?:boxed|fbox|framebox)(?![A-Za-z])"  # also \\boxed, as in JSON
 _BOX_TOKEN = re.compile(rf"(?P<box>{_BOX}\s*(?:\[[^\]\n]{{0,40}}\]\s*)?\{{)|\\.|[{{}}]", re.DOTALL)
 _BARE_BOX = re.compile(rf"{_BOX}(?!\s*[\[{{])\s*[-+\d\\(]")  # \boxed 5 is a malformed box, "use \boxed" is a mention
+_TICK = re.compile(r"\[([ xX✓✔])\]\s*")
+_STRUCK = re.compile(r"~~[^~]*~~")
 _COLOR = re.compile(r"\\(?:(?:text)?color|colorbox)\s*\{[^{}]*\}")
 _STYLE = re.compile(
     r"\\(?:(?:text|math)[a-z]*|emph|underline|uline|operatorname\*?|boldsymbol|bm|bf|rm|it|sf|tt|bfseries|boxed|fbox|framebox"
@@ -100,19 +102,26 @@ def plain_words(content: str) -> str:
     r"""Return the words of a box in lower case, without styles, Markdown, quotes, brackets and a trailing point.
 
     `\textbf{ Correct. }`, `**correct**` and `\text{Correct}` all give "correct". Signs, points between digits and commands
-    that are no styles stay, so that -2, 1/2, 1.5 and `\sqrt{2}` are not taken for other numbers.
+    that are no styles stay, so that -2, 1/2, 1.5 and `\sqrt{2}` are not taken for other numbers. Crosses stay as ✗, and struck text
+    (`~~Correct~~`) is left out.
     """
     text = unicodedata.normalize("NFKC", _INVISIBLE.sub("", content[:MAX_BOX_CHARACTERS]))
-    text = _COLOR.sub(" ", text).replace(r"\#", "#").replace(r"\%", "%").replace(r"\_", "_")
+    text = _COLOR.sub(" ", _STRUCK.sub(" ", text)).replace(r"\#", "#").replace(r"\%", "%").replace(r"\_", "_")
     text = _STYLE.sub(" ", text)
-    text = re.sub(r"[*_`$~#\"'“”‘’()\[\]<>{}✓✔✅❌✗]|\\(?=[{}()\[\]])", " ", text)
+    text = re.sub("[❌✗✘✖]", " ✗ ", text)
+    text = re.sub(r"[*_`$~#\"'“”‘’()\[\]<>{}✓✔✅]|\\(?=[{}()\[\]])", " ", text)
     return re.sub(r"[\s.!;:]+(?=\s|$)|^[\s.!;:]+", " ", text).strip().lower()
 
 
 def last_line(text: str) -> str:
-    """Return the plain words of the last line without its list mark; code fences are no lines, a long line or a box gives ""."""
+    """Return the plain words of the last line without its list mark; a long line or a box gives "".
+
+    Code fences and the unticked items of a list of tasks (`- [ ]`) are no lines.
+    """
     for line in reversed(text.rstrip()[-20 * MAX_BOX_CHARACTERS :].splitlines()):
-        if line.strip() and not line.strip().startswith(("```", "~~~")):
+        item = _LIST_MARK.sub("", line[:MAX_BOX_CHARACTERS], count=1)
+        tick = _TICK.match(item)
+        if line.strip() and not line.strip().startswith(("```", "~~~")) and not (tick and tick[1] == " "):
             is_read = len(line) <= MAX_BOX_CHARACTERS and not ends_in_broken_box(line, 0)
-            return plain_words(_LIST_MARK.sub("", line, count=1)) if is_read else ""
+            return plain_words(item[tick.end() :] if tick else item) if is_read else ""
     return ""

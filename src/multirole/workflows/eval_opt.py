@@ -21,7 +21,7 @@ VERDICT = re.compile(
 def parse_verdict(text: str, box_rule: str = "box_or_line") -> str:
     """Return "correct", "incorrect" or "unparsed": the verdict in the last box that holds one, in any style.
 
-    Without such a box the last line counts if it is nothing but a verdict ("**Verdict:** Correct."); with
+    Without such a box the last line counts if it is nothing but a verdict ("**Verdict:** Correct."); "Correct ❌" is none. With
     `box_rule="last_box"` only boxes count. `box_rule="first_literal"` is the released code's: the first literal `\\boxed{Correct}` or `\\boxed{Incorrect}`, in any case.
     """
     if box_rule == "first_literal":
@@ -30,8 +30,11 @@ def parse_verdict(text: str, box_rule: str = "box_or_line") -> str:
     words = [plain_words(box.content) for box in reversed(find_boxes(text))]
     words += [last_line(text)] if box_rule == "box_or_line" else []
     for content in words:
-        if verdict := VERDICT.fullmatch(content):
-            return "correct" if verdict["verdict"] == "correct" else "incorrect"
+        verdict = VERDICT.fullmatch(content.replace("✗", "").strip())
+        if verdict and verdict["verdict"] != "correct":
+            return "incorrect"
+        if verdict and "✗" not in content:
+            return "correct"
     return "unparsed"
 
 

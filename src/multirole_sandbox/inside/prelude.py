@@ -11,6 +11,7 @@ these names that its text uses; no builtin is replaced.
 import ast
 import builtins
 import contextlib
+import locale
 import sys
 import types
 
@@ -49,6 +50,15 @@ def load() -> None:
         names = vars(public).get("__all__") or [name for name in vars(public) if name[0] != "_"]
         NAMES.update({name: getattr(public, name) for name in names if not hasattr(builtins, name)})
     NAMES.update({module: sys.modules[module] for module in [*STARRED.split(), "sys"]})
+    read_locale()
+
+
+def read_locale() -> None:
+    """Read the files of the environment's locale, which a program that sets it could not open; the current locale stays."""
+    current = locale.setlocale(locale.LC_ALL)
+    with contextlib.suppress(locale.Error):
+        locale.setlocale(locale.LC_ALL, "")
+    locale.setlocale(locale.LC_ALL, current)
 
 
 def modules_of(source: str) -> set[str]:
@@ -82,7 +92,7 @@ def import_ahead(source: str, code: types.CodeType) -> dict[str, object]:
             SyntaxError, ValueError, RecursionError, MemoryError
         ):  # the source may be too large to parse
             modules = modules_of(source)
-    if "concurrent.futures" in modules:
+    if modules & {"concurrent.futures", "asyncio"}:
         modules.add("concurrent.futures.thread")  # imported on first use
     for module in sorted(modules):
         package, _, name = module.rpartition(".")

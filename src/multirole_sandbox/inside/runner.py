@@ -6,6 +6,7 @@ has the expected output. A function's result is returned as JSON.
 
 import atexit
 import builtins
+import dis
 import io
 import json
 import os
@@ -49,7 +50,16 @@ def code_of(error: BaseException) -> int:
 def open_by_name(file: object, *arguments: object, **options: object) -> io.IOBase:
     """Open a file as `open` does, and also the standard streams by name, because no path can be opened."""
     names = {"/dev/stdin": 0, "/dev/stdout": 1, "/dev/stderr": 2, "/dev/fd/0": 0, "/dev/fd/1": 1}
-    return OPEN(os.dup(names[file]) if type(file) is str and file in names else file, *arguments, **options)
+    name = os.fspath(file) if isinstance(file, os.PathLike) else file
+    return OPEN(os.dup(names[name]) if type(name) is str and name in names else file, *arguments, **options)
+
+
+def is_open(stream: io.TextIOWrapper) -> bool:
+    """Return whether a stream is neither closed nor detached from its buffer."""
+    try:
+        return not stream.closed
+    except ValueError:  # detached
+        return False
 
 
 class Program:
@@ -59,13 +69,13 @@ class Program:
     """
 
     def __init__(self, code: types.CodeType, names: dict[str, object], source: str) -> None:
-        self.code, self.stdout = code, sys.stdout
+        self.code, self.names, self.stdout = code, names, sys.stdout
         self.may_hold_files = "open" in source or "__del__" in source or "IO" in source
         self.modules = [types.ModuleType("__main__"), types.ModuleType("solution")]
         for module in self.modules:
-            vars(module).update(names, __builtins__=builtins)
+            vars(module).update(names, __builtins__=builtins, __file__="/program.py")
         if "/dev/" in source:
-            builtins.open = open_by_name
+            builtins.open = io.open = open_by_name
         sys.setrecursionlimit(RECURSION_LIMIT)
 
     def run(self, function: str, has_integer_keys: bool = False) -> int:
@@ -81,7 +91,7 @@ class Program:
                 sys.stdout.flush()
             if self.may_hold_files:
                 vars(module).clear()  # files that it opened write their last bytes now
-            if not stdout.closed:
+            if is_open(stdout):
                 stdout.flush()
         except BaseException as error:  # noqa: BLE001 (hooks and streams of the program)
             code = code or code_of(error) or wire.FAILED
@@ -96,13 +106,47 @@ class Program:
             lines = sys.stdin.read()
             arguments = [json.loads(line, object_hook=of_dict) for line in lines.split("\n")] if lines else []
             exec(self.code, namespace)  # noqa: S102
-            value = find(namespace, function)(*arguments)
+            value = self.find(namespace, function)(*arguments)
             with OPEN(RESULT, "w", closefd=False) as file:
                 file.write(json.dumps(value, default=plain_number))
             return wire.FINE
         except BaseException as error:  # noqa: BLE001 (the boundary to untrusted code: SystemExit too ends here)
             code = code_of(error)
             return (code or wire.FAILED) if function else code
+
+    def find(self, namespace: dict[str, object], function: str) -> Callable:
+        """Return the method of `class Solution` with this name, else the function, else the method of any class.
+
+        A predefined name is the program's function only if the program imports it.
+        """
+        solution = namespace.get("Solution")
+        if isinstance(solution, type) and hasattr(solution, function):
+            return getattr(solution(), function)
+        is_predefined = function in self.names and namespace.get(function) is self.names[function]
+        if function in namespace and not (is_predefined and not binds(self.code, function)):
+            return namespace[function]
+        classes = (
+            member
+            for member in namespace.values()
+            if isinstance(member, type) and member.__module__ == namespace["__name__"]
+        )
+        return getattr(next(member for member in classes if function in vars(member))(), function)
+
+
+def binds(code: types.CodeType, name: str, stores: tuple[str, ...] = ("STORE_NAME", "STORE_GLOBAL")) -> bool:
+    """Return whether a program binds a global name by assignment, definition or import, also of `*`."""
+    module = ""
+    for step in dis.get_instructions(code):
+        if step.opname == "IMPORT_NAME":
+            module = step.argval
+        is_star = "IMPORT_STAR" in (
+            step.opname,
+            step.argrepr.removeprefix("INTRINSIC_"),
+        )  # the latter since Python 3.12
+        if (is_star and hasattr(sys.modules.get(module), name)) or (step.opname in stores and step.argval == name):
+            return True
+    parts = (constant for constant in code.co_consts if isinstance(constant, types.CodeType))
+    return any(binds(part, name, ("STORE_GLOBAL",)) for part in parts)
 
 
 def integer_keys(value: dict[str, object]) -> dict:
@@ -117,18 +161,3 @@ def plain_number(value: object) -> int | float:
     if not isinstance(value, (Decimal, Fraction)):
         raise TypeError(f"a {type(value).__name__} is no JSON value")
     return int(value) if value == int(value) else float(value)
-
-
-def find(namespace: dict[str, object], function: str) -> Callable:
-    """Return the method of `class Solution` with this name, else the function, else the method of any class."""
-    solution = namespace.get("Solution")
-    if isinstance(solution, type) and hasattr(solution, function):
-        return getattr(solution(), function)
-    if function in namespace:
-        return namespace[function]
-    classes = (
-        member
-        for member in namespace.values()
-        if isinstance(member, type) and member.__module__ == namespace["__name__"]
-    )
-    return getattr(next(member for member in classes if function in vars(member))(), function)

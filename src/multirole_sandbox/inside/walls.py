@@ -7,7 +7,7 @@ Three seccomp filters are stacked; the strictest result for a system call wins:
   * `no_files`, for a program's manager once its imports are done: nothing can be opened or looked up by path. The
     program sees an empty file system (ENOENT) that is read-only (EACCES).
   * `leaf`, for the process that runs the program: threads but no processes, no signals, no new memory files, no changes
-    of limits.
+    of limits except that of the stack, which programs raise beside the recursion limit (it counts as address space).
 """
 
 import ctypes
@@ -71,7 +71,7 @@ WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | 
 SAFE_IOCTLS = (0x5401, 0x5421, 0x5450, 0x5451, 0x541B)  # isatty, non-blocking, close-on-exec off and on, bytes readable
 SAFE_FCNTLS = (0, 1, 2, 3, 4, 1030, 1034)  # duplicate, descriptor and file flags, duplicate with close-on-exec, seals
 SAFE_PRCTLS = (1, 15, 16, 22, 0x53564D41)  # die with parent, name set and get, seccomp, name of a memory area
-NEW_NAMESPACES, CLONE_THREAD, AT_EMPTY_PATH = 0x7E020000, 0x00010000, 0x1000
+NEW_NAMESPACES, CLONE_THREAD, AT_EMPTY_PATH, RLIMIT_STACK = 0x7E020000, 0x00010000, 0x1000, 3
 
 Instruction = tuple[int, int, int, int]
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -163,7 +163,8 @@ def build_filters() -> tuple[Filter, Filter, Filter] | None:
     leaf = block(CLONE[column], [load(16), *on_bits(CLONE_THREAD, ALLOW), returning(KILL)])
     leaf += rules(LEAF_KILLED, KILL) + rules(LEAF_DENIED, EPERM)
     leaf += block(PRCTL[column], [load(16), *on_equal(1, KILL), returning(ALLOW)])  # to outlive its parent
-    no_new_limit = [load(32), (0x15, 0, 2, 0), load(36), (0x15, 1, 0, 0), returning(EPERM), returning(ALLOW)]
+    no_new_limit = [load(24), *on_equal(RLIMIT_STACK, ALLOW)]
+    no_new_limit += [load(32), (0x15, 0, 2, 0), load(36), (0x15, 1, 0, 0), returning(EPERM), returning(ALLOW)]
     leaf += block(PRLIMIT[column], no_new_limit)
     return assemble(base, EPERM, audit_id), assemble(no_files, ALLOW, audit_id), assemble(leaf, ALLOW, audit_id)
 

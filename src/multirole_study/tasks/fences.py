@@ -8,7 +8,7 @@ Supported:
 
 The last closed block marked as Python is the program. A later unmarked block is preferred if it defines, imports or reads
 something (a sample output does not). A block of another language (text, bash) is used only if there is no other, and an
-unclosed block only if no program is closed. The released code and LiveCodeBench always take the last block;
+unclosed block only if no program is closed. A block of comments, `...` or `pass` alone is no program if there is another. The released code and LiveCodeBench always take the last block;
 LiveCodeBench/LiveCodeBench#118 shows programs that this loses.
 
 Nothing is parsed as Python here, because replies are untrusted.
@@ -29,6 +29,7 @@ _STATEMENT = re.compile(r"(?:import|from|def|class|async|for|while|if|try|with|p
 _ASSIGNMENT = re.compile(r"\w[\w, ]*=[^=]")
 _DEFINES_OR_READS = re.compile(r"^[ \t]*(?:def|class|import|from)[ \t]+\w|\binput\(|\bstdin\b|\bopen\(0", re.MULTILINE)
 _PRINTS = re.compile(r"\bprint\(")
+_PLACEHOLDER = re.compile(r"(?:\s++|#[^\n]*+|\.\.\.|pass\b)*+")
 _STRING_OR_COMMENT = (
     r'"""(?:\\.|[^\\])*?"""|' + r"'''(?:\\.|[^\\])*?'''|" + r'"(?:\\.|[^"\\\n])*"?|' + r"'(?:\\.|[^'\\\n])*'?|#[^\n]*"
 )
@@ -48,7 +49,7 @@ def extract_program(text: str) -> str | None:
     blocks = [block for block in fenced_blocks(text) if block.text.strip()]
     if not blocks:
         return _without_opening(text) or _on_one_line(text)
-    programs = _programs(blocks)
+    programs = _programs([block for block in blocks if not _PLACEHOLDER.fullmatch(block.text)] or blocks)
     return ([block for block in programs if block.is_closed] or programs)[-1].text
 
 

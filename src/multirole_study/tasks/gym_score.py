@@ -3,6 +3,10 @@
 Several `score_answer` methods of the package evaluate the answer as Python (`eval`, or sympy's `parse_expr`), so model output must
 never reach them in the trainer. The sandbox's workers import this file and call `preload` before they enter the sandbox. What is
 evaluated there could still read the reference or write the result itself, so an answer with more than data in it is wrong (`is_data`).
+
+Some `score_answer` methods of version 0.1.25 accept wrong answers. The kinds in `RIGHT` are scored here, and `is_hedged` and `is_finite`
+refuse what others accept. Kinds without a `score_answer` of their own pay len(reference) / len(answer) to an answer that contains the
+reference; this partial credit is the package's convention and stays.
 """
 
 import ast
@@ -14,6 +18,8 @@ import pkgutil
 import re
 import sys
 import types
+from collections.abc import Callable
+from fractions import Fraction
 from typing import Any
 
 LATE = (
@@ -31,6 +37,13 @@ DATA = (ast.Expression, ast.Constant, ast.List, ast.Tuple, ast.Load, ast.UnaryOp
 MATHEMATICS = {"abs", "max", "min", "pow", "round", "sum"}
 NEEDS_PYCOSAT = "zebra_puzzles"
 """The only kind that needs the package pycosat, which has to be compiled."""
+PUZZLE_TARGET = 24
+COIN_TOLERANCE = Fraction(1, 10_000)
+"""The package's absolute tolerance for a probability."""
+_NOT_FINITE = re.compile(r"(?<![a-z])(?:s?nan|inf(?:inity)?)[ij]?(?![a-z])", re.IGNORECASE)
+_HEDGE = re.compile(r"\b(?:or|nor|xor|if|unless)\b", re.IGNORECASE)
+_FORMULA = re.compile(r"(?:[\d+\-()\s]|\*(?!\*)|/(?!/))+", re.ASCII)
+_NUMBER = re.compile(r"-?\s*\d[\d,.]*\w*")
 
 
 def load_gym() -> Any:
@@ -83,14 +96,64 @@ def is_data(kind: str, answer: str) -> bool:
     return True
 
 
+def is_finite(answer: str, reference: str) -> bool:
+    """Return whether an answer to a numeric problem has no nan or infinity that the reference lacks: a distance to nan counts as zero."""
+    is_numeric = re.search(r"\d", reference) and not _NOT_FINITE.search(reference)
+    return not (is_numeric and _NOT_FINITE.search(answer))
+
+
+def is_hedged(kind: str, answer: str) -> bool:
+    """Return whether an answer of knights_knaves joins its statements by "or" or a condition; the package reads only names and roles."""
+    return kind == "knights_knaves" and bool(_HEDGE.search(answer))
+
+
+def is_right_formula(answer: str, entry: dict) -> bool:
+    """Return whether a formula of the four operations makes exactly 24 of the problem's numbers, each used once."""
+    from sympy.parsing.sympy_parser import parse_expr
+
+    numbers = sorted(map(int, re.findall(r"\d+", answer)))
+    is_formula = _FORMULA.fullmatch(answer) and numbers == sorted(entry["metadata"]["numbers"])
+    return bool(is_formula) and parse_expr(answer.strip()) == PUZZLE_TARGET
+
+
+def is_right_word(answer: str, entry: dict) -> bool:
+    """Return whether an answer is the reference's word."""
+    return answer.strip().casefold() == entry["answer"].casefold()
+
+
+def is_right_probability(answer: str, entry: dict) -> bool:
+    """Return whether an answer is within the tolerance of the probability, and within a tenth of it, so that 0 is never right."""
+    probability = Fraction(entry["answer"])
+    return abs(Fraction(answer.replace(",", "")) - probability) <= min(COIN_TOLERANCE, probability / 10)
+
+
+def is_right_number(answer: str, entry: dict) -> bool:
+    """Return whether the only number of an answer, such as "$1,754" or "98 apples", is the reference with its sign."""
+    numbers = [re.sub(r"[\s,]", "", number).rstrip(".") for number in _NUMBER.findall(answer.replace("−", "-"))]
+    return len(numbers) == 1 and float(numbers[0]) == float(entry["answer"])
+
+
+RIGHT: dict[str, Callable[[str, dict], bool]] = {
+    "puzzle24": is_right_formula,
+    "game_of_life_halting": is_right_word,
+    "coin_flip": is_right_probability,
+    "gsm_symbolic": is_right_number,
+}
+"""Kinds that are scored here, all or nothing. The package takes 6+6+6+6 for 24 whatever the numbers are, compares the truth value of the
+text, pays for a common prefix (0 for 0.25), and reads the first number without its sign."""
+
+
 def score(kind: str, options: dict, answer: str, encoded: str) -> float | str:
     """Score one answer to an encoded entry; "broken: ..." if a module or file is missing, which no answer can cause."""
     try:
         dataset, entry = pickle.loads(base64.b64decode(encoded))
         if dataset is None:
             dataset = load_gym().create_dataset(kind, seed=0, size=1, **options)
-        if not is_data(kind, answer) and answer != entry["answer"]:
-            return 0.0
+        if answer != entry["answer"]:
+            if is_hedged(kind, answer) or not is_data(kind, answer) or not is_finite(answer, entry["answer"] or ""):
+                return 0.0
+            if kind in RIGHT:
+                return float(RIGHT[kind](answer, entry))
         return float(dataset.score_answer(answer, entry))
     except (ImportError, OSError) as error:
         return f"broken: {error!r}"

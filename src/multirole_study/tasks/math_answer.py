@@ -9,7 +9,7 @@ Verdicts of `grade_answers`, of which only "correct" earns a reward:
   "unparsable"  empty, unbalanced braces, or no mathematics that the parser can read
   "timeout"     not decided within 2 s of CPU time, 30 s of wall-clock time, 512 MiB and the stack, or a number of more
                 than 4 million bits
-  "too_long"    more than 1,000 characters
+  "too_long"    more than 1,000 characters, or 4,000 in normal form
 
 Departures from the released code, whose grader is string equality or a sympy comparison inside the trainer: 2/4 is 1/2
 and 84/2 is 42 here; the text after the last `</think>` counts, not after the first, and a thought that is cut off is no
@@ -21,13 +21,15 @@ Conventions:
   * A unit that only one side has is ignored. Two units must be the same, or convert exactly: 100 cm are 1 m.
   * 50% is 50 and 1/2, but 0.5% is not 0.5. A degree sign is a unit, and 90 degrees are also pi/2.
     "2 hours 30 minutes" is 2.5 hours, `45^\circ 30'` is 45.5 degrees.
+  * Number words are factors, not units: 5 lakh are 500000, 5百万 are 5000000. A counted noun is ignored: 8 real solutions are 8.
   * A base that only one side has is ignored: `4210_5` is 4210. Two bases must agree, or the values.
+  * `142 \bmod 100` is 42, and `-1 \pmod 7` is 6 or -1.
   * 1,000 and 1{,}000 and "1 000" and 1.000.000 are thousands, 1e3 is 1000; 2 1/2 is 5/2; any other number with a space in
     it is unparsable. 3,14 is 3.14 if the other side is a decimal with a point (as in math-verify), else a list.
   * (2)(3) is 6, a product; math-verify's parser adds the factors, as if they were a mixed number.
   * 0.333... is 1/3, since the period is written three times; 3.14... is no number.
   * "1,2" is a set of two values, and also the pair (1,2) in this order. {1,2} is not (1,2). (1,2) is a pair and the
-    open interval alike. [1,2] is closed.
+    open interval alike. [1,2] is closed. "x<1 or x>3" is a union; with a comma or "and", relations are a union or an intersection.
   * `x=5` equals 5 in both directions, `y=5` does not equal `x=5`; x > 2 is (2, oo). X is not x, e and i are constants,
     but names alone on the left side.
   * A letter of a multiple choice may have its text behind it: (B) 42 is B.
@@ -48,6 +50,8 @@ from multirole_study.tasks.math_units import inner_units_removed, split_unit
 
 MAX_CHARACTERS = 1000
 """The largest length of an answer or a reference."""
+LONGEST_NORMALIZED = 4 * MAX_CHARACTERS
+"""The largest length of an answer in normal form, in which a cent sign has 12 characters."""
 MODULE = Path(__file__).with_name("math_compare.py")
 LIMITS = Limits(
     test_seconds=2.0,  # per comparison; most take hundredths
@@ -187,6 +191,8 @@ def decide(answer: str, reference: str) -> str | tuple[str, str, str]:
     if len(answer) > MAX_CHARACTERS:
         return "too_long"
     ours, gold = normalize(answer), normalize(reference)
+    if len(ours) > LONGEST_NORMALIZED:
+        return "too_long"
     if not ours or closing_brace(ours + "}", 0) != len(ours):
         return "unparsable"
     if ours == gold or answer.strip() == reference.strip():
@@ -287,8 +293,14 @@ def _decide_notation(ours: str, gold: str) -> str | None:
         return "correct" if m == n and m and (a - b) % m == 0 else "wrong"
     for residue, other in (residues[0], gold), (residues[1], ours):
         if residue and _RATIONAL.fullmatch(other):
-            return "correct" if Fraction(residue[1]) == Fraction(other) else "wrong"
+            return _decide_residue(int(residue[1]), int(residue[2]), Fraction(other))
     return None
+
+
+def _decide_residue(number: int, modulus: int, other: Fraction) -> str:
+    """Compare a residue with a plain number: 142 mod 100 is 42, and -1 mod 7 is 6 or -1."""
+    is_equal = modulus and (other == number % modulus or (other == number and abs(number) < modulus))
+    return "correct" if is_equal else "wrong"
 
 
 def _base_form(text: str) -> str:
@@ -309,7 +321,9 @@ def _decide_bases(ours: str, our_base: re.Match[str] | None, gold: str, gold_bas
     if base[1].lstrip("+0").upper() == plain.lstrip("+0").upper():
         return "correct"
     if our_base and _RATIONAL.fullmatch(plain):  # the reference is an ordinary number
-        return "correct" if value == Fraction(plain) else "wrong"
+        digits = base[1].lstrip("+-")  # F_{16} is a letter with an index
+        is_numeral = digits[0].isdigit() or (base[2] in {"16", "sixteen"} and len(digits) > 1)
+        return "correct" if is_numeral and value == Fraction(plain) else "wrong"
     return "wrong" if re.fullmatch(r"[0-9A-Fa-f]+", plain) else None
 
 
@@ -345,7 +359,7 @@ def _without_units(ours: str, gold: str) -> tuple[str, str, str | None]:
         return ours, gold, str(unit.factor / due.factor)
     kind = unit.kind if unit else due.kind if due else ""
     if kind == "%":
-        marked = ours if unit else gold
+        marked = re.sub(r"\\frac\{(\d+)\}\{(\d+)\}", r"\1/\2", ours if unit else gold)
         is_small = _RATIONAL.fullmatch(marked) and Fraction(marked).denominator > 1 and abs(Fraction(marked)) <= 1
         percent = "1/100" if unit else "100"
         return ours, gold, percent if is_small else f"1;{percent}"

@@ -124,8 +124,10 @@ def read(text: str, depth: int = 0) -> Value:
         return Equation(point[1], sympy.Symbol(point[1], real=True), read(point[2], depth + 1), [])
     if groups := _parts(text, ";"):
         return Items("list", [_tuple_of(group, depth) for group in groups])
-    if parts := _parts(text, ","):
-        return Items("list", _flattened([read(part, depth + 1) for part in parts], parts))
+    if parts := _parts(text, r",|\\lor(?![A-Za-z])"):
+        values = _flattened([read(part, depth + 1) for part in parts], parts)
+        is_union = r"\lor" in text and all(map(_is_relation, values))
+        return Items("set" if is_union else "list", values)
     if signs := _signs(text):
         return Items("list", [read(part, depth + 1) for part in signs])
     sides = split_outside(text, r"(?<![<>!:\\])=(?!=)|\\in(?![A-Za-z])|\\colon=|:=|\\equiv(?![A-Za-z])")
@@ -347,13 +349,32 @@ def _equal_with_equation(gold: Value, value: Value) -> bool:
         return _equal_equations(a, b)
     if isinstance(value, Equation):
         value = _oriented(value)
-        return not _is_linear_equation(value) and equal(gold, value.right)
+        return not _is_linear_equation(value) and equal(gold, _right_in_order(value))
     gold = _oriented(gold)
     return _is_name(gold) and equal(gold.right, value)
 
 
+NO_NAMES = frozenset(["false", "true", "none", "nothing", "undefined", "impossible"])
+
+
+def _right_in_order(equation: Equation) -> Value:
+    """Return the right side; that of (y,x) = (3,5) is (5,3), in the order x, y, z."""
+    left, right = equation.left, equation.right
+    if not (isinstance(left, Items) and isinstance(right, Items) and len(left.values) == len(right.values)):
+        return right
+    names = [str(item) for item in left.values]
+    if len(set(names)) < len(names) or not set(names) <= {"x", "y", "z"}:
+        return right
+    return Items(
+        right.kind, [value for _, value in sorted(zip(names, right.values, strict=True), key=lambda pair: pair[0])]
+    )
+
+
 def _is_false(equation: Equation) -> bool:
-    """Return whether the sides of an equation are unequal constants, as in 43 = 42."""
+    """Return whether the sides of an equation are unequal constants, as in 43 = 42, or the left one is no name, as \\emptyset."""
+    left = equation.left
+    if left == sympy.S.EmptySet or (isinstance(left, Words) and _spelled(left.text).lower() in NO_NAMES):
+        return True
     sides = [side for side in (equation.left, *equation.middle, equation.right) if isinstance(side, sympy.Expr)]
     sides = sides[equation.left in CONSTANT_LETTERS :]
     constants = [side for side in sides if not side.free_symbols and not side.has(sympy.core.function.AppliedUndef)]
@@ -473,7 +494,7 @@ def _sets_of(value: Value) -> list[Value]:
         if not all(parts):
             return []
         sets = [part[0] for part in parts]
-        return [sympy.Union(*sets), sympy.Intersection(*sets)]
+        return [sympy.Union(*sets)] if value.kind == "set" else [sympy.Union(*sets), sympy.Intersection(*sets)]
     converted = _as_set(value)
     return [converted] if converted is not None else []
 

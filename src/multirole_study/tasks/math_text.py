@@ -15,7 +15,7 @@ from multirole.core.replies import closing_brace
 _UNICODE = {
     "–": "-", "—": "-", "−": "-", "‐": "-", "‑": "-", "‒": "-", "―": "-", "。": ".", "×": r"\times ", "÷": r"\div ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "∗": "*",
     "π": r"\pi ", "√": r"\sqrt ", "∛": r"\sqrt[3]", "∞": r"\infty ", "≤": r"\le ", "≥": r"\ge ", "⩽": r"\le ", "⩾": r"\ge ",
-    "≠": r"\ne ", "±": r"\pm ", "∓": r"\mp ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "°": r"^\circ ",
+    "≠": r"\ne ", "±": r"\pm ", "∓": r"\mp ", "∪": r"\cup ", "∩": r"\cap ", "∈": r"\in ", "∅": r"\emptyset ", "°": r"^\circ ", "º": r"^\circ ", "˚": r"^\circ ",
     "℃": r"^\circ \text{C}", "℉": r"^\circ \text{F}", "ℝ": r"\mathbb{R}", "ℤ": r"\mathbb{Z}", "ℕ": r"\mathbb{N}",
     "ℚ": r"\mathbb{Q}", "ℂ": r"\mathbb{C}", "ⅇ": "e", "ⅈ": "i", "…": r"\ldots ", "⋯": r"\ldots ", "∖": r"\setminus ",
     "≈": r"\approx ", "≡": r"\equiv ", "∠": r"\angle ", "△": r"\triangle ", "⟨": r"\langle ", "⟩": r"\rangle ",
@@ -95,7 +95,7 @@ _UNITS_OR_FUNCTIONS = frozenset({"min", "sec", "deg"})
 _UNIT_PLACE = re.compile(r"[\d)}]\s*\Z")
 _ARGUMENT = re.compile(r"\s*(?:[A-Za-z({^]|\\(?![,;:! ]|text))")
 _ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|text\{\s*cis\s*\})(?![A-Za-z])")
-_INVISIBLE = re.compile("[\u00ad\u200b-\u200d\u2060\ufeff]")
+_INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
 _SYSTEM = re.compile(r"\\begin\{cases\}([^&]*?)\\end\{cases\}", re.DOTALL)
 _LAYOUT = re.compile(r"\\(?:begin|end)\s*\{(?:aligned|align\*?|equation\*?|gather(?:ed)?\*?|split|math|displaymath)\}")
 _LEAD = re.compile(
@@ -103,13 +103,23 @@ _LEAD = re.compile(
     r"|\s*(?:=|\\(?:Rightarrow|Longrightarrow|implies|therefore|longrightarrow|checkmark|xrightarrow\s*\{\s*\}))(?![A-Za-z])(?=\s*\S)"
 )
 """Text before an answer that is no part of it: "The answer is", "=", an arrow."""
+_LEAD_IN_TEXT = re.compile(
+    r"\\text(?:bf)?\s*\{\s*(?i:(?:the )?(?:final )?answer(?: is)?)\s*[:=]?(?P<answer>[^A-Za-z{}]*\d[^A-Za-z{}]*)\}"
+)
 _END_MARK = re.compile(
     r"(?:\s|\\[,;:! ]|\\q?quad)*\\(?:checkmark|blacksquare|square|Box|qed|qedsymbol)\s*$|(?:\s*\\\\)+\s*$"
 )
+_RELATION = re.compile(r"[<>]|\\(?:[lg]eq?|[lg]eqslant|[lg]t)(?![A-Za-z])")
+_OR = re.compile(
+    r"(?:,\s*)?(?:\\(?:text(?:rm|bf)?|mathrm|mbox)\s*\{\s*,?\s*or\s*,?\s*\}|(?<![A-Za-z\\])or(?![A-Za-z]))(?:\s*,)?"
+)
+"""Matches the "or" between relations, which is a union and not a list."""
 _SPELLINGS = (
     (re.compile(r"\\(?:nicefrac|sfrac|xfrac)(?![A-Za-z])"), r"\\frac"),
     (re.compile(r"\^\{?(\d+)\}?\s*/\s*_\{?(\d+)\}?"), r"\\frac{\1}{\2}"),
     (re.compile(r"\\(?:degree|textdegree|degrees)(?![A-Za-z])"), r"^\\circ "),
+    (re.compile(r"(?<=\d)\s*\^\s*(?:o|\{\s*o\s*\})(?![A-Za-z])"), r"^\\circ "),
+    (re.compile(r"\\begin\{array\}\s*\{[clr|\s]*\}((?:(?!\\\\|&|\\end)[^&])*)\\end\{array\}"), r"\1"),
     (re.compile(r"\\(?:pounds|textsterling)(?![A-Za-z])\s*"), r"\\text{£}"),
     (re.compile(r"\\(?:euro|texteuro|EUR)(?![A-Za-z])\s*"), r"\\text{€}"),
     (re.compile(r"\\(?:yen|textyen)(?![A-Za-z])\s*"), r"\\text{¥}"),
@@ -152,6 +162,8 @@ _THOUSANDS_FACTOR = re.compile(
 )
 _THOUSANDS_IN_LIST = re.compile(r"(?<![\d.,])[1-9]\d{0,2}(?:,\d{3})+(?=,\s|\s*$|\s*[)\]\\])", re.ASCII)
 """Matches 1,000 in "1,000, 2,000", whose values are separated by a comma and a space."""
+_UNDERSCORED = re.compile(r"[+-]?\d{1,3}(?:\\?_\d{3})+", re.ASCII)
+"""Matches 1_000 and 1\\_000; no base has three digits."""
 _REPEATING = re.compile(
     r"(\d*)\.(\d*)(?:\\(?:overline|bar|dot|overbar)\s*\{(\d+)\}(?:\\dot\s*\{(\d)\})?|\((\d+)\))(?![\d.])", re.ASCII
 )
@@ -182,12 +194,16 @@ def normalize(text: str) -> str:
     text = _SYSTEM.sub(_system, _unicode(_INVISIBLE.sub("", text)).strip())
     if _LAYOUT.search(text):
         text = _lines(_LAYOUT.sub("", text))
+    if whole := _LEAD_IN_TEXT.fullmatch(text):
+        text = whole["answer"]
     text = _END_MARK.sub("", text[lead.end() :] if (lead := _LEAD.match(text)) else text)
     for pattern, replacement in _SPELLINGS:
         text = pattern.sub(replacement, text)
+    if _RELATION.search(text):
+        text = _OR.sub(r"\\lor ", text)
     text = re.sub(r"^\*\*([^*]+)\*\*(?=\s)", r"\1", text)
     text = re.sub(r"^(\*\*|__|`|\*)(?=\S)(.*\S)\1$", r"\2", text, flags=re.DOTALL)
-    text = re.sub(r"^(-?)(?:\\\$|\$(?=[\d.][^$]*$))\s*(?=-?[\d.\\])", r"\1\\text{USD} ", text)
+    text = re.sub(r"^(-?)(?:\\\$|\$(?=[\d.][^$]*$))\s*(?=-?[\d.\\])", r"\\text{USD} \1", text)
     text = re.sub(r"\\\$|\$|\\(?:\(|\)|\[|\])(?![\d.]*\s*(?:pt|em|ex|cm|mm)\])", "", text)
     text = _THOUSANDS_GAP.sub(lambda number: re.sub(r"\D", "", number[0]), text)
     text = re.sub(r"(?<=\d)\{,\}(?=\d)", ".", text).replace(r"\!", "")
@@ -278,7 +294,7 @@ def _upright(content: str) -> str:
         return r"\infty "
     if words in {"e", "i", r"\pi", r"\imath"}:
         return {r"\imath": "i"}.get(words, words)
-    if words in _FUNCTIONS or words in {"lg", "arg", "Re", "Im"}:
+    if words in _FUNCTIONS or (words in _GREEK and words != "psi") or words in {"pi", "lg", "arg", "Re", "Im"}:
         return rf"\{words} "
     if re.fullmatch(r",?\s*(?:and|or)\s*,?", words):
         return ", "
@@ -360,6 +376,8 @@ def _numbers(text: str) -> str:
     points = _THOUSANDS_POINTS.fullmatch(text.strip())
     if points and (points[3] or points[2].count(".") > 1):
         text = points[1] + points[2].replace(".", "") + (f".{points[3]}" if points[3] else "")
+    if _UNDERSCORED.fullmatch(text.strip()):
+        text = re.sub(r"[\\_]", "", text)
     whole = _THOUSANDS.fullmatch(text.strip())
     if whole and not re.match(r"0+,", whole[2]):
         text = whole[1] + re.sub(r"\D", "", whole[2]) + whole[4]

@@ -31,10 +31,23 @@ _OTHERS = (
     "year=yr,year month unit=unit,u degree=deg,degree,度 yuan=yuan,元,rmb euro=€,euro,eur gbp=£,gbp yen=¥,yen,jpy rupee=₹,rupee,rs,inr radian=rad,radian "
     "N=N,newton J=J,joule W=W,watt kW=kw,kilowatt V=V,volt A=A,ampere,amp,amps Hz=hz,hertz kHz=khz MHz=mhz GHz=ghz Pa=pa,pascal "
     "kPa=kpa kN=kn kJ=kj kWh=kwh MW=mw rpm dB=db eV=ev atm psi bpm knot mol=mol,mole K=kelvin "
-    "student people=people,person child=child,children man=man,men woman=woman,women ohm=ohm,Ω cup pint quart byte bit acre hectare gallon=gal,gallon "
+    "student people=people,person,人 child=child,children man=man,men woman=woman,women ohm=ohm,Ω cup pint=pint,pt quart=quart,qt byte bit acre hectare=hectare,ha gallon=gal,gallon "
+    "KB=kb MB=mb GB=gb TB=tb "
     "degC=celsius degF=fahrenheit"
 )
-_SCALES = {"hundred": 100, "thousand": 1000, "million": 10**6, "billion": 10**9, "trillion": 10**12, "dozen": 12}
+_SCALES = {
+    "dozen": 12, "hundred": 100, "thousand": 1000, "lakh": 10**5, "lac": 10**5, "million": 10**6, "mn": 10**6, "crore": 10**7, "billion": 10**9, "bn": 10**9,
+    "trillion": 10**12, "quadrillion": 10**15, "quintillion": 10**18,
+    "十": 10, "百": 100, "千": 1000, "万": 10**4, "十万": 10**5, "百万": 10**6, "千万": 10**7, "亿": 10**8, "十亿": 10**9, "百亿": 10**10, "千亿": 10**11, "万亿": 10**12,
+}  # fmt: skip
+_CHINESE_SCALE = re.compile("[十百千万亿]*[万亿]|[十百千]+(?![米克瓦焦帕赫伏卡分])")
+"""Matches the number word of 万元 and 百人; 千米 is a kilometer."""
+_COUNTED = frozenset(["solution", "solutions", "integer", "integers", "number", "numbers", "times"])
+"""Words that are no units, except as the last one: 8 solutions."""
+_ADJECTIVES = frozenset(["real", "positive", "negative", "even", "odd", "prime", "integer", "distinct"])
+"""Words that are no units, except before a noun: 8 positive integers."""
+_SHORT_WORD = re.compile("of|by|on|am|pm|[pnumcdhk][AVWJNFHLBTKC]|[MGT][gmWVJ]")
+"""Matches words of two letters that are no product of variables, such as mA and kV."""
 _NO_UNIT = frozenset(
     [
         "or",
@@ -144,6 +157,45 @@ _NO_UNIT = frozenset(
         "reciprocal",
         "inverse",
         "negated",
+        "score",
+        "gross",
+        "tens",
+        "myriad",
+        "googol",
+        "zillion",
+        "mil",
+        "doubled",
+        "tripled",
+        "halved",
+        "twice",
+        "thrice",
+        "twelfth",
+        "twelfths",
+        "permille",
+        "mille",
+        "ppm",
+        "basis",
+        "reciprocals",
+        "complement",
+        "sqrt",
+        "wrong",
+        "incorrect",
+        "invalid",
+        "excluded",
+        "rejected",
+        "extraneous",
+        "impossible",
+        "fail",
+        "fails",
+        "成",
+        "折",
+        "半",
+        "个半",
+        "多",
+        "以上",
+        "以下",
+        "以内",
+        "左右",
     ]
 )
 _CASED = {"m": frozenset(["mw", "mpa", "mj", "mn", "mv"]), "M": frozenset(["mm", "mg", "ml"])}
@@ -163,7 +215,7 @@ _LETTERS = re.compile(
     r"(?P<core>.*[\d)}])(?P<gap> ?)(?P<unit>[A-Za-z]+(?:(?:[ /]|\^\{?[23]\}?)[A-Za-z]*)*?\.?)(?:\^\{?(?P<power>[23])\}?)?",
     re.DOTALL,
 )
-_BEFORE = re.compile(rf"(?P<unit>{_TEXTS}|(?:USD|EUR|GBP|Rs\.?) ?)\s*(?P<core>[+-]?[\d.\\(].*)", re.DOTALL)
+_BEFORE = re.compile(rf"(?P<unit>{_TEXTS}|(?:USD|EUR|GBP|Rs\.?) ?)\s*(?P<core>(?!\\text)[+-]?[\d.\\(].*)", re.DOTALL)
 _TOKEN = re.compile(r"\\frac\{(?P<top>[^{}]*\{[^{}]*\}[^{}]*)\}\{(?P<bottom>[^{}]*\{[^{}]*\}[^{}]*)\}|(?P<over>/|\bper\b|\ba(?=\s))|(?P<power>\^\{?(?P<exponent>[+-]?\d)\}?)|(?P<square>\b(?:square|sq\.?)(?![a-z]))|(?P<cubic>\b(?:cubic|cu\.?)(?![a-z]))|(?P<word>[^\W\d_]+|[€£¥₹¢%])|(?P<digit>[23])")  # fmt: skip
 
 
@@ -283,7 +335,8 @@ def inner_units_removed(text: str) -> str:
     r"""Return a list or tuple without the units of its members: `(3\text{ cm},4\text{ cm})` is `(3,4)`."""
 
     def strip(match: re.Match[str]) -> str:
-        return "" if _parse(match[0]) else match[0]
+        unit = _parse(match[0])
+        return "" if unit and not any(base in _SCALES for base, _ in unit.bases) else match[0]
 
     text = re.sub(rf"(?<=[\d)}}])(?:{DEGREE}|\\?%)(?=[,;)\]}}\\]|$)", "", text)
     return re.sub(rf"(?<=[\d)}}])\s*{_FACTOR}(?=[,;)\]]|\\\}}|$)", strip, text)
@@ -302,7 +355,10 @@ def _with_scale(core: str, unit: Unit) -> tuple[str, Unit | None]:
 
 def _is_noun(word: str, gap: str) -> bool:
     """Return whether a word after a space looks like a counted noun and not like a product of variables."""
-    return bool(gap) and len(word) >= 4 and word.lower() not in _NO_UNIT and bool(re.search("[aeiouy]", word.lower()))
+    is_refused = word.lower() in _NO_UNIT - _COUNTED - _ADJECTIVES  # `_parse` decides about the others by their place
+    return (
+        bool(gap) and (len(word) >= 4 or word == "odd") and not is_refused and bool(re.search("[aeiouy]", word.lower()))
+    )
 
 
 def _known(word: str) -> tuple[Fraction, str, int] | None:
@@ -315,11 +371,21 @@ def _known(word: str) -> tuple[Fraction, str, int] | None:
     return None
 
 
+def _is_unit_word(word: str) -> bool:
+    """Return whether a word can be a unit or a counted noun; one or two unknown letters are rather a product of variables."""
+    if word.lower() in _NO_UNIT:
+        return False
+    if _known(word) or word in {"C", "F", "%"} or word.lower() in _SCALES:
+        return True
+    return bool("\u4e00" <= word[0] <= "\u9fff" or _SHORT_WORD.fullmatch(word)) or len(word) > 2
+
+
 def _parse(text: str) -> Unit | None:
     """Return the unit that a text such as `\\text{km}/\\text{h}` or " square units" denotes; None if it is not a unit."""
     text = re.sub(DEGREE, " degree ", text.replace(r"\cdot", " "))
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", re.sub(r"\^\\text\{(\d)\}", r"^\1", text))
     text = text.replace("²", "^2").replace("³", "^3").replace("°", " degree ").replace("**", "^")
+    text = _CHINESE_SCALE.sub(r" \g<0> ", text)
     for compound, meaning in _COMPOUNDS.items():
         text = re.sub(rf"(?<![A-Za-z]){compound}(?![A-Za-z])", meaning, text)
     fraction = re.fullmatch(r"\s*\\frac\{(.*)\}\{(.*)\}\s*", text)
@@ -328,7 +394,8 @@ def _parse(text: str) -> Unit | None:
     factor, sign, pending, last = Fraction(1), 1, 1, ""
     powers: dict[Any, Any] = {}
     left = text
-    for token in _TOKEN.finditer(text):
+    tokens = list(_TOKEN.finditer(text))
+    for token in tokens:
         left = left.replace(token[0], "", 1)
         if token["over"]:
             sign = -1
@@ -340,8 +407,11 @@ def _parse(text: str) -> Unit | None:
                 return None
             factor, powers = _raised(factor, powers, last, sign * (exponent - 1))
         elif token["word"]:
+            is_end = token is tokens[-1]
+            if token["word"].lower() in _ADJECTIVES and not is_end:
+                continue
             last = token["word"]
-            if last.lower() in _NO_UNIT or (len(last) == 1 and not _known(last) and last not in {"C", "F", "%"}):
+            if not _is_unit_word(last) and not (last.lower() in _COUNTED and is_end):
                 return None
             factor, powers = _raised(factor, powers, last, sign * pending)
             pending = 1
