@@ -15,9 +15,6 @@ class Characters:
 
     added_tokens_decoder, all_special_ids = {}, []
 
-    def __len__(self):
-        return 0x110000
-
     def decode(self, ids, skip_special_tokens=False):
         return "".join(map(chr, ids))
 

@@ -159,14 +159,14 @@ def reply_text(
 
 def decode_reply(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:
     """Decode a whole reply without special tokens, except those that open or close a thought (Magistral's are special)."""
-    special, tags = _special_ids(tokenizer, len(tokenizer))
+    special, tags = _special_ids(tokenizer)
     if not tags:
         return tokenizer.decode(token_ids, skip_special_tokens=True)
     return tokenizer.decode([i for i in token_ids if i in tags or i not in special], skip_special_tokens=False)
 
 
 @lru_cache(maxsize=8)
-def _special_ids(tokenizer: PreTrainedTokenizerBase, n_tokens: int) -> tuple[frozenset[int], frozenset[int]]:
+def _special_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[frozenset[int], frozenset[int]]:
     """Return the ids of all special tokens, and of those that are tags of thoughts."""
     ids = {token.content: i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     tags = frozenset(ids[tag] for pair in THOUGHT_TAGS for tag in pair if tag in ids)

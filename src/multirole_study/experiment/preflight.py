@@ -121,6 +121,8 @@ class _OneReply:
 
     def __init__(self, reply: str) -> None:
         self.reply, self.keys = reply, list[int]()
+        self.added_tokens_decoder: dict[int, object] = {}
+        self.all_special_ids: list[int] = []
 
     def add(self, key: int, request: object) -> None:
         self.keys.append(key)
