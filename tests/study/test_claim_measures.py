@@ -13,6 +13,7 @@ from multirole_study.paper.claim_comparisons import (
     complete,
     effect_sizes,
     gain_and_slip,
+    levels_of,
     monitor,
     ranking,
     shares_of_variance,
@@ -229,14 +230,14 @@ def table(function, seeds=6, workflows="abc", tasks=("math", "code"), policies=(
 def test_shares_of_variance_by_hand():
     """Means .1 apart by task, .02 by policy, without noise: sums of squares 24 * .05^2 and 24 * .01^2 of 24 * .0026."""
     made = complete(table(lambda w, t, p, s: 0.1 * (t == "math") + 0.02 * (p == "ip"), seeds=2))
-    ours, policy = shares_of_variance(made.to_numpy(), made.columns)
+    ours, policy = shares_of_variance(made.to_numpy(), levels_of(made.columns))
     assert ours == pytest.approx(0.0025 / 0.0026) and policy == pytest.approx(0.0001 / 0.0026)
 
 
 def test_a_factor_without_effect_has_no_share_on_average():
     rng = np.random.default_rng(0)
-    cells = complete(table(lambda *_: 0.0, seeds=2)).columns
-    shares = np.mean([shares_of_variance(rng.normal(size=(10, 12)), cells) for _ in range(300)], axis=0)
+    factors = levels_of(complete(table(lambda *_: 0.0, seeds=2)).columns)
+    shares = np.mean([shares_of_variance(rng.normal(size=(10, 12)), factors) for _ in range(300)], axis=0)
     assert abs(shares).max() < 0.005  # the uncorrected share of five degrees of freedom is 0.042
 
 

@@ -73,16 +73,23 @@ def spread(numbers: pd.DataFrame, claim: dict) -> Judged:
     return Judged("holds" if p < ALPHA else "undecided", text)
 
 
-def shares_of_variance(values: np.ndarray, cells: pd.MultiIndex) -> tuple[float, float]:
-    """Return the shares of workflow and task together and of policy in the sum of squares of `values` (seeds, cells).
+def levels_of(cells: pd.MultiIndex) -> list[np.ndarray]:
+    """Return the levels of workflow and task together, and of policy, that cells have, as integers from 0."""
+    return [
+        cells.droplevel([level for level in cells.names if level not in names]).factorize()[0]
+        for names in (["workflow", "task"], ["arm"])
+    ]
+
+
+def shares_of_variance(values: np.ndarray, factors: list[np.ndarray]) -> tuple[float, float]:
+    """Return the shares of two factors, such as those of `levels_of`, in the sum of squares of `values` (seeds, cells).
 
     Each is (SS - df * MSE) / SS of all, so that a factor without effect has 0 on average, however many levels it has.
     """
     means, squares = values.mean(axis=0), ((values - values.mean()) ** 2).sum()
     error = ((values - means) ** 2).sum() / (values.size - values.shape[1])
     shares = []
-    for names in (["workflow", "task"], ["arm"]):
-        codes = cells.droplevel([level for level in cells.names if level not in names]).factorize()[0]
+    for codes in factors:
         sizes = np.bincount(codes)
         levels = np.bincount(codes, means) / sizes
         effect = len(values) * (sizes * (levels - means.mean()) ** 2).sum()
@@ -95,10 +102,10 @@ def variance(numbers: pd.DataFrame, claim: dict) -> Judged:
     table = complete(numbers)
     if len(table) < RULES["least_seeds"] or not table.to_numpy().any():
         return NOTHING
-    values, cells = table.to_numpy(), table.columns
-    cell_share, policy = shares_of_variance(values, cells)
-    low, high = resampled(values, lambda drawn: float(np.subtract(*shares_of_variance(drawn, cells))))
-    names = "workflow and task" if cells.get_level_values("task").nunique() > 1 else "workflow (one task)"
+    values, factors = table.to_numpy(), levels_of(table.columns)
+    cell_share, policy = shares_of_variance(values, factors)
+    low, high = resampled(values, lambda drawn: float(np.subtract(*shares_of_variance(drawn, factors))))
+    names = "workflow and task" if table.columns.get_level_values("task").nunique() > 1 else "workflow (one task)"
     text = f"{names} {cell_share:.2f}, policy {policy:.2f}, difference {cell_share - policy:.2f} [{low:.2f}, {high:.2f}], {len(table)} seeds"
     return Judged(side(low, high), text.replace("-", "−"))
 
