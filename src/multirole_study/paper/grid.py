@@ -11,6 +11,7 @@ import json
 import logging
 from collections.abc import Iterator
 from dataclasses import asdict
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import ClassVar, Literal, Self
@@ -232,8 +233,14 @@ class Study(Declaration):
 
     def parameters_of(self, job: Cell | Evaluation) -> dict[str, object]:
         """Return the notebook parameters of a run or of an evaluation."""
-        changed = next((self.variants[name].parameters for name, _, cell in self.runs() if cell == job), {})
+        changed = self._changed_by_id.get(job.id, {}) if isinstance(job, Cell) else {}
         return self.grid.parameters_of(job) | changed
+
+    @cached_property
+    def _changed_by_id(self) -> dict[str, dict[str, object]]:
+        """Return id -> changed parameters of the variants' runs, of the first variant where two have the same run."""
+        runs = [(cell.id, self.variants[name].parameters) for name, _, cell in self.runs()]
+        return dict(reversed(runs))
 
 
 def detailed(folder: str | Path) -> set[str] | None:
