@@ -3,21 +3,24 @@
 import functools
 import json
 from importlib.resources import files
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, TrainerState
 from trl.rewards import think_format_reward
 
 from multirole import Answer, MultiRoleCallback, MultiRoleGRPOConfig, MultiRoleGRPOTrainer, Reward, Single, user
 from multirole.core.checkpoints import check_checkpoint, resume_argument
 from multirole.core.engine import Completion
+from multirole.core.epochs import EpochCount
 from multirole.core.rollout import WorkflowError, reply_text
 from multirole.core.types import check_workflow
 from multirole.endpoint.app import BadRequest, _messages
+from multirole.engines import vllm_engine
 from multirole.engines.vllm_engine import base_source
 
 FOLDER = str(files("multirole_study") / "models" / "tiny-r")
@@ -41,6 +44,8 @@ def build(tokenizer, tmp_path):
     def trainer(
         reward=length, rows=ROWS, workflow=None, model=FOLDER, lora=LORA, callbacks=None, eval_rows=None, engine=None, **options
     ):  # fmt: skip
+        if isinstance(engine, str):
+            options, engine = options | {"engine": engine}, None
         settings = {
             "num_generations": 4, "per_device_train_batch_size": 8, "max_steps": 2, "max_completion_length": 8, "logging_steps": 1,
             "use_cpu": True, "bf16": False, "report_to": "none", "disable_tqdm": True, "save_strategy": "no",
@@ -122,6 +127,29 @@ def test_epochs_count_passes_over_the_rows(build, tmp_path):
     assert json.loads((tmp_path / "checkpoint-4" / "trainer_state.json").read_text())["epoch"] == pytest.approx(4 / 6)
 
 
+def test_epochs_follow_rows_that_are_replaced(build):
+    """Two problems per iteration: of 12 rows, of 24, of 4, and of a stream, for which HF's fraction of the run stays."""
+    trainer = build(max_steps=3)
+    ends = []
+    for rows in (None, ROWS * 2, ROWS[:4]):
+        if rows is not None:
+            trainer.train_dataset = Dataset.from_list(rows)
+        trainer.train()
+        ends.append((trainer.state.epoch, trainer.state.num_train_epochs))
+    assert ends == [(0.5, 1), (0.25, 1), (1.5, 2)]
+    trainer.train_dataset = Dataset.from_list(ROWS).to_iterable_dataset()
+    trainer.train()
+    assert trainer.state.epoch == 1.0
+
+
+def test_a_number_of_whole_epochs_is_not_rounded_up():
+    """27 iterations of 7 problems over 3 rows: 27 * (7 / 3) is more than 63 in floating point."""
+    trainer = SimpleNamespace(args=SimpleNamespace(n_problems=7), rows=range(3))
+    state = TrainerState(max_steps=27, global_step=27)
+    EpochCount(trainer).on_train_begin(None, state, None)
+    assert (state.num_train_epochs, state.epoch) == (63, 63.0)
+
+
 def test_an_evaluation_delay_counts_epochs_as_its_strategy_does(build):
     """transformers#16356."""
     trainer = build(eval_rows=ROWS[:1], eval_strategy="epoch", eval_delay=2, max_steps=-1, num_train_epochs=3)
@@ -135,8 +163,9 @@ REPLY = "<think>\n2 and 2\n</think>\n\\boxed{4}"
 def test_rewards_of_thoughts_need_the_thoughts(build, tokenizer):
     """open-r1#560: a format reward that is always 0."""
     rows = [{"prompt": [user("2+2")]}]
-    with pytest.raises(ValueError, match="`strip_thoughts=False`"):
-        build(think_format_reward, rows)
+    for reward in (think_format_reward, functools.partial(think_format_reward)):
+        with pytest.raises(ValueError, match="`strip_thoughts=False`"):
+            build(reward, rows)
     texts = []
 
     def seen(completions, **_):
@@ -159,9 +188,11 @@ def test_tags_of_thoughts_may_be_special_tokens(is_special):
     ids = [*tokenizer("[THINK]7 - 2[/THINK]5", add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
     assert reply_text(tokenizer, ids) == "5"
     assert reply_text(tokenizer, ids[: ids.index(tokenizer.convert_tokens_to_ids("[/THINK]"))]) == ""
+    tokenizer.add_tokens(["<|call|>"], special_tokens=True)  # after the first reply
+    assert reply_text(tokenizer, [*ids, tokenizer.convert_tokens_to_ids("<|call|>")]) == "5"
 
 
-def test_vllm_serves_the_base_that_is_trained_and_not_that_of_an_adapters_training(tmp_path):
+def test_vllm_serves_the_base_that_is_trained_and_not_that_of_an_adapters_training(build, tmp_path, monkeypatch):
     """trl#2698: an adapter trained on one base, loaded onto another."""
     for name in "AB":
         AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(tmp_path / name)
@@ -171,6 +202,10 @@ def test_vllm_serves_the_base_that_is_trained_and_not_that_of_an_adapters_traini
     model = PeftModel.from_pretrained(base, tmp_path / "lora" / "shared", "shared", is_trainable=True)
     assert model.peft_config["shared"].base_model_name_or_path == str(tmp_path / "A")
     assert base_source(model) == str(tmp_path / "B")
+    loaded = []
+    monkeypatch.setattr(vllm_engine, "build_llm", lambda path, options: loaded.append(path))
+    build(model=model, lora=None, engine="vllm")
+    assert loaded == [str(tmp_path / "B")]
 
 
 def test_an_adapter_loaded_by_transformers_is_not_replaced(build, tmp_path):
@@ -184,7 +219,19 @@ def test_an_adapter_loaded_by_transformers_is_not_replaced(build, tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("top_p", 0.5), ("fp16_full_eval", True), ("use_vllm", True), ("generation_batch_size", 16), ("max_turns", 0)],
+    [
+        ("top_p", 0.5),
+        ("fp16_full_eval", True),
+        ("use_vllm", True),
+        ("generation_batch_size", 16),
+        ("per_device_train_batch_size", 4),
+        ("gradient_accumulation_steps", 2),
+        ("steps_per_generation", 2),
+        ("num_generations", 3),
+        ("num_generations", 1),
+        ("pad_to_multiple_of", 0),
+        ("max_turns", 0),
+    ],
 )
 def test_options_set_later_are_checked_too(build, tokenizer, tmp_path, name, value):
     args = MultiRoleGRPOConfig(
@@ -220,6 +267,7 @@ def test_numbers_of_numpy_reach_logs_and_checkpoints(build, tmp_path):
         log_metric("mine", np.mean([0.5], dtype=np.float32))
         for episode in episodes:
             episode.reward = Reward(np.float32(1), is_correct=np.bool_(True))
+            assert json.dumps(vars(episode.reward))
         return [1.0] * len(completions)
 
     class Adds(MultiRoleCallback):
@@ -253,7 +301,7 @@ async def a_cap_that_is_no_integer(problem, call):
 @pytest.mark.parametrize(
     ("play", "message"),
     [
-        (half_a_character, "half of a character"),
+        (half_a_character, "lone surrogate"),
         (a_round_with_a_name, "Pass an integer"),
         (a_cap_that_is_no_integer, "Pass an integer of 1 or more"),
     ],

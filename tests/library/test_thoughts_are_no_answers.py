@@ -1,6 +1,7 @@
 """A thought that was cut off is not an answer and is not quoted to other roles; the text outside thoughts is the reply."""
 
 import asyncio
+import sys
 
 import pytest
 
@@ -14,6 +15,9 @@ class Characters:
     """A tokenizer whose ids are characters."""
 
     added_tokens_decoder, all_special_ids = {}, []
+
+    def __len__(self):
+        return sys.maxunicode + 1
 
     def decode(self, ids, skip_special_tokens=False):
         return "".join(map(chr, ids))

@@ -45,7 +45,7 @@ def check_checkpoint(folder: Path, policy: dict[str, str], model_adapters: set[s
     adapters = set(policy.values())
     if not saved and (inside := get_last_checkpoint(str(folder))):
         raise ValueError(
-            f"{folder} is no checkpoint, but has some. Resume from {inside}, or pass True for the last one of `output_dir`."
+            f"{folder} is not a checkpoint but contains checkpoints. Resume from {inside}, or pass True for the last one of `output_dir`."
         )
     advice = "Resume with the policy map that it was trained with, or train into another folder."
     if saved == {"default"} and adapters != saved:

@@ -116,7 +116,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
             is (role, prompt, occurrence), as for calls without a slot.
         strip_thoughts (`bool`, defaults to `True`):
             Cut thoughts such as `<think>...</think>` out of `turn.text`, which other roles read and reward functions score. With False it is the
-            whole reply, as TRL's reward functions get it.
+            whole reply with the tags.
         max_failed_episodes (`int`, defaults to `0`):
             Episodes of one rollout whose workflow may raise. Such an episode is logged, counted (`failed_episodes`), gets no reward and
             trains nothing; its group is compared without it. One more ends the run, and by default the first does.
@@ -182,10 +182,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
         if self.generation_batch_size is not None and self.gradient_accumulation_steps == 1:
             self.per_device_train_batch_size = 1  # TRL wants a divisor of `generation_batch_size`; set below
         super().__post_init__()
-        if self.pad_to_multiple_of is not None and self.pad_to_multiple_of < 1:
-            raise ValueError(
-                f"`pad_to_multiple_of` must be a positive number of tokens, got {self.pad_to_multiple_of}."
-            )
+        self._check_options()  # of what TRL has read from text
         self._check_loop()
         self._check_refused()  # what other fields have set: `torch_compile_backend`, say, sets `torch_compile`
         several = self.steps_per_generation != self.gradient_accumulation_steps
@@ -209,11 +206,17 @@ class MultiRoleGRPOConfig(GRPOConfig):
         self._check_refused()
         if self.use_vllm:
             raise ValueError("`use_vllm` was set after the configuration was made. Pass it to `MultiRoleGRPOConfig`.")
-        size = self.per_device_train_batch_size * self.world_size
-        if self.generation_batch_size != size:
+        settled = {"gradient_accumulation_steps": 1, "steps_per_generation": 1}
+        settled["per_device_train_batch_size"] = self.generation_batch_size // self.world_size
+        for name, value in settled.items():
+            if vars(self)[name] != value:
+                raise ValueError(
+                    f"`{name}={vars(self)[name]}` does not fit `generation_batch_size={self.generation_batch_size}` on {self.world_size} process(es): one of the "
+                    "two was set after the configuration was made. Pass them to `MultiRoleGRPOConfig`."
+                )
+        if self.num_generations < 2 or self.generation_batch_size % self.num_generations:
             raise ValueError(
-                f"`generation_batch_size={self.generation_batch_size}` or `per_device_train_batch_size={self.per_device_train_batch_size}` was set after the "
-                f"configuration was made, and {self.world_size} processes play {size} episodes. Pass it to `MultiRoleGRPOConfig`."
+                f"`num_generations={self.num_generations}` must be 2 or more and divide `generation_batch_size` ({self.generation_batch_size})."
             )
 
     def _check_refused(self) -> None:
@@ -287,6 +290,10 @@ class MultiRoleGRPOConfig(GRPOConfig):
         if not isinstance(betas, dict) or not all(isinstance(value, (int, float)) for value in betas.values()):
             raise ValueError(
                 f"`role_beta` must map roles to numbers, such as {{'judge': 0.1}}, got {self.role_beta!r}."
+            )
+        if isinstance(self.pad_to_multiple_of, int) and self.pad_to_multiple_of < 1:
+            raise ValueError(
+                f"`pad_to_multiple_of` must be a positive number of tokens, got {self.pad_to_multiple_of}."
             )
         if not self.temperature > 0:
             raise ValueError(
@@ -385,6 +392,6 @@ class MultiRoleGRPOConfig(GRPOConfig):
         for kind, strategies in (("eval", IntervalStrategy), ("logging", IntervalStrategy), ("save", SaveStrategy)):
             if vars(self)[f"{kind}_strategy"] == "epoch":
                 if kind == "eval":
-                    self.eval_delay *= whole or 1  # which counts what the strategy counts
+                    self.eval_delay *= whole or 1  # in iterations, as `eval_steps`
                 self.__dict__.update({f"{kind}_strategy": strategies.STEPS, f"{kind}_steps": whole or 1})
         self.__dict__["_from_epochs"] = {n: (old, vars(self)[n]) for n, old in settings.items() if old != vars(self)[n]}

@@ -4,12 +4,11 @@ Pass instances to `MultiRoleGRPOTrainer(callbacks=[...])` like any transformers 
 every process. Everything else can be read from `trainer` (`trainer.state.global_step` is the number of finished iterations).
 """
 
-import math
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from torch import Tensor
-from transformers import TrainerCallback, TrainerControl, TrainerState
+from transformers import TrainerCallback
 
 from multirole.core.gradients import Part
 from multirole.core.rows import Row, Steps
@@ -112,24 +111,8 @@ class MultiRoleCallback(TrainerCallback):
         """
 
 
-def returned(value: T | None, callback: MultiRoleCallback, event: str, what: str) -> T:
+def require_value(value: T | None, callback: MultiRoleCallback, event: str, what: str) -> T:
     """Return what a callback's event returned; TypeError for None, which a method without `return` gives."""
     if value is None:
         raise TypeError(f"`{type(callback).__name__}.{event}` returned None. It must return {what}, changed or not.")
     return value
-
-
-class EpochCount(TrainerCallback):
-    """Counts epochs of the rows, in place of HF's loop, which sees the whole run as one. It must be the first callback."""
-
-    def __init__(self, per_step: float) -> None:
-        self.per_step = per_step  # problems of an iteration / rows
-
-    def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Set the number of epochs, and how many of them a resumed run has finished."""
-        state.num_train_epochs = math.ceil(state.max_steps * self.per_step)
-        state.epoch = state.global_step * self.per_step
-
-    def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
-        """Set `state.epoch`, before other callbacks read it."""
-        state.epoch = state.global_step * self.per_step

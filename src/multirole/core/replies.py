@@ -116,7 +116,7 @@ def plain_words(content: str) -> str:
 def last_line(text: str) -> str:
     """Return the plain words of the last line without its list mark; a long line or a box gives "".
 
-    Code fences and the unticked items of a list of tasks (`- [ ]`) are no lines.
+    Code fences and the unticked items of a list of tasks (`- [ ]`) are skipped.
     """
     for line in reversed(text.rstrip()[-20 * MAX_BOX_CHARACTERS :].splitlines()):
         item = _LIST_MARK.sub("", line[:MAX_BOX_CHARACTERS], count=1)

@@ -62,7 +62,7 @@ class RolloutStopped(Exception):
 
 
 def private_copy(problem: Problem) -> Problem:
-    """Return the problem with lists and dicts of its own, so that an episode that changes them changes no other episode's."""
+    """Return a copy of the problem whose history and reference can be changed without affecting other episodes."""
     history, reference = (
         copy.deepcopy(value) if isinstance(value, (list, dict)) else value
         for value in (problem.history, problem.reference)
@@ -71,7 +71,7 @@ def private_copy(problem: Problem) -> Problem:
 
 
 def is_encodable(text: str) -> bool:
-    """Return whether a text is whole characters: JSON can spell half of one."""
+    """Return whether a text has no lone surrogate, which JSON can contain."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -159,15 +159,17 @@ def reply_text(
 
 def decode_reply(tokenizer: PreTrainedTokenizerBase, token_ids: Sequence[int]) -> str:
     """Decode a whole reply without special tokens, except those that open or close a thought (Magistral's are special)."""
-    special, tags = _special_ids(tokenizer)
+    special, tags = _special_ids(tokenizer, len(tokenizer))
     if not tags:
         return tokenizer.decode(token_ids, skip_special_tokens=True)
     return tokenizer.decode([i for i in token_ids if i in tags or i not in special], skip_special_tokens=False)
 
 
 @lru_cache(maxsize=8)
-def _special_ids(tokenizer: PreTrainedTokenizerBase) -> tuple[frozenset[int], frozenset[int]]:
-    """Return the ids of all special tokens, and of those that are tags of thoughts."""
+def _special_ids(tokenizer: PreTrainedTokenizerBase, n_tokens: int) -> tuple[frozenset[int], frozenset[int]]:
+    """Return the ids of all special tokens, and of those that are tags of thoughts; of a tokenizer that is not a transformers one, none."""
+    if not isinstance(tokenizer.added_tokens_decoder, dict):  # mistral-common's
+        return frozenset(), frozenset()
     ids = {token.content: i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
     tags = frozenset(ids[tag] for pair in THOUGHT_TAGS for tag in pair if tag in ids)
     return frozenset({*ids.values(), *tokenizer.all_special_ids}), tags
@@ -524,8 +526,8 @@ class Rollout:
             )
         if not is_encodable(answer.text):
             raise WorkflowError(
-                f"The workflow {self.workflow.name!r} returned an Answer with half of a character, a lone surrogate, on problem {problem.id!r}, "
-                "which no tokenizer can encode. Return whole characters, for example `text.encode(errors='replace').decode()`."
+                f"The workflow {self.workflow.name!r} returned an Answer that contains a lone surrogate (half of a character) on problem {problem.id!r}, "
+                "which no tokenizer can encode. Remove it, for example by `text.encode(errors='replace').decode()`."
             )
         return answer
 

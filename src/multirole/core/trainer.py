@@ -57,6 +57,7 @@ from multirole.core.episode_metrics import (
     surrogate_loss,
 )
 from multirole.core.episode_rewards import answers_as_completions, leave_out_failed, set_rewards, with_equal_columns
+from multirole.core.epochs import EpochCount
 from multirole.core.evaluation_metrics import (
     evaluation_metrics,
     mean_by_name,
@@ -65,7 +66,7 @@ from multirole.core.evaluation_metrics import (
     warn_of_loss_as_metric,
 )
 from multirole.core.gradients import clip
-from multirole.core.hooks import EpochCount, Iteration, MultiRoleCallback, OptimizerStep, returned
+from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep, require_value
 from multirole.core.importance import Correction, WeightSums
 from multirole.core.iteration_metrics import LossMetrics, log_iteration, role_metrics
 from multirole.core.logprobs import check_head
@@ -256,8 +257,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
                 rollout_func=self._rollout_func,
             )
         args.beta = beta  # for logs and records; TRL's loss reads `self.beta`
-        if not isinstance(self.rows, StreamedRows):
-            self.callback_handler.callbacks.insert(0, EpochCount(args.n_problems / len(self.rows)))
+        self.callback_handler.callbacks.insert(0, EpochCount(self))
         self.peft_model: PeftModel = self.model
         """The model without the wrappers of accelerate."""
         switched_off = disable_noise(self.peft_model, args.neftune_noise_alpha)
@@ -406,7 +406,9 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         """
         lr = self.lr_scheduler.get_last_lr()[0]
         for callback in self.multirole_callbacks:
-            lr = returned(callback.on_learning_rate(self, adapter, call, lr), callback, "on_learning_rate", "a rate")
+            lr = require_value(
+                callback.on_learning_rate(self, adapter, call, lr), callback, "on_learning_rate", "a rate"
+            )
         return lr
 
     def _get_learning_rate(self) -> float:
@@ -561,7 +563,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
                 + "".join(f" The last failure: {failure}" for failure in failures[-1:])
             )
         for callback in self.multirole_callbacks:
-            rows = returned(callback.on_rows(self, rows), callback, "on_rows", "the rows to train")
+            rows = require_value(callback.on_rows(self, rows), callback, "on_rows", "the rows to train")
         rows = shuffled(rows, turn_seed(args.seed, self.state.global_step, "row order", 0, "", 0, 0))
         if anchored := [row for row in rows if self.betas[row.turn.role]]:
             for row, logps in zip(anchored, self.logprobs_of(anchored, base=True), strict=True):

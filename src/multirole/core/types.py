@@ -71,7 +71,11 @@ class Reward:
     is_correct: bool | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "value", float(self.value))  # of NumPy's numbers, too, which JSON does not know
+        """Convert NumPy's numbers, which `json` cannot write."""
+        if not isinstance(self.value, str):  # which is refused later
+            object.__setattr__(self, "value", float(self.value))
+        if self.is_correct is not None:
+            object.__setattr__(self, "is_correct", bool(self.is_correct))
 
 
 @dataclass

@@ -6,7 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import wraps
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
@@ -285,7 +285,8 @@ def as_list(rewards: Any) -> list[float | None]:
 def check_thought_rewards(reward_funcs: Iterable[Any], args: MultiRoleGRPOConfig) -> None:
     """Raise ValueError for TRL's rewards of `<think>`, which find nothing in texts without thoughts."""
     for function in reward_funcs:
-        if args.strip_thoughts and inspect.unwrap(function) in (think_format_reward, reasoning_accuracy_reward):
+        called = function.func if isinstance(function, partial) else function
+        if args.strip_thoughts and called in (think_format_reward, reasoning_accuracy_reward):
             raise ValueError(
                 f"The reward function {get_callable_name(function)!r} reads the thought of a completion, and `strip_thoughts=True` cuts thoughts out. Set "
                 "`strip_thoughts=False` in the configuration."

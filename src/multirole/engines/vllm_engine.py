@@ -253,7 +253,7 @@ def checked_configs(model: PeftModel, adapters: Sequence[str]) -> list[LoraConfi
 
 
 def base_source(model: PeftModel) -> str:
-    """Return the folder or the name on the Hub that the base model was loaded from, which may be another than that of an adapter's training."""
+    """Return the folder or the name on the Hub that the base model was loaded from, which may differ from the base that an adapter was trained on."""
     base = model.get_base_model()
     adapter = model.peft_config[model.active_adapters[0]]
     if source := base.name_or_path or adapter.base_model_name_or_path:

@@ -117,7 +117,7 @@ class Program:
     def find(self, namespace: dict[str, object], function: str) -> Callable:
         """Return the method of `class Solution` with this name, else the function, else the method of any class.
 
-        A predefined name is the program's function only if the program imports it.
+        A predefined name is the program's function only if the program binds it.
         """
         solution = namespace.get("Solution")
         if isinstance(solution, type) and hasattr(solution, function):

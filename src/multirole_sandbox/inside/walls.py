@@ -7,7 +7,7 @@ Three seccomp filters are stacked; the strictest result for a system call wins:
   * `no_files`, for a program's manager once its imports are done: nothing can be opened or looked up by path. The
     program sees an empty file system (ENOENT) that is read-only (EACCES).
   * `leaf`, for the process that runs the program: threads but no processes, no signals, no new memory files, no changes
-    of limits except that of the stack, which programs raise beside the recursion limit (it counts as address space).
+    of limits except that of the stack, which programs raise together with the recursion limit (it counts as address space).
 """
 
 import ctypes

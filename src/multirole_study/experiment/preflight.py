@@ -134,6 +134,9 @@ class _OneReply:
     def decode(self, token_ids: list[int], skip_special_tokens: bool) -> str:
         return self.reply
 
+    def __len__(self) -> int:
+        return 1
+
 
 def dry_run(workflow: Workflow, problem: Problem) -> None:
     """Run one episode per fixed reply without a model. Raises ValueError if the workflow fails, hangs or never ends.

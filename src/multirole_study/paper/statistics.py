@@ -97,7 +97,7 @@ ALL_CELLS = "all cells"
 def holm(p_values: ArrayLike) -> np.ndarray:
     """Return p-values after Holm's step-down correction, in the same order.
 
-    As statsmodels' `multipletests(..., method="holm")`, which also collects garbage at every call: half a second beside torch.
+    As statsmodels' `multipletests(..., method="holm")`, which also collects garbage at every call: half a second with torch loaded.
     """
     p = np.asarray(p_values, dtype=float)
     order = np.argsort(p)
