@@ -73,7 +73,7 @@ def test_verdict_in_every_style(style, word):
         "It is correct that 1 + 1 = 2.", "The first step is correct, the second is not.", "Is it correct?\nI cannot tell.", "Not incorrect",
         "\\boxed{Not incorrect}", "", "boxed{Correct}", "\\boxed{12}", "\\boxed{Correct", "\\boxed{Partially correct}", "\\boxed{Corrected}",
         "\\boxed{Correct/Incorrect}", "\\boxed{Correct or Incorrect}", "\\boxed{Probably correct}", "\\boxed{correct answer is 12}",
-        "correct ❌", "\\boxed{Correct ❌}", "\\boxed{❌ Correct}", "✗ The solution is correct.", "~~Correct~~", "\\boxed{~~Correct~~}", "- [ ] Correct\n- [ ] Incorrect",
+        "correct ❌", "\\boxed{Correct ❌}", "\\boxed{❌ Correct}", "✗ The solution is correct.", "~~Correct~~", "\\boxed{~~Correct~~}", "\\boxed{Correct} no: \\boxed{Correct ❌}", "- [ ] Correct\n- [ ] Incorrect",
     ],
 )  # fmt: skip
 def test_no_verdict_is_unparsed(text):

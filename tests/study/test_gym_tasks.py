@@ -139,7 +139,7 @@ def test_an_answer_that_the_scorer_evaluates_cannot_set_its_own_score(kind, answ
     ("kind", "right", "wrong"),
     [
         ("puzzle24", ["({})", " {} "], ["6+6+6+6", "24", "{}+0", "({})**1", "({})//1", "-({})"]),
-        ("game_of_life_halting", [" {} "], ["no idea", "0", "not {}"]),
+        ("game_of_life_halting", [" {} ", "\\text{{{}}}", "{}."], ["no idea", "0", "not {}"]),
         ("coin_flip", ["+{}", " {} "], ["0", "0.0", "2{}", "-{}"]),
         ("complex_arithmetic", ["({})"], ["nan", "nan+nanj", "NaN", "inf", "-inf+nani"]),
         ("gsm_symbolic", ["${}", "{}.00", "{} of them."], ["-{}", "{} or 7", "7 or {}", "{}/2", "{}x", "nan", ""]),

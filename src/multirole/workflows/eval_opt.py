@@ -29,12 +29,14 @@ def parse_verdict(text: str, box_rule: str = "box_or_line") -> str:
         return literal[1].lower() if literal else "unparsed"
     words = [plain_words(box.content) for box in reversed(find_boxes(text))]
     words += [last_line(text)] if box_rule == "box_or_line" else []
+    is_crossed = False
     for content in words:
         verdict = VERDICT.fullmatch(content.replace("✗", "").strip())
         if verdict and verdict["verdict"] != "correct":
             return "incorrect"
         if verdict and "✗" not in content:
-            return "correct"
+            return "unparsed" if is_crossed else "correct"
+        is_crossed = is_crossed or verdict is not None
     return "unparsed"
 
 

@@ -117,8 +117,9 @@ def is_right_formula(answer: str, entry: dict) -> bool:
 
 
 def is_right_word(answer: str, entry: dict) -> bool:
-    """Return whether an answer is the reference's word."""
-    return answer.strip().casefold() == entry["answer"].casefold()
+    """Return whether an answer is the reference's word, also in `\\text{}` and with a point."""
+    word = re.sub(r"\\text\{([^{}]*)\}", r"\1", answer).strip(" .")
+    return word.casefold() == entry["answer"].casefold()
 
 
 def is_right_probability(answer: str, entry: dict) -> bool:

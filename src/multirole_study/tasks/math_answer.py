@@ -83,7 +83,7 @@ _BASE = re.compile(
 _BASE_SPELLINGS = (
     (re.compile(r"\(?([0-9A-Za-z.]+)\)?\s*(?:\\text\{)?\s*\(?\s*base\s*(\w+)\s*\)?\s*\}?"), r"\1_{\2}"),
     (re.compile(r"(?:\(|\\text\{)([0-9A-Za-z.]+)[)}](_.*)"), r"\1\2"),
-    (re.compile(r"0[xX]([0-9A-Fa-f]+)"), r"\1_{16}"),
+    (re.compile(r"0[xX]([0-9A-Fa-f]+)"), r"0\1_{16}"),
     (re.compile(r"0[bB]([01]+)"), r"\1_{2}"),
     (re.compile(r"([+-]?\d{1,4}(?:[, ]\d{3,4})+)(_.*)"), lambda number: re.sub("[, ]", "", number[1]) + number[2]),
 )
@@ -291,16 +291,16 @@ def _decide_notation(ours: str, gold: str) -> str | None:
     if residues[0] and residues[1]:
         (a, m), (b, n) = ((int(residue[1]), int(residue[2])) for residue in filter(None, residues))
         return "correct" if m == n and m and (a - b) % m == 0 else "wrong"
-    for residue, other in (residues[0], gold), (residues[1], ours):
+    for residue, other, is_reference in (residues[0], gold, False), (residues[1], ours, True):
         if residue and _RATIONAL.fullmatch(other):
-            return _decide_residue(int(residue[1]), int(residue[2]), Fraction(other))
+            return _decide_residue(int(residue[1]), int(residue[2]), Fraction(other), is_reference)
     return None
 
 
-def _decide_residue(number: int, modulus: int, other: Fraction) -> str:
-    """Compare a residue with a plain number: 142 mod 100 is 42, and -1 mod 7 is 6 or -1."""
-    is_equal = modulus and (other == number % modulus or (other == number and abs(number) < modulus))
-    return "correct" if is_equal else "wrong"
+def _decide_residue(number: int, modulus: int, other: Fraction, is_reference: bool) -> str:
+    """Compare a residue with a plain number: 142 mod 100 is 42, and -1 mod 7 is 6 or -1. A reference may be repeated as it is written."""
+    is_written = other == number and (is_reference or abs(number) < modulus)
+    return "correct" if modulus and (other == number % modulus or is_written) else "wrong"
 
 
 def _base_form(text: str) -> str:
@@ -321,8 +321,8 @@ def _decide_bases(ours: str, our_base: re.Match[str] | None, gold: str, gold_bas
     if base[1].lstrip("+0").upper() == plain.lstrip("+0").upper():
         return "correct"
     if our_base and _RATIONAL.fullmatch(plain):  # the reference is an ordinary number
-        digits = base[1].lstrip("+-")  # F_{16} is a letter with an index
-        is_numeral = digits[0].isdigit() or (base[2] in {"16", "sixteen"} and len(digits) > 1)
+        digits = base[1].lstrip("+-")
+        is_numeral = digits[0].isdigit() or len(digits) > 1  # F_{16} is a letter with an index
         return "correct" if is_numeral and value == Fraction(plain) else "wrong"
     return "wrong" if re.fullmatch(r"[0-9A-Fa-f]+", plain) else None
 

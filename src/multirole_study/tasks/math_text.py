@@ -95,7 +95,7 @@ _UNITS_OR_FUNCTIONS = frozenset({"min", "sec", "deg"})
 _UNIT_PLACE = re.compile(r"[\d)}]\s*\Z")
 _ARGUMENT = re.compile(r"\s*(?:[A-Za-z({^]|\\(?![,;:! ]|text))")
 _ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|text\{\s*cis\s*\})(?![A-Za-z])")
-_INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufeff]")
+_INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufe0f\ufeff]")
 _SYSTEM = re.compile(r"\\begin\{cases\}([^&]*?)\\end\{cases\}", re.DOTALL)
 _LAYOUT = re.compile(r"\\(?:begin|end)\s*\{(?:aligned|align\*?|equation\*?|gather(?:ed)?\*?|split|math|displaymath)\}")
 _LEAD = re.compile(
@@ -111,7 +111,8 @@ _END_MARK = re.compile(
 )
 _RELATION = re.compile(r"[<>]|\\(?:[lg]eq?|[lg]eqslant|[lg]t)(?![A-Za-z])")
 _OR = re.compile(
-    r"(?:,\s*)?(?:\\(?:text(?:rm|bf)?|mathrm|mbox)\s*\{\s*,?\s*or\s*,?\s*\}|(?<![A-Za-z\\])or(?![A-Za-z]))(?:\s*,)?"
+    r"(?:,\s*)?(?:\\(?:text(?:rm|bf)?|mathrm|mbox|operatorname)\s*\{(?:[\s,~]|\\[ ,;:])*or(?:[\s,~]|\\[ ,;:])*\}|\{\\rm\s+or\s*\}"
+    r"|(?<![A-Za-z\\])or(?![A-Za-z]))(?:\s*,)?"
 )
 """Matches the "or" between relations, which is a union and not a list."""
 _SPELLINGS = (

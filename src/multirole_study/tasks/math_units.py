@@ -36,18 +36,59 @@ _OTHERS = (
     "degC=celsius degF=fahrenheit"
 )
 _SCALES = {
-    "dozen": 12, "hundred": 100, "thousand": 1000, "lakh": 10**5, "lac": 10**5, "million": 10**6, "mn": 10**6, "crore": 10**7, "billion": 10**9, "bn": 10**9,
+    "dozen": 12, "hundred": 100, "thousand": 1000, "lakh": 10**5, "lac": 10**5, "million": 10**6, "crore": 10**7, "billion": 10**9, "bn": 10**9,
     "trillion": 10**12, "quadrillion": 10**15, "quintillion": 10**18,
     "十": 10, "百": 100, "千": 1000, "万": 10**4, "十万": 10**5, "百万": 10**6, "千万": 10**7, "亿": 10**8, "十亿": 10**9, "百亿": 10**10, "千亿": 10**11, "万亿": 10**12,
 }  # fmt: skip
-_CHINESE_SCALE = re.compile("[十百千万亿]*[万亿]|[十百千]+(?![米克瓦焦帕赫伏卡分])")
+_CHINESE_SCALE = re.compile("[十百千万亿]*[万亿]|[十百千]+(?![米克瓦焦帕赫伏卡分牛升斤兆])")
 """Matches the number word of 万元 and 百人; 千米 is a kilometer."""
 _COUNTED = frozenset(["solution", "solutions", "integer", "integers", "number", "numbers", "times"])
 """Words that are no units, except as the last one: 8 solutions."""
 _ADJECTIVES = frozenset(["real", "positive", "negative", "even", "odd", "prime", "integer", "distinct"])
 """Words that are no units, except before a noun: 8 positive integers."""
-_SHORT_WORD = re.compile("of|by|on|am|pm|[pnumcdhk][AVWJNFHLBTKC]|[MGT][gmWVJ]")
-"""Matches words of two letters that are no product of variables, such as mA and kV."""
+_SHORT_WORDS = frozenset(
+    [
+        "of",
+        "by",
+        "on",
+        "am",
+        "pm",
+        "ns",
+        "us",
+        "µs",
+        "μs",
+        "ps",
+        "fs",
+        "dl",
+        "cl",
+        "hl",
+        "hm",
+        "dm",
+        "nm",
+        "lx",
+        "lm",
+        "cd",
+        "ly",
+        "au",
+        "gy",
+        "sv",
+        "bq",
+        "wb",
+        "wh",
+        "mo",
+        "px",
+        "kr",
+        "zł",
+        "rm",
+        "hk",
+        "kω",
+        "mω",
+    ]
+)
+_SHORT_UNIT = re.compile("[pnumcdhkμµ][AVWJNFHLBTKC]|[MGT][gmWVJ]")
+"""Matches units of two letters, such as mA and kV; other words of two letters may be products of variables."""
+_NEEDS_GAP = frozenset(["bn", "lac", "gb", "kb", "mb", "tb", "ha", "pt", "qt"])
+"""Units that are products of variables where they stand directly behind a number: 2gb."""
 _NO_UNIT = frozenset(
     [
         "or",
@@ -308,7 +349,12 @@ def split_unit(text: str, has_letters: bool = True) -> tuple[str, Unit | None]:
         )
         if len(letters["unit"]) == 1 and not (is_written and letters["unit"] in "mgshLNJWVKA"):
             return text, None
-        known = [word for word in words if _known(word) or word in _PLAIN_WORDS or _is_noun(word, letters["gap"])]
+        known = [
+            word
+            for word in words
+            if (letters["gap"] or word.lower() not in _NEEDS_GAP)
+            and (_known(word) or word in _PLAIN_WORDS or _is_noun(word, letters["gap"]))
+        ]
         if len(known) == len(words) and (
             unit := _parse(letters["unit"] + (f"^{letters['power']}" if letters["power"] else ""))
         ):
@@ -377,7 +423,8 @@ def _is_unit_word(word: str) -> bool:
         return False
     if _known(word) or word in {"C", "F", "%"} or word.lower() in _SCALES:
         return True
-    return bool("\u4e00" <= word[0] <= "\u9fff" or _SHORT_WORD.fullmatch(word)) or len(word) > 2
+    is_short = word.lower() in _SHORT_WORDS or _SHORT_UNIT.fullmatch(word) is not None
+    return is_short or "\u4e00" <= word[0] <= "\u9fff" or len(word) > 2
 
 
 def _parse(text: str) -> Unit | None:
