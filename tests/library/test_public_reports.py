@@ -249,6 +249,13 @@ def test_batches_are_not_split_once_more(tmp_path):
         MultiRoleGRPOConfig(str(tmp_path), use_cpu=True, bf16=False, accelerator_config={"split_batches": True})
 
 
+def test_what_a_prompt_needs_of_the_template_cannot_be_set(tmp_path):
+    with pytest.raises(ValueError, match=r"sets \['add_generation_prompt'\]"):
+        MultiRoleGRPOConfig(
+            str(tmp_path), use_cpu=True, bf16=False, chat_template_kwargs={"add_generation_prompt": False}
+        )
+
+
 def test_a_role_may_have_the_name_of_trls_metrics(build):
     async def write(problem, call):
         return Answer((await call("completions", [user(problem.question)])).text)

@@ -291,6 +291,10 @@ class MultiRoleGRPOConfig(GRPOConfig):
             raise ValueError(
                 f"`role_beta` must map roles to numbers, such as {{'judge': 0.1}}, got {self.role_beta!r}."
             )
+        if reserved := {"add_generation_prompt", "tokenize", "return_dict"} & set(self.chat_template_kwargs or {}):
+            raise ValueError(
+                f"`chat_template_kwargs` sets {sorted(reserved)}, which prompts need as they are. Leave them out, or pass `render` to the trainer."
+            )
         if isinstance(self.pad_to_multiple_of, int) and self.pad_to_multiple_of < 1:
             raise ValueError(
                 f"`pad_to_multiple_of` must be a positive number of tokens, got {self.pad_to_multiple_of}."
