@@ -302,6 +302,7 @@ def pack(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     folder = options.folder
     from multirole_study.paper import pack as packing
+    from multirole_study.paper.declarations import copy_declaration
     from multirole_study.paper.grid import detailed
 
     if options.measurements:
@@ -313,6 +314,8 @@ def pack(argv: list[str]) -> int:
         sys.stdout.writelines(f"{path}\n" for path in written)
         return 0
     with user_errors():
+        if options.runs is not None and not (folder / "grid.json").exists():
+            copy_declaration(options.runs, folder)
         added, packed = packing.pack(folder, options.runs, detailed(folder)), packing.index(folder)
     if packed.empty:
         raise UserError(f"{folder} holds no finished run. Give the folder of a scale, such as runs/tiny-r.")

@@ -17,6 +17,7 @@ from multirole_study.experiment.evaluation import Evaluation
 from multirole_study.experiment.run_folder import is_done, write_done
 from multirole_study.inspector.episodes import describe_turn
 from multirole_study.paper import pack
+from multirole_study.paper.grid import Grid
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = {"iterations": 20, "eval_every": 5, "save_every": 5, "n_validation": 16}
@@ -125,6 +126,13 @@ def test_runs_of_another_folder_are_added_and_stay_there(folder, tmp_path):
     before = sorted(elsewhere.rglob("*"))
     assert pack.pack(folder, elsewhere) == [SP.id] and pack.pack(folder, elsewhere) == []
     assert sorted(elsewhere.rglob("*")) == before and set(pack.index(folder)["run"]) == {IP.id, f"own/{IP.id}", SP.id}
+
+
+def test_a_new_folder_gets_the_grid_of_the_runs(folder, tmp_path):
+    Grid("tiny-r", seeds=[0], tasks=["math"], parameters=SETTINGS).write(tmp_path)
+    new = tmp_path / "results" / "other" / "tiny-r"
+    assert command([str(new), "--runs", str(folder)]) == 0
+    assert Grid.read(new) == Grid.read(folder) and IP.id in set(pack.index(new)["run"])
 
 
 def test_a_text_is_kept_where_its_tokens_do_not_add_up_to_it(folder, tmp_path):

@@ -1,5 +1,6 @@
 """Choose the kind of a declaration, from a study's YAML file (Snakefile) or from the record in a results folder (command line)."""
 
+import shutil
 from pathlib import Path
 
 from multirole_study.paper.clock_study import ClockStudy
@@ -11,6 +12,14 @@ def declare(grid: Grid, fields: dict[str, object]) -> Declaration:
     """Create what a study file declares, from its fields besides the grid; the grid alone if there are none."""
     kind = RateStudy if "rates" in fields else ClockStudy if "lines" in fields else Study if fields else Declaration
     return kind(grid, **fields)
+
+
+def copy_declaration(source: Path, target: Path) -> None:
+    """Copy the records of a grid and its study from one results folder into another, which is made; nothing if there are none."""
+    for name in ("grid.json", *(kind.RECORD for kind in (Study, ClockStudy, RateStudy))):
+        if (source / name).is_file():
+            target.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source / name, target / name)
 
 
 def read_declaration(folder: str | Path, command: str) -> Declaration:

@@ -68,6 +68,7 @@ def pack(folder: str | Path, runs: str | Path | None = None, whole: Collection[s
     new = {name: path for name, path in names.items() if packed.get(name) != _digest(path)}
     rows = [{"run": name} | _about(path) for name, path in new.items()]
     if rows:
+        folder.mkdir(parents=True, exist_ok=True)
         unchanged = old[~old["run"].isin(list(new))]
         files = {run: _tables(path) for run, path in new.items()}
         for name in sorted(set().union(*files.values())):
