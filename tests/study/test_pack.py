@@ -219,7 +219,7 @@ def cell_of(settings: str) -> Cell:
     return Cell(**held)
 
 
-COMMITTED = ("tiny-r", "smollm2", "vain/tiny-r", "clock/tiny-r", "credit/tiny-r")
+COMMITTED = ("tiny-r", "smollm2", "vain/tiny-r", "clock/tiny-r", "credit/tiny-r", "programs/smollm2")
 
 
 @pytest.mark.parametrize("folder", COMMITTED)

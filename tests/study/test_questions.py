@@ -219,6 +219,26 @@ def test_the_page_of_smollm2_repeats_the_answers():
         assert f"| {workflow} | {' | '.join(cells)} |\n" in page
 
 
+def test_the_page_of_smollm2_has_the_runs_on_programs():
+    """Accuracy of every run before training, and as the mean of its last two evaluations."""
+    folder = ROOT / "results/programs/smollm2"
+    by_step = pd.read_parquet(folder / "eval.parquet").groupby(["run", "step"])["correct"].mean()
+    page = (ROOT / "docs/smollm2.md").read_text(encoding="utf-8")
+    studied = Study.read(folder)
+    control = {seed: studied.cell("four times the iterations", "single sp code", seed).id for seed in (0, 1)}
+    lines = {
+        "Voting, isolated adapters": "voting-ip-code-s{}",
+        "Voting, a shared adapter": "voting-sp-code-s{}",
+        "single agent, as many iterations": "single-sp-code-s{}",
+        "single agent, Voting's steps, four times the problems": "{control}",
+    }
+    for name, run in lines.items():
+        curves = [by_step[run.format(seed, control=control[seed])].sort_index() for seed in (0, 1)]
+        cells = [f"{100 * number:.1f}" for curve in curves for number in (curve.iloc[0], curve.iloc[-2:].mean())]
+        assert f"| {name} | {' | '.join(cells)} |\n" in page
+    assert {row["verdict"] for row in answers(Results(folder), "code")} <= {"undecided", "–"}
+
+
 def test_the_command_makes_its_folder_and_repeats_the_committed_answers(tmp_path, capsys):
     folders = [ROOT / "results/tiny-r", ROOT / "results/smollm2"]
     assert questions([*map(str, folders), "--out", str(tmp_path / "new")]) == 0
