@@ -63,11 +63,10 @@ class RolloutStopped(Exception):
 
 def private_copy(problem: Problem) -> Problem:
     """Return a copy of the problem whose history and reference can be changed without affecting other episodes."""
-    history, reference = (
-        copy.deepcopy(value) if isinstance(value, (list, dict)) else value
-        for value in (problem.history, problem.reference)
-    )
-    return replace(problem, history=history, reference=reference)
+    reference = problem.reference  # any object: those that are not JSON's may not be copyable
+    if isinstance(reference, (list, dict)):
+        reference = copy.deepcopy(reference)
+    return replace(problem, history=copy.deepcopy(problem.history), reference=reference)
 
 
 def is_encodable(text: str) -> bool:
