@@ -19,14 +19,10 @@ class EpochCount(TrainerCallback):
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Set the number of epochs, and those that a resumed run has finished."""
         if not isinstance(self.trainer.rows, StreamedRows):
-            n_problems = self.trainer.args.n_problems
-            state.num_train_epochs = -(-state.max_steps * n_problems // len(self.trainer.rows))
-            self._count(state)
+            state.num_train_epochs = -(-state.max_steps * self.trainer.args.n_problems // len(self.trainer.rows))
+        self.on_step_end(args, state, control)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Set the finished epochs."""
-        self._count(state)
-
-    def _count(self, state: TrainerState) -> None:
         if not isinstance(self.trainer.rows, StreamedRows):
             state.epoch = state.global_step * self.trainer.args.n_problems / len(self.trainer.rows)

@@ -21,7 +21,7 @@ THOUGHT_TAGS = (
 
 MAX_BOX_CHARACTERS = 400
 """Longest box or line that is read as words, in characters."""
-_INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufe0f\ufeff]")
+INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufe0f\ufeff]")
 _LIST_MARK = re.compile(r"\s*(?:(?:[-+*•]|\d{1,3}[.)])\s+|#{1,6}\s+|>\s*)+(?=\S)")
 _BOX = r"\\{1,2}(?:boxed|fbox|framebox)(?![A-Za-z])"  # also \\boxed, as in JSON
 _BOX_TOKEN = re.compile(rf"(?P<box>{_BOX}\s*(?:\[[^\]\n]{{0,40}}\]\s*)?\{{)|\\.|[{{}}]", re.DOTALL)
@@ -105,7 +105,7 @@ def plain_words(content: str) -> str:
     that are no styles stay, so that -2, 1/2, 1.5 and `\sqrt{2}` are not taken for other numbers. Crosses stay as ✗, and struck text
     (`~~Correct~~`) is left out.
     """
-    text = unicodedata.normalize("NFKC", _INVISIBLE.sub("", content[:MAX_BOX_CHARACTERS]))
+    text = unicodedata.normalize("NFKC", INVISIBLE.sub("", content[:MAX_BOX_CHARACTERS]))
     text = re.sub(r"\\\\(?=[A-Za-z])", r"\\", text)  # \\text, as in JSON
     text = _COLOR.sub(" ", _STRUCK.sub(" ", text)).replace(r"\#", "#").replace(r"\%", "%").replace(r"\_", "_")
     text = _STYLE.sub(" ", text)

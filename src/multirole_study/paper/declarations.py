@@ -7,6 +7,9 @@ from multirole_study.paper.clock_study import ClockStudy
 from multirole_study.paper.grid import Declaration, Grid, Study
 from multirole_study.paper.rate_study import RateStudy
 
+STUDIES = (Study, ClockStudy, RateStudy)
+"""The kinds of declarations that have a record of their own."""
+
 
 def declare(grid: Grid, fields: dict[str, object]) -> Declaration:
     """Create what a study file declares, from its fields besides the grid; the grid alone if there are none."""
@@ -16,7 +19,7 @@ def declare(grid: Grid, fields: dict[str, object]) -> Declaration:
 
 def copy_declaration(source: Path, target: Path) -> None:
     """Copy the records of a grid and its study from one results folder into another, which is made; nothing if there are none."""
-    for name in ("grid.json", *(kind.RECORD for kind in (Study, ClockStudy, RateStudy))):
+    for name in ("grid.json", *(kind.RECORD for kind in STUDIES)):
         if (source / name).is_file():
             target.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / name, target / name)
@@ -24,7 +27,7 @@ def copy_declaration(source: Path, target: Path) -> None:
 
 def read_declaration(folder: str | Path, command: str) -> Declaration:
     """Read the study of a results folder whose tables `multirole <command>` builds. Raises ValueError if none is recorded."""
-    for kind in (Study, ClockStudy, RateStudy):
+    for kind in STUDIES:
         study = kind.read(folder)
         if study is not None and study.command == command:
             return study

@@ -87,8 +87,8 @@ def numbers(
 def declared_seeds(results: Results, question: dict, task: str) -> list[int]:
     """Return the seeds by which a question is first judged: its own for the scale and task, those of the scale, or the grid's."""
     scale = results.grid.scale
-    own = question.get("seeds", {}).get(f"{scale} {task}")
-    return own or DECLARED["first_seeds"].get(scale) or results.grid.seeds
+    of_task = question.get("seeds", {}).get(f"{scale} {task}")
+    return of_task or DECLARED["first_seeds"].get(scale) or results.grid.seeds
 
 
 def judged_numbers(

@@ -10,7 +10,7 @@ import unicodedata
 from fractions import Fraction
 from math import prod
 
-from multirole.core.replies import closing_brace
+from multirole.core.replies import INVISIBLE, closing_brace
 
 _UNICODE = {
     "–": "-", "—": "-", "−": "-", "‐": "-", "‑": "-", "‒": "-", "―": "-", "。": ".", "×": r"\times ", "÷": r"\div ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "∗": "*",
@@ -95,7 +95,6 @@ _UNITS_OR_FUNCTIONS = frozenset({"min", "sec", "deg"})
 _UNIT_PLACE = re.compile(r"[\d)}]\s*\Z")
 _ARGUMENT = re.compile(r"\s*(?:[A-Za-z({^]|\\(?![,;:! ]|text))")
 _ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|text\{\s*cis\s*\})(?![A-Za-z])")
-_INVISIBLE = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2069\ufe0f\ufeff]")
 _SYSTEM = re.compile(r"\\begin\{cases\}([^&]*?)\\end\{cases\}", re.DOTALL)
 _LAYOUT = re.compile(r"\\(?:begin|end)\s*\{(?:aligned|align\*?|equation\*?|gather(?:ed)?\*?|split|math|displaymath)\}")
 _LEAD = re.compile(
@@ -192,7 +191,7 @@ LIMIT_OF_DOUBLE_FACTORIAL = 300
 
 def normalize(text: str) -> str:
     """Return the answer in normal form; answers that differ only in style mostly have the same form."""
-    text = _SYSTEM.sub(_system, _unicode(_INVISIBLE.sub("", text)).strip())
+    text = _SYSTEM.sub(_system, _unicode(INVISIBLE.sub("", text)).strip())
     if _LAYOUT.search(text):
         text = _lines(_LAYOUT.sub("", text))
     if whole := _LEAD_IN_TEXT.fullmatch(text):
