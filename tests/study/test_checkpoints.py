@@ -8,7 +8,7 @@ import pytest
 
 from multirole_study.experiment.record import Recorder
 from multirole_study.experiment.run_folder import checkpoints, is_done, newest_intact, staging, write_done
-from multirole_study.experiment.storage import damage, remove, write_table, write_text
+from multirole_study.experiment.storage import damage, remove, write_table, write_text, writing
 
 FILES = (
     "optimizer.pt",
@@ -162,6 +162,17 @@ def test_tables_without_any_checkpoint_are_not_overwritten(folder):
     (folder / "metrics.parquet").unlink()  # killed while the first one was saved
     Recorder(folder).rewind(None)
     assert not list(folder.glob("*.parquet")) and not list(folder.glob("turns/*"))
+
+
+def test_processes_may_write_one_file_at_once(tmp_path):
+    """Two `make study` that start together both write the study's grid.json."""
+    path = tmp_path / "grid.json"
+    with writing(path) as first:
+        with writing(path) as second:
+            first.write_text("first")
+            second.write_text("second")
+        assert path.read_text() == "second"
+    assert path.read_text() == "first" and list(tmp_path.iterdir()) == [path]
 
 
 def test_a_folder_is_renamed_before_its_files_are_removed(tmp_path, monkeypatch):

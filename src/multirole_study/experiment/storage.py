@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from secrets import token_hex
 
 from safetensors import SafetensorError
 
@@ -81,7 +82,8 @@ def add_steps(path: Path, rows: list[dict]) -> None:
 @contextmanager
 def writing(path: Path) -> Iterator[Path]:
     """Yield a temporary path for a file or folder, then sync and rename it to `path`. Raises NotWritten on failure."""
-    temporary = path.with_name(f"{path.name}.tmp")
+    # of its own name: several processes may write a study's records at once
+    temporary = path.with_name(f"{path.name}.{token_hex(4)}.tmp")
     with reporting(path):
         try:
             yield temporary
