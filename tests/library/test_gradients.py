@@ -144,3 +144,12 @@ def test_no_loss_type_depends_on_the_micro_batches(make_library_trainer, loss_ty
     for tokens in (1, 64, 500):
         assert cut(trainer, rows, tokens) > 1
         torch.testing.assert_close(gradient(trainer, "shared", rows), whole, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("max_norm", [0.0, -1.0])
+def test_a_norm_that_is_not_positive_clips_nothing(make_library_trainer, max_norm):
+    """HF clips only where `max_grad_norm > 0`; torch's `clip_grad_norm_` would turn the gradient round at a negative norm."""
+    trainer, rows = make(make_library_trainer)
+    expected = gradient(trainer, "shared", rows)
+    trainer.args.max_grad_norm = max_norm
+    torch.testing.assert_close(gradient(trainer, "shared", rows), expected, atol=TOLERANCE, rtol=0)

@@ -48,8 +48,8 @@ def set_gradient(parameters: list[nn.Parameter], gradient: Tensor) -> None:
 
 
 def clip(parameters: list[nn.Parameter], max_norm: float) -> tuple[Tensor, Tensor]:
-    """Clip the gradients by their joint norm, unless `max_norm` is 0, as in HF; return the norm before and after."""
-    before = full(nn.utils.clip_grad_norm_(parameters, max_norm or math.inf))
+    """Clip the gradients by their joint norm if `max_norm` is positive, as HF does; return the norm before and after."""
+    before = full(nn.utils.clip_grad_norm_(parameters, max_norm if max_norm > 0 else math.inf))
     return before, full(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
 
 
