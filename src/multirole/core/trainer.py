@@ -19,7 +19,8 @@ import math
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -648,26 +649,37 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         micro.batch = collate(micro.rows, self._tokenizer.pad_token_id, self.accelerator.device, self.args.old_logprobs)
         mask = micro.batch["completion_mask"]  # (N, C)
         micro.batch["num_items_in_batch"] = mask.sum() * self.accelerator.num_processes
-        logged, self._metrics["train"] = self._metrics["train"], defaultdict(list)
-        self._micro_batch = micro
-        self.beta = group.beta  # which TRL's loss reads; elsewhere it is 0, or TRL would look for a reference model
-        self.use_vllm = self.correction is not None  # so that TRL's loss takes importance weights
-        with self.passes.pass_over(micro, keeps_activations=True), torch.set_grad_enabled(group.has_gradient):
+        with (
+            self.passes.pass_over(micro, keeps_activations=True),
+            torch.set_grad_enabled(group.has_gradient),
+            self._as_trls_loss_expects(micro, group.beta) as logged,
+        ):
             with self.compute_loss_context_manager(), local_metrics(self.accelerator):
                 loss = self.compute_loss(model, micro.batch) * weight
                 if self.has_entropy_bonus and weight:
                     loss = loss - self._entropy.bonus(micro.rows, micro.entropies, mask)
-            self.beta, self.use_vllm, self._micro_batch = 0.0, False, None
             if group.has_gradient:  # FSDP2 averages gradients over the processes; ours are to be summed
                 self.accelerator.backward(loss * self.accelerator.num_processes if self.is_sharded else loss)
-        self._loss_metrics.add(micro.rows if weight else [], self._metrics["train"])
-        self._metrics["train"] = logged
+        self._loss_metrics.add(micro.rows if weight else [], logged)
         if weight:
             if micro.importance is not None:
                 self._weight_sums.add(micro.rows, *micro.importance, mask)
             for callback in self.multirole_callbacks:
                 callback.on_micro_batch(self, micro.rows, micro.batch, micro.logps.detach(), micro.entropies.detach())
         return loss.detach()
+
+    @contextmanager
+    def _as_trls_loss_expects(self, micro: MicroBatch, beta: float) -> Iterator[dict[str, list[float]]]:
+        """Context manager: set the attributes that TRL's loss reads, and restore them also if it is interrupted. Yields what it logs."""
+        logged: dict[str, list[float]] = defaultdict(list)
+        before, self._metrics["train"] = self._metrics["train"], logged
+        self._micro_batch = micro
+        self.beta = beta  # elsewhere it is 0, or TRL would look for a reference model
+        self.use_vllm = self.correction is not None  # so that the loss takes importance weights
+        try:
+            yield logged
+        finally:
+            self._metrics["train"], self._micro_batch, self.beta, self.use_vllm = before, None, 0.0, False
 
     def _next_entropy_coef(self, adapter: str) -> float:
         """Return the weight of the entropy bonus in the adapter's next optimizer step."""
