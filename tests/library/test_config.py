@@ -119,6 +119,10 @@ def test_epochs_are_as_many_iterations_as_in_trl(n_rows, epochs, max_steps, per_
             {"vllm_importance_sampling_clip_max": 0.0, "old_logprobs": "recomputed"},
             "`vllm_importance_sampling_clip_max` must be positive, got 0.0",
         ),
+        (
+            {"loss_type": "vespo", "old_logprobs": "recomputed"},  # TRL refuses it, too, with `use_vllm=True`
+            "`loss_type='vespo'` multiplies.*mode='sequence_mask'.*set it to 'token_truncate' or 'token_mask'",
+        ),
         ({"vllm_importance_sampling_mode": "token_mask"}, "has no effect.*Write old_logprobs='recomputed' too"),
         ({"vllm_importance_sampling_clip_max": 2.0}, "has no effect with `old_logprobs='sampled'`.*leave it at 3.0"),
         ({"vllm_importance_sampling_clip_min": 0.5}, "has no effect with `old_logprobs='sampled'`.*leave it at None"),
@@ -159,6 +163,9 @@ def test_role_beta_is_text_like_a_policy_or_json():
 
 def test_without_a_ratio_to_correct_no_correction_is_no_change():
     assert config(vllm_importance_sampling_correction=False).old_logprobs == "sampled"
+    vespo = {"loss_type": "vespo", "old_logprobs": "recomputed"}
+    assert config(**vespo, vllm_importance_sampling_correction=False).loss_type == "vespo"
+    assert config(**vespo, vllm_importance_sampling_mode="token_mask").loss_type == "vespo"
 
 
 def test_batch_sizes_only_determine_the_episodes_of_an_iteration():

@@ -48,8 +48,16 @@ def test_rounding_has_weight_one(mode):
     assert (weights == 1.0).all()
 
 
-@pytest.mark.parametrize("loss_type", ["grpo", "dapo", "cispo", "vespo"])
-@pytest.mark.parametrize("mode", MODES[::2], ids=lambda mode: mode[0])
+@pytest.mark.parametrize(
+    ("mode", "loss_type"),
+    [
+        (mode, loss_type)
+        for mode in MODES[::2]
+        for loss_type in ("grpo", "dapo", "cispo", "vespo")
+        if loss_type != "vespo" or mode[0].startswith("token")  # others are refused
+    ],
+    ids=lambda value: value if isinstance(value, str) else value[0],
+)
 def test_the_loss_is_stock_trls(tokenizer, tmp_path, monkeypatch, mode, loss_type):
     """Compares a first step, whose old log-probs are its own, with TRL on a batch that has both kinds of log-probs."""
     trainer = library_trainer(

@@ -328,6 +328,13 @@ class MultiRoleGRPOConfig(GRPOConfig):
                 f"`vllm_importance_sampling_clip_max` must be positive, got {most!r}: every weight would be clipped."
             )
         if self.old_logprobs != "sampled":
+            is_by_token = self.vllm_importance_sampling_mode.startswith("token")
+            if self.loss_type == "vespo" and self.vllm_importance_sampling_correction and not is_by_token:
+                raise ValueError(
+                    f"`loss_type='vespo'` multiplies the importance weights of a sequence's tokens itself, and "
+                    f"`vllm_importance_sampling_mode={self.vllm_importance_sampling_mode!r}` has one weight per sequence. As in TRL, set it to "
+                    "'token_truncate' or 'token_mask'."
+                )
             return
         for option in fields(self):
             name, value = option.name, vars(self)[option.name]
