@@ -92,6 +92,21 @@ def test_the_loss_is_stock_trls(tokenizer, tmp_path, monkeypatch, mode, loss_typ
     torch.testing.assert_close(gradient, expected, atol=1e-5, rtol=1e-4)  # weights are products over rounded log-probs
 
 
+@pytest.mark.parametrize("old_logprobs", ["sampled", "recomputed"])
+def test_a_token_without_a_sampled_logprob_has_the_ratio_one(tokenizer, tmp_path, old_logprobs):
+    """vLLM gives NaN for a token that it could not score, and TRL corrects nothing there."""
+    trainer = library_trainer(Single(), tokenizer, tmp_path, old_logprobs=old_logprobs)
+    rows = rows_of(trainer, episodes_of(trainer.workflow.roles))
+    present = trainer.logprobs_of(rows)[0][0].item()
+    gradients = []
+    for logprob in (present, math.nan):
+        rows[0].turn.logprobs[0] = logprob
+        params, loss = trainer.compute_gradient(trainer.model, "shared", rows, len(rows))
+        gradients.append(torch.cat([p.grad.flatten() for p in params]))
+        assert loss.isfinite()
+    torch.testing.assert_close(*gradients, atol=1e-6, rtol=1e-5)
+
+
 def test_correction_is_on_if_the_ratio_does_not_start_from_the_sampler(tokenizer, tmp_path):
     def correction(**options):
         return library_trainer(Voting(), tokenizer, tmp_path, **options).correction

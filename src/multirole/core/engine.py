@@ -36,7 +36,8 @@ class Request:
 
 @dataclass(frozen=True)
 class Completion:
-    """The reply to a request, of at least one token. `logprobs` are log-softmax(logits / temperature) of the sampled tokens.
+    """The reply to a request, of at least one token. `logprobs` are log-softmax(logits / temperature) of the sampled tokens,
+    or NaN for a token that the engine could not score.
 
     `finish_reason` is "stop" when the last token is the end-of-turn token, else "length".
     """

@@ -732,7 +732,9 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         micro = self._micro_batch
         if micro is not None:
             micro.logps, micro.entropies = logps, entropies
-            micro.batch.setdefault("old_per_token_logps", logps.detach())
+            old, present = micro.batch.get("old_per_token_logps"), logps.detach()
+            # NaN: a token that the engine could not score has the ratio 1, as in TRL
+            micro.batch["old_per_token_logps"] = present if old is None else torch.where(old.isnan(), present, old)
             if self.correction is not None:
                 micro.importance = self.correction.add_weights(micro.batch)
         return logps, entropies, None
