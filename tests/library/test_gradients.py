@@ -146,6 +146,26 @@ def test_no_loss_type_depends_on_the_micro_batches(make_library_trainer, loss_ty
         torch.testing.assert_close(gradient(trainer, "shared", rows), whole, atol=TOLERANCE, rtol=0)
 
 
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"epsilon": 1e-3, "epsilon_high": 1e-3}, "clip_ratio/region_mean"),
+        ({"epsilon": 1e-3, "epsilon_high": 1e-3, "importance_sampling_level": "sequence"}, "clip_ratio/region_mean"),
+        ({"loss_type": "vespo"}, "vespo/phi_seq_mean"),
+    ],
+)
+def test_the_logged_ratios_do_not_depend_on_the_micro_batches(make_library_trainer, options, name):
+    """TRL logs a mean over tokens, or over rows where a row has one ratio."""
+    trainer, rows = make(make_library_trainer, **options)
+    logged = []
+    for tokens in (100_000, 128):
+        cut(trainer, rows, tokens)
+        trainer.compute_gradient(trainer.model, "shared", rows, len(rows))
+        trainer._loss_metrics.write_to(trainer._metrics["train"])
+        logged.append(trainer._metrics["train"].pop(name)[0])
+    assert 0 < logged[0] and logged[1] == pytest.approx(logged[0], abs=1e-6)
+
+
 @pytest.mark.parametrize("max_norm", [0.0, -1.0])
 def test_a_norm_that_is_not_positive_clips_nothing(make_library_trainer, max_norm):
     """HF clips only where `max_grad_norm > 0`; torch's `clip_grad_norm_` would turn the gradient round at a negative norm."""

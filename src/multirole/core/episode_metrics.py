@@ -98,10 +98,10 @@ def text_metrics(rows: list[Row]) -> dict[str, float]:
 
 
 def aggregate_metric(name: str, values: list[tuple[int, float]]) -> float:
-    """Aggregate a metric's (completion tokens, value) pairs: token-weighted mean; min or max for names that end in these."""
-    known = [(tokens, value) for tokens, value in values if tokens and not math.isnan(value)]
+    """Aggregate a metric's (weight, value) pairs: weighted mean; min or max for names that end in these. NaN without values."""
+    known = [(weight, value) for weight, value in values if weight and not math.isnan(value)]
     if not known:
         return math.nan
     if name.endswith(("_min", "_max")):
         return (min if name.endswith("_min") else max)(value for _, value in known)
-    return sum(tokens * value for tokens, value in known) / sum(tokens for tokens, _ in known)
+    return sum(weight * value for weight, value in known) / sum(weight for weight, _ in known)

@@ -8,26 +8,36 @@ from multirole.core.episode_metrics import accuracy, aggregate_metric, n_failed,
 from multirole.core.hooks import Iteration
 from multirole.core.rows import Row
 
+OF_RATIOS = ("clip_ratio/", "cispo_clip_ratio")
+"""Prefixes of TRL's metrics of the ratio, which has one value per row with `importance_sampling_level="sequence"`."""
+OF_ROWS = ("vespo/phi_seq_mean",)
+"""TRL's metrics that always have one value per row."""
 Log = dict[str, list[float]]
 """TRL's `_metrics["train"]`: the values of each metric since the last time that it was logged."""
 
 
 class LossMetrics:
-    """Aggregate what TRL's loss logs per micro-batch into one number per metric and iteration."""
+    """Aggregate what TRL's loss logs per micro-batch into one number per metric and iteration.
 
-    def __init__(self) -> None:
-        self.values: list[tuple[str, int, float]] = []  # name, completion tokens of the micro-batch, value
+    Args:
+        means_over_rows: prefixes of the metrics that are means over the rows of a micro-batch; others are means over its tokens.
+    """
+
+    def __init__(self, means_over_rows: tuple[str, ...] = ()) -> None:
+        self.means_over_rows = means_over_rows
+        self.values: list[tuple[str, int, float]] = []  # name, weight, value
 
     def add(self, rows: list[Row], logged: Log) -> None:
         """Add what the loss of one micro-batch has logged; without `rows`, its values get no weight."""
         n_tokens = sum(len(row.turn.completion_ids) for row in rows)
-        self.values += [(name, n_tokens, value) for name, (value,) in logged.items()]
+        for name, (value,) in logged.items():
+            self.values.append((name, len(rows) if name.startswith(self.means_over_rows) else n_tokens, value))
 
     def write_to(self, log: Log) -> None:
         """Log the iteration's numbers, over all processes, and forget them."""
         by_name: dict[str, list[tuple[int, float]]] = defaultdict(list)
-        for name, n_tokens, value in itertools.chain.from_iterable(gather_objects(self.values)):
-            by_name[name].append((n_tokens, value))
+        for name, weight, value in itertools.chain.from_iterable(gather_objects(self.values)):
+            by_name[name].append((weight, value))
         for name, values in by_name.items():
             log[name].append(aggregate_metric(name, values))
         self.values.clear()

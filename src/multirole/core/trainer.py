@@ -69,7 +69,7 @@ from multirole.core.evaluation_metrics import (
 from multirole.core.gradients import clip
 from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep, require_value
 from multirole.core.importance import Correction, WeightSums
-from multirole.core.iteration_metrics import LossMetrics, log_iteration, role_metrics
+from multirole.core.iteration_metrics import OF_RATIOS, OF_ROWS, LossMetrics, log_iteration, role_metrics
 from multirole.core.logprobs import check_head
 from multirole.core.model_passes import MicroBatch, ModelPasses
 from multirole.core.noise import disable_noise, warn_of_noise
@@ -227,7 +227,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self.policy = named_adapters(model, policy)
         self.adapters = adapter_names(self.policy)
         self.betas = kl_weights(args, self.policy)
-        self._set_initial_state()
+        self._set_initial_state(args)
 
         if not isinstance(model, PeftModel):
             check_shared_base(peft_config, self.adapters)
@@ -327,12 +327,12 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             self.rollout.is_stopped = self.ahead.is_stopped.is_set
             self._order, self._weight_sums.warns = self._get_train_sampler(), False
 
-    def _set_initial_state(self) -> None:
+    def _set_initial_state(self, args: MultiRoleGRPOConfig) -> None:
         """Initialise the attributes that change from one iteration to the next."""
         self._last_grad_norm, self._last_lr = torch.tensor(0.0), 0.0
         self._published = -1  # the global step whose adapters the engine has
         self._micro_batch: MicroBatch | None = None  # whose loss is being computed
-        self._loss_metrics = LossMetrics()
+        self._loss_metrics = LossMetrics(OF_ROWS + OF_RATIOS * (args.importance_sampling_level == "sequence"))
         self._weight_sums, self._zero_reward = WeightSums(), ZeroRewardWarning()
         self._evaluated: tuple[str, dict[str, Any]] | None = None  # prefix and table of what is logged next
 
