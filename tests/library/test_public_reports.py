@@ -202,6 +202,12 @@ def test_vllm_serves_the_base_that_is_trained_and_not_that_of_an_adapters_traini
     model = PeftModel.from_pretrained(base, tmp_path / "lora" / "shared", "shared", is_trainable=True)
     assert model.peft_config["shared"].base_model_name_or_path == str(tmp_path / "A")
     assert base_source(model) == str(tmp_path / "B")
+    base.hf_quantizer = SimpleNamespace(pre_quantized=True)  # its folder has the quantised weights
+    assert base_source(model) == str(tmp_path / "B")
+    base.hf_quantizer = SimpleNamespace(pre_quantized=False)  # as from `model_init_kwargs={"quantization_config": ...}`
+    with pytest.raises(ValueError, match="quantised while it was loaded.*engine='generate'"):
+        base_source(model)
+    del base.hf_quantizer
     loaded = []
     monkeypatch.setattr(vllm_engine, "build_llm", lambda path, options: loaded.append(path))
     build(model=model, lora=None, engine="vllm")

@@ -253,8 +253,17 @@ def checked_configs(model: PeftModel, adapters: Sequence[str]) -> list[LoraConfi
 
 
 def base_source(model: PeftModel) -> str:
-    """Return the folder or the name on the Hub that the base model was loaded from, which may differ from the base that an adapter was trained on."""
+    """Return the folder or the name on the Hub that the base model was loaded from, which may differ from the base that an adapter was trained on.
+
+    Raises ValueError for a base that was built in memory, or quantised when it was loaded: vLLM would serve another one.
+    """
     base = model.get_base_model()
+    quantizer = getattr(base, "hf_quantizer", None)
+    if quantizer is not None and not quantizer.pre_quantized:
+        raise ValueError(
+            "vLLM loads the base model from where `model` was loaded, as it is stored there, and this one was quantised while it was loaded. "
+            "Load it in bfloat16, or use engine='generate'."
+        )
     adapter = model.peft_config[model.active_adapters[0]]
     if source := base.name_or_path or adapter.base_model_name_or_path:
         return str(source)
