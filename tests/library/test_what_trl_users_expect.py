@@ -3,14 +3,17 @@
 import math
 from importlib.resources import files
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+from accelerate import ParallelismConfig
 from datasets import Dataset
 from peft import LoraConfig, PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
 
 from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, RoleDiagnostics, Voting, user
+from multirole.core.distributed import check_launch
 from multirole.core.hooks import MultiRoleCallback
 from multirole.core.rollout import chat_template
 from multirole.core.validation import add_adapters, check_dataset, check_shared_base, to_problems
@@ -241,6 +244,16 @@ def test_one_process_uses_one_of_a_nodes_gpus(model_folder, tmp_path):
         str(model_folder), Voting(2, prompts="tiny_chain"), correct, args, ROWS, peft_config=LoraConfig(r=4)
     )
     assert trainer.args.n_gpu == 1 and trainer.args.train_batch_size == 8 and args.n_gpu == 8
+
+
+@pytest.mark.parametrize("kind", ["tp_size", "cp_size", "sp_size"])
+def test_processes_that_share_a_row_are_refused(kind):
+    """Every process computes micro-batches of its own, which tensor and context parallelism do not allow."""
+    accelerator = SimpleNamespace(parallelism_config=ParallelismConfig(**{kind: 2}), scaler=None)
+    with pytest.raises(ValueError, match="several processes compute one row"):
+        check_launch(accelerator, is_sharded=False, is_deepspeed=False)
+    accelerator.parallelism_config = ParallelismConfig(dp_replicate_size=2)
+    check_launch(accelerator, is_sharded=False, is_deepspeed=False)
 
 
 def test_a_column_of_images_is_refused():

@@ -96,7 +96,13 @@ def shard(
 
 
 def check_launch(accelerator: Accelerator, is_sharded: bool, is_deepspeed: bool) -> None:
-    """Refuse a launch that cannot take several optimizer steps per iteration (ValueError)."""
+    """Refuse a launch that cannot take several optimizer steps per iteration, or that shares a row between processes (ValueError)."""
+    parallelism = getattr(accelerator, "parallelism_config", None)
+    if parallelism is not None and (parallelism.tp_enabled or parallelism.cp_enabled or parallelism.sp_enabled):
+        raise ValueError(
+            "This run was launched with tensor, context or sequence parallelism, in which several processes compute one row. Here every process "
+            "computes rows of its own. Launch it with FSDP2 (`fsdp_version: 2`) or with data parallelism alone."
+        )
     if is_deepspeed or accelerator.scaler or (is_sharded and not accelerator.is_fsdp2):
         raise ValueError(
             "This run was launched with DeepSpeed, FSDP1 or float16, none of which can take several optimizer steps per iteration. "
