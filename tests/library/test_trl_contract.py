@@ -10,6 +10,9 @@ import sys
 
 import pytest
 import transformers
+from peft import PeftModel
+from peft.tuners.lora import Linear as LoraLinear
+from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 from trl import GRPOConfig
 from trl.kernels import chunked_logprob
 from trl.trainer import utils
@@ -48,6 +51,15 @@ READ = {
     (transformers.Trainer, "_maybe_log_save_evaluate"): "af101534f0f7b2d7",
     (transformers.Trainer, "_save_checkpoint"): "a9111e30faa99339",
     (utils, "add_fused_lm_head"): "422d009f04b66659",
+    (GRPOTrainer, "_load_optimizer_and_scheduler"): "5c1772becdfd7fdb",
+    (GRPOTrainer, "compute_loss"): "a2d6ef8bd29c3e26",
+    (GRPOTrainer, "get_eval_dataloader"): "301561e842dd5fbe",
+    (chunked_logprob.ChunkedLogProbFunction, "forward"): "1d8220b44273cdf3",
+    # of PEFT, whose layers are computed merged
+    (LoraLinear, "forward"): "ec0a80f5c5ce05f5",
+    (BaseTuner, "set_adapter"): "6bc3435dcb256f28",
+    (BaseTunerLayer, "set_adapter"): "428fe38e3c1100d9",
+    (PeftModel, "set_requires_grad"): "2a4eaff3142ddfd7",
 }
 
 
