@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from datasets import Dataset
 from peft import LoraConfig, PeftModel, get_peft_model
 from peft.tuners.lora import Linear as LoraLinear
 from toy_qwen3 import toy_model
 from trainers import build_model, episodes_of, library_trainer, rows_of
 
+from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, Single
 from multirole.core import bfloat16_layers, model_passes
 from multirole.core.bfloat16_layers import half_layers, has_fast_bfloat16
 from multirole.core.gradients import PartSums, gradient_of
@@ -199,3 +201,22 @@ def test_a_processor_is_fast_if_it_multiplies_bfloat16_itself(monkeypatch, capab
     monkeypatch.setattr("torch.backends.mkldnn.is_available", lambda: True)
     monkeypatch.setattr("torch.cpu.get_capabilities", lambda: capabilities)
     assert has_fast_bfloat16() is is_fast
+
+
+def test_the_model_can_be_used_outside_of_the_trainer(tokenizer, tmp_path):
+    """Without autocast, PEFT must cast the inputs of float32 adapters on a bfloat16 base, as it does before training."""
+    args = MultiRoleGRPOConfig(
+        str(tmp_path), bf16=True, use_cpu=True, report_to="none", generation_batch_size=4, num_generations=2, max_steps=1,
+        max_completion_length=4,
+    )  # fmt: skip
+    trainer = MultiRoleGRPOTrainer(
+        toy_model(tokenizer).to(torch.bfloat16), Single(), lambda completions, **_: [float(len(c)) for c in completions], args,
+        Dataset.from_dict({"prompt": ["one", "two"]}), processing_class=tokenizer,
+        peft_config=LoraConfig(r=4, target_modules="all-linear"),
+    )  # fmt: skip
+    trainer.train()
+    trainer.model.eval()
+    assert trainer.model.generate(input_ids=torch.tensor([[5, 6, 7]]), max_new_tokens=2, min_new_tokens=2).shape == (
+        1,
+        5,
+    )

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import torch
 from accelerate import Accelerator
 from peft import PeftModel
+from peft.helpers import disable_input_dtype_casting
 from peft.tuners.lora import Linear as LoraLinear
-from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -91,10 +91,6 @@ class ModelPasses:
         is_known = self.is_half or accelerator.mixed_precision == "no"
         self.can_merge_adapters = not is_sharded and is_known and keeps_rows(model)
         self.can_share_prompts = can_share_prefixes(self.base)
-        if self.is_half:  # PEFT would cast the inputs of adapters to float32, and autocast back
-            for module in self.base.modules():
-                if isinstance(module, LoraLayer):
-                    module.cast_input_dtype_enabled = False
         self._active: dict[str, tuple[list[nn.Parameter], list[LoraLinear]]] = {}
         self._packing: Packing | None = None  # of the pass that is under way
 
@@ -193,6 +189,8 @@ class ModelPasses:
                 is_off = not self.is_sharded and fits(self.base, n_tokens, self.is_half)
                 stack.enter_context(without_recomputation(self.base, is_off))
                 stack.enter_context(compact_head(has_large_head(self.base)))
+                # PEFT would cast the inputs of adapters to float32, and autocast back
+                stack.enter_context(disable_input_dtype_casting(self.model, active=self.is_half))
                 yield
         finally:
             self._packing = None
