@@ -2,9 +2,14 @@
 
 import pytest
 import torch
+from datasets import Dataset
+from peft import LoraConfig
+from toy_qwen3 import toy_model
 from trainers import episodes_of, rows_of
 
-from multirole.workflows import OrchWorkers, Voting
+from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer
+from multirole.core.validation import add_adapters
+from multirole.workflows import OrchWorkers, Single, Voting
 
 
 def snapshot(model):
@@ -52,3 +57,23 @@ def test_each_adapter_counts_its_own_optimizer_steps(make_library_trainer):
     assert trainer.optimizer.state
     for parameter, state in trainer.optimizer.state.items():
         assert state["step"] == (3 if ".generator." in names[id(parameter)] else 1)
+
+
+def test_an_adapter_of_the_model_that_is_not_trained_stays_as_it_is(tokenizer, tmp_path):
+    """Its `modules_to_save`, for which PEFT leaves `requires_grad` on, must not be decayed."""
+    lora = LoraConfig(r=4, target_modules=["q_proj"], modules_to_save=["lm_head"])
+    model = add_adapters(toy_model(tokenizer), lora, ["shared", "other"])
+    model.set_requires_grad(["other"], True)  # as `load_adapter(..., is_trainable=True)` does
+    args = MultiRoleGRPOConfig(
+        str(tmp_path), use_cpu=True, bf16=False, report_to="none", generation_batch_size=4, num_generations=2, max_steps=1,
+        max_completion_length=4, weight_decay=0.1, learning_rate=1e-2, lr_scheduler_type="constant",
+    )  # fmt: skip
+    trainer = MultiRoleGRPOTrainer(
+        model, Single(), lambda completions, **_: [float(i) for i in range(len(completions))], args,
+        Dataset.from_dict({"prompt": ["one", "two"]}), processing_class=tokenizer,
+    )  # fmt: skip
+    before = snapshot(model)
+    trainer.train()
+    changed = moved(before, model)
+    assert any("lm_head.modules_to_save.shared" in name for name in changed)
+    assert all(".shared." in name for name in changed)

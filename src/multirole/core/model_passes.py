@@ -126,7 +126,8 @@ class ModelPasses:
         """
         model = self.model
         if self.is_sharded or model.active_adapter != adapter or adapter not in self._active:
-            model.set_requires_grad(self.adapters, False)  # `set_adapter` leaves the others' `modules_to_save` on
+            # `set_adapter` leaves the others' `modules_to_save` on; the model may hold adapters that are not trained
+            model.set_requires_grad(list(model.peft_config), False)
             model.set_adapter(adapter)
             params = [p for p in model.parameters() if p.requires_grad]
             dtypes = (torch.float32, HALF) if self.is_half else (torch.float32,)
