@@ -166,6 +166,21 @@ def test_the_logged_ratios_do_not_depend_on_the_micro_batches(make_library_train
     assert 0 < logged[0] and logged[1] == pytest.approx(logged[0], abs=1e-6)
 
 
+def test_a_loss_may_log_a_metric_several_times(make_library_trainer):
+    """A subclass may append to TRL's `_metrics` as often as it likes."""
+    trainer, rows = make(make_library_trainer)
+    usual = trainer._compute_loss
+
+    def compute_loss(model, inputs):
+        trainer._metrics["train"]["mine"] += [1.0, 2.0]
+        return usual(model, inputs)
+
+    trainer._compute_loss = compute_loss
+    trainer.compute_gradient(trainer.model, "shared", rows, len(rows))
+    trainer._loss_metrics.write_to(trainer._metrics["train"])
+    assert trainer._metrics["train"]["mine"] == [1.5]
+
+
 @pytest.mark.parametrize("max_norm", [0.0, -1.0])
 def test_a_norm_that_is_not_positive_clips_nothing(make_library_trainer, max_norm):
     """HF clips only where `max_grad_norm > 0`; torch's `clip_grad_norm_` would turn the gradient round at a negative norm."""

@@ -30,8 +30,9 @@ class LossMetrics:
     def add(self, rows: list[Row], logged: Log) -> None:
         """Add what the loss of one micro-batch has logged; without `rows`, its values get no weight."""
         n_tokens = sum(len(row.turn.completion_ids) for row in rows)
-        for name, (value,) in logged.items():
-            self.values.append((name, len(rows) if name.startswith(self.means_over_rows) else n_tokens, value))
+        for name, values in logged.items():  # several, if a subclass logs more often than TRL
+            weight = len(rows) if name.startswith(self.means_over_rows) else n_tokens
+            self.values += [(name, weight, value) for value in values]
 
     def write_to(self, log: Log) -> None:
         """Log the iteration's numbers, over all processes, and forget them."""
