@@ -84,9 +84,9 @@ class RolloutsAhead:
         self.is_stopped, self.is_broken = Event(), False
 
     def take(self, iteration: int) -> list[Episode]:
-        """Return the episodes of an iteration, and let the next ones be played with the present adapters, version `iteration`.
+        """Return the episodes of an iteration, and submit the next ones, which are played with the current adapters, version `iteration`.
 
-        Call it between two updates. Raises what ended the rollout of these episodes.
+        Call it between two updates. Raises the error that ended the rollout of these episodes.
         """
         weights = [p.detach().clone() for p in self.parameters]
         for coming in range(iteration, iteration + self.max_staleness + 1):
@@ -105,7 +105,7 @@ class RolloutsAhead:
         return episodes
 
     def wait(self) -> None:
-        """Wait until all iterations to be played are finished and the engine is idle. Raises what ended the rollout of one."""
+        """Wait until all iterations to be played are finished and the engine is idle. Raises the error of the first that failed."""
         for future in list(self.pending.values()):
             future.result()
 

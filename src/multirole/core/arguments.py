@@ -108,7 +108,7 @@ def accepts(function: Callable[..., Any], name: str) -> bool:
 
 
 def use_one_gpu(args: MultiRoleGRPOConfig) -> None:
-    """Let this process use the first GPU, and warn where it sees others, which TRL refuses (it does not support `nn.DataParallel`)."""
+    """Make this process use the first GPU, and warn if it sees more, which TRL refuses (it does not support `nn.DataParallel`)."""
     if args.n_gpu > 1:
         logger.warning(
             "This process sees %d GPUs and trains on the first. To use them all, start the script with `accelerate launch --num_processes %d` or "

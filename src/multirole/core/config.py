@@ -64,18 +64,18 @@ class MultiRoleGRPOConfig(GRPOConfig):
 
     - One global step is one *iteration*: `generation_batch_size` episodes (`generation_batch_size / num_generations` problems x
       `num_generations` episodes) and every optimizer step taken on them. `per_device_train_batch_size` and
-      `gradient_accumulation_steps` only serve to compute it, as in TRL. `max_steps`, `eval_steps`, `save_steps`,
+      `gradient_accumulation_steps` are only used to compute it, as in TRL. `max_steps`, `eval_steps`, `save_steps`,
       `logging_steps` and `warmup_steps` count iterations.
     - With `max_steps=-1`, an epoch is as many iterations as in TRL: the dataset's rows divided by the problems of an iteration, rounded
       down. What is left over starts the next pass. A strategy `"epoch"` acts once per that many iterations.
     - `bf16` is off by default where there is no GPU that computes in it, or with `use_cpu=True`.
     - `max_completion_length` and `temperature` hold for every turn.
-    - `beta` weighs KL(policy || reference) for every role (`role_beta`: for one). The reference is the frozen base, or the adapters of a
+    - `beta` is the weight of KL(policy || reference) for every role (`role_beta`: for one). The reference is the frozen base, or the adapters of a
       `PeftModel` that was trained before, with their initial weights. The estimate is k3.
     - `use_vllm=True` is `engine="vllm"`, and with `vllm_mode="server"` it is `engine="vllm_server"`; `vllm_gpu_memory_utilization` is
       passed on.
     - `vllm_server_base_url` may name several servers, separated by commas. `vllm_server_timeout` is the number of seconds to wait for a server
-      that does not answer, at the start and in a rollout. The servers' key is read from the environment variable `VLLM_API_KEY`.
+      that does not answer, at the start and in a rollout. The servers' API key is read from the environment variable `VLLM_API_KEY`.
     - `num_iterations` passes over the same mini-batches, against the same old log-probs: as many times the optimizer steps. The
       schedule, `max_steps` and the logs still count iterations.
     - `entropy_coef`, `use_adaptive_entropy` and `top_entropy_quantile` act on the mini-batch of an optimizer step, not on a
@@ -86,7 +86,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
     - `loss_type` is the paper's "grpo" by default, `use_bias_correction_kl` is off, and processes wait for each other two hours
       (`ddp_timeout`).
     - Qwen3's thinking is off; `chat_template_kwargs={"enable_thinking": True}` turns it on.
-    - Fields that cannot mean anything here raise a ValueError that says why.
+    - Fields that have no meaning here raise a ValueError that says why.
 
     Args:
         policy (`str` or `dict[str, str]`, defaults to `"sp"`):
@@ -100,17 +100,17 @@ class MultiRoleGRPOConfig(GRPOConfig):
         old_logprobs (`str`, defaults to `"sampled"`):
             Denominator of the PPO ratio: `"sampled"` uses the engine's log-probs, `"recomputed"` the trainer's, computed before the update.
         max_staleness (`int`, defaults to `0`):
-            Updates that may lie between the adapters that sample a row and those that train it. With 0 the rollout waits for the update;
+            Largest number of updates between the adapters that sample a row and those that train it. With 0 the rollout waits for the update;
             with k the next k iterations are played while it runs, by an engine that can (`"vllm_server"`, or `"transformers"` in float32). The correction is
             the PPO ratio with `old_logprobs="sampled"`, and TRL's importance weights with `"recomputed"`.
         role_beta (`dict[str, float]`, *optional*):
             KL weight of single roles, in place of `beta`; also as text, `"judge=0.1,solver=0"`, or as JSON.
         micro_batch_tokens (`int`, defaults to `16384`):
-            Padded tokens of one forward pass. Changes memory and speed, not the gradient.
+            Largest number of tokens in one forward pass, padding included. Changes memory and speed, not the gradient.
         max_prompt_tokens (`int`, defaults to `2048`):
             A turn whose prompt is longer ends its episode without an answer.
         max_turns (`int`, defaults to `256`):
-            Model calls of one episode, at most.
+            Largest number of model calls in one episode.
         turn_seeds (`str`, defaults to `"position"`):
             What seeds the sampling of a turn besides run, iteration, problem and episode: `"position"` is (role, slot, round), `"prompt"`
             is (role, prompt, occurrence), as for calls without a slot.
@@ -118,8 +118,8 @@ class MultiRoleGRPOConfig(GRPOConfig):
             Cut thoughts such as `<think>...</think>` out of `turn.text`, which other roles read and reward functions score. With False it is the
             whole reply with the tags.
         max_failed_episodes (`int`, defaults to `0`):
-            Episodes of one rollout whose workflow may raise. Such an episode is logged, counted (`failed_episodes`), gets no reward and
-            trains nothing; its group is compared without it. One more ends the run, and by default the first does.
+            Number of episodes of one rollout whose workflow may raise. Such an episode is logged, counted (`failed_episodes`), gets no reward and
+            trains nothing; its group is compared without it. One more ends the run; by default the first one does.
         engine (`str`, defaults to `"auto"`):
             Rollout engine: `"transformers"`, `"generate"`, `"vllm"`, `"vllm_server"`, `"module:Class"`, or `"auto"`: vLLM where its CUDA build is
             installed, a GPU is visible and the model computes in half precision; else `"transformers"` where it implements the model and

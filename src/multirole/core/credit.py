@@ -370,7 +370,7 @@ def set_all(rows: list[Row], advantages: Sequence[float]) -> list[Row]:
 
 
 def play_scored(trainer: Any, forks: Sequence[Fork], iteration: int, score: Score) -> list[Episode]:
-    """Replay forks under the trainer's present weights and score them, as `forks.play_forks` does on one process.
+    """Replay forks under the trainer's current weights and score them, as `forks.play_forks` does on one process.
 
     Each process replays and scores a share and gets all results. Replays that failed are not scored: their reward is None. Raises ValueError
     for episodes that older weights played, and for forks with "base" if an adapter took over a part of the base.

@@ -75,7 +75,7 @@ class Engine(Protocol):
         ...
 
     def publish(self, model: "PeftModel", version: int) -> None:
-        """Serve the present weights of `model`'s adapters; nothing computed with older weights is reused.
+        """Serve the current weights of `model`'s adapters; nothing computed with older weights is reused.
 
         Must not be called while requests are running (RuntimeError).
         """

@@ -70,7 +70,7 @@ def evaluation_advantages(rewards: list[float | None], num_generations: int) -> 
 
 
 def surrogate_loss(episodes: list[Episode], advantages: list[float], loss_type: str) -> float:
-    """Return the policy-gradient loss of episodes sampled with the present weights: minus the mean advantage of their turns.
+    """Return the policy-gradient loss of episodes sampled with the current weights: minus the mean advantage of their turns.
 
     The mean is over rows or over completion tokens, as `loss_type` says. KL is not part of it.
     """

@@ -59,7 +59,7 @@ def clip(parameters: list[nn.Parameter], max_norm: float) -> tuple[Tensor, Tenso
 class PartSums:
     """Accumulator of the gradient's parts (K, n), one per row, that backward passes through merged layers add to.
 
-    `segments` holds, for the present micro-batch, (part, its tokens) with each part's tokens side by side.
+    `segments` holds, for the current micro-batch, (part, its tokens) with each part's tokens side by side.
     """
 
     def __init__(self, parameters: list[nn.Parameter], gradients: Tensor) -> None:

@@ -53,7 +53,7 @@ class JointLora:
         whole: W' (out, in + R) in bfloat16.
         a: A (R, in) in bfloat16.
         parts: for each layer with the adapter its outputs, its rows of A, its scaling and the sums of the gradients of A and B by part.
-        sums: has the segments of the present micro-batch.
+        sums: has the segments of the current micro-batch.
     """
 
     whole: Tensor
@@ -151,7 +151,7 @@ class HalfDecoder:
 
     @property
     def segments(self) -> list[tuple[int, slice]]:
-        """The parts of the present micro-batch's tokens."""
+        """The parts of the current micro-batch's tokens."""
         return self.sums.segments if self.sums else []
 
     def __call__(

@@ -52,9 +52,9 @@ class MultiRoleCallback(TrainerCallback):
         return getattr(type(self), event) is not getattr(MultiRoleCallback, event)
 
     def on_episode_end(self, trainer: Trainer, episode: Episode) -> None:
-        """Called when an episode of this process has its answer, before its reward, while others may go on; in evaluations, too.
+        """Called as soon as an episode of this process has its answer: before its reward, while others still run. Also in evaluations.
 
-        It runs in the rollout's thread, which steps the engine: return at once. The object is not the one that later
+        It runs in the rollout's thread, which steps the engine, so it must return quickly. The object is not the one that later
         events get: keep `(episode.problem.id, episode.index)`. With `max_staleness` the episode may belong to a later
         iteration than the one that is trained meanwhile.
         """

@@ -2,7 +2,7 @@
 
 The weight of a token is exp(old - sampled), `old` being the trainer's log-prob under the weights at the start of the update; that of a
 sequence is the product over its tokens. The adapters at the start of the update are those that sampled, or up to `max_staleness`
-versions newer. Weights outside [`clip_min`, `clip_max`] are moved to the bound ("truncate") or set to 0 ("mask").
+versions newer. Weights outside [`clip_min`, `clip_max`] are clipped to the nearer bound ("truncate") or set to 0 ("mask").
 TRL's loss multiplies with them (`trl.GRPOTrainer._generate_and_score_completions`, `importance_sampling_ratio`).
 """
 
@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 LOGPROB_ROUNDING = 1e-4
 """In nats. A row has weight 1 if no token's log-probs differ by more: float32 rounding, about 1e-5, is no mismatch."""
 GROWTH, NOTABLE = 4.0, 0.05
-"""A role's mean gap gives a warning at `GROWTH` times its value in the first iteration, if it is above `NOTABLE` nats."""
+"""A warning is logged if a role's mean gap exceeds both `GROWTH` times its value in the first iteration and `NOTABLE` nats."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from multirole.core.prefix_tree import Packing
 from multirole.core.rows import left_aligned
 
 TILE = 512, 2048
-"""Tokens and words of a tile of logits in a `LargeHead`: it stays in the processor's cache."""
+"""Tokens and vocabulary entries of a tile of logits in a `LargeHead`, small enough for the processor's cache."""
 LARGE = 8192
 """Smallest vocabulary of a `LargeHead`."""
 FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu

@@ -30,7 +30,7 @@ from multirole.core.tree_attention import can_share_prefixes, packed_attention
 
 
 def no_key(row: Row) -> int:
-    """Return the key of a tree that rows of all parts share."""
+    """Return the same key for every row, so that rows of all parts may share one tree."""
     return 0
 
 

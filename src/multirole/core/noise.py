@@ -42,7 +42,7 @@ def disable_noise(model: nn.Module, neftune_noise_alpha: float | None = None) ->
 
 
 def warn_of_noise(names: list[str]) -> None:
-    """Say which noise has been switched off, if there was any."""
+    """Log which noise has been switched off, if there was any."""
     if names:
         logger.warning(
             "%s: switched off. The ratio of the loss compares the trainer's log-probs with those of the engine, which samples without "

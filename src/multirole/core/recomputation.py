@@ -39,7 +39,7 @@ def free_bytes(device: torch.device) -> int:
 
 
 def return_freed_memory(model: PreTrainedModel) -> None:
-    """Return to the system what the C library keeps of freed tensors: with glibc, for a model on a CPU.
+    """Return the memory of freed tensors, which glibc keeps, to the operating system; for a model on a CPU.
 
     Otherwise the memory of an update stays with the process, and that of the next rollout is added to it: after an update of Voting on
     SmolLM2-135M 6.2 GB are held and 1.2 GB used. It takes a quarter of a second there. Small models hold little.

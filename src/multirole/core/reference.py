@@ -21,7 +21,10 @@ class Reference:
 
     @classmethod
     def before_training(cls, model: PeftModel, adapters: Iterable[str], is_sharded: bool) -> "Reference":
-        """Return the present weights of `adapters`, or the base where there are none or they change nothing; ValueError under FSDP2."""
+        """Return the reference that the current weights of `adapters` are: the base if there are none, or if they leave its output as it is.
+
+        Raises ValueError for weights under FSDP2.
+        """
         weights = initial_weights(model, adapters)
         if weights and is_sharded:
             raise ValueError(

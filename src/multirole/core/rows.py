@@ -115,7 +115,7 @@ def plan_steps(rows: list[Row], adapters: list[str], args: MultiRoleGRPOConfig) 
 
 
 def later_rows(steps: Steps, num_iterations: int) -> list[Row]:
-    """Return the rows that are trained after a step has moved their adapter. For others the loss may take the present log-probs as old ones."""
+    """Return the rows that need old log-probs: those trained after a step of their adapter. For the others the current ones are the old ones."""
     n_first = 1 if num_iterations == 1 else 0  # steps on rows that are not trained again
     return [row for planned in steps.values() for mini_batch, _ in planned[n_first:] for row in mini_batch]
 

@@ -1,4 +1,4 @@
-"""Log-probs and entropies of rows under present weights or under the reference of KL, without gradient."""
+"""Log-probs and entropies of rows under current weights or under the reference of KL, without gradient."""
 
 from contextlib import nullcontext
 from typing import Literal

@@ -120,7 +120,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
 
     Overrides of TRL 1.16 / transformers 5.17; everything else, the loss included, is inherited:
 
-    - `train`: resumes from `args.resume_from_checkpoint`, and shows the failure of a workflow without the frames of this package.
+    - `train`: resumes from `args.resume_from_checkpoint`, and hides the frames of this package when a workflow fails.
     - `get_train_dataloader`: TRL's, of rows that carry their index; also of a `train_dataset` that was replaced before `train`.
     - `_get_train_sampler`: one long epoch, so that a resume continues the order of problems.
     - `create_optimizer`: one AdamW over all adapters.
@@ -700,7 +700,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self._metrics["train"]["entropy_coef"].append(value_of(self.entropy_coef, adapter))
 
     def get_high_entropy_mask(self, entropies: Tensor, mask: Tensor, threshold: float) -> Tensor:
-        """Return the tokens (N, C) of the present micro-batch that are in the top quantile of its mini-batch; outside a loss, TRL's mask."""
+        """Return the tokens (N, C) of the current micro-batch that are in the top quantile of its mini-batch; outside a loss, TRL's mask."""
         micro = vars(self).get("_micro_batch")  # TRL's tests call it on a mock
         if micro is None:
             return super().get_high_entropy_mask(entropies, mask, threshold)
@@ -709,7 +709,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     # ---- log-probs
 
     def logprobs_of(self, rows: list[Row], base: bool = False) -> list[Tensor]:
-        """Return the log-probs (C,) of each row's completion under its adapter's present weights; on the host.
+        """Return the log-probs (C,) of each row's completion under its adapter's current weights; on the host.
 
         They are at the sampling temperature. With `base`, they are under the reference of `beta`: the base model, or the initial weights
         of adapters that were trained before. With several processes each computes a shard and gets them all.
@@ -732,9 +732,9 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         micro = self._micro_batch
         if micro is not None:
             micro.logps, micro.entropies = logps, entropies
-            old, present = micro.batch.get("old_per_token_logps"), logps.detach()
+            old, current = micro.batch.get("old_per_token_logps"), logps.detach()
             # NaN: a token that the engine could not score has the ratio 1, as in TRL
-            micro.batch["old_per_token_logps"] = present if old is None else torch.where(old.isnan(), present, old)
+            micro.batch["old_per_token_logps"] = current if old is None else torch.where(old.isnan(), current, old)
             if self.correction is not None:
                 micro.importance = self.correction.add_weights(micro.batch)
         return logps, entropies, None

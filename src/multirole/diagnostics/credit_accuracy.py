@@ -198,7 +198,7 @@ class Measurement(NamedTuple):
 def measure_credit(
     trainer: Trainer, problems: Sequence[Problem], score: Score, judge: Judge, sizes: Sizes = SIZES, seed: int = 0
 ) -> Measurement:
-    """Measure every estimator in `CREDITS` at every turn of one episode per problem, under the trainer's present weights.
+    """Measure every estimator in `CREDITS` at every turn of one episode per problem, under the trainer's current weights.
 
     Args:
         trainer: a `MultiRoleGRPOTrainer` in a single process.

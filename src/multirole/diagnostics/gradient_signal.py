@@ -253,7 +253,7 @@ class KeptParts(MultiRoleCallback):
 
 
 def measure_gradients(trainer: MultiRoleGRPOTrainer, n_batches: int, seed: int = 0) -> dict[str, AdapterGradients]:
-    """Return each adapter's gradients of `n_batches` independent batches at the present weights, which do not change.
+    """Return each adapter's gradients of `n_batches` independent batches at the current weights, which do not change.
 
     A batch is an iteration's episodes: as many problems and attempts as training takes, with their advantages. A gradient is that
     of the loss over all rows of the adapter in the batch (`update` would cut them into optimizer steps). Problems come in a new

@@ -108,7 +108,7 @@ class GenerateEngine:
         )  # fmt: skip
 
     def publish(self, model: PeftModel | PreTrainedModel, version: int) -> None:
-        """Use `model`'s present weights; no cache outlives a batch."""
+        """Use `model`'s current weights; no cache outlives a batch."""
         check_idle(f"publish(version={version})", len(self.waiting))
         self.model = model
 
@@ -200,7 +200,7 @@ class GenerateEngine:
 
 @torch.no_grad()
 def scored(base: PreTrainedModel, request: Request, completion_ids: list[int]) -> list[float]:
-    """Return the log-probs (T,) of a completion under the present weights, at the request's temperature."""
+    """Return the log-probs (T,) of a completion under the current weights, at the request's temperature."""
     prompt_ids, device = list(request.prompt_ids), base.device
     logits = base(torch.tensor([prompt_ids + completion_ids], device=device)).logits[0]
     logits = logits[len(prompt_ids) - 1 : -1]  # (T, V)

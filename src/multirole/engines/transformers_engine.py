@@ -106,7 +106,7 @@ class TransformersEngine:
 
     @torch.no_grad()  # not inference_mode: sharded weights (FSDP2) cannot be gathered in it
     def publish(self, model: PeftModel | Served, version: int) -> None:
-        """Copy `model`'s present weights, and drop all keys and values of older ones."""
+        """Copy `model`'s current weights, and drop all keys and values of older ones."""
         check_idle(f"publish(version={version})", len(self.waiting) + self.n_running)
         self.weights = make_weights(model, self._dtype_for(model))
         self.names = list(self.weights)
