@@ -187,6 +187,13 @@ def test_an_optimizers_groups_keep_their_own_rates(train, tmp_path, monkeypatch)
     assert rates[1] == pytest.approx(16 * rates[0]) and rates[0] > 0
 
 
+def test_a_head_in_float32_is_refused_where_it_is_the_embeddings(train, tmp_path):
+    with pytest.raises(
+        ValueError, match="`cast_lm_head_to_fp32=True` does not work with this model.*Leave it at False"
+    ):
+        train(tmp_path, cast_lm_head_to_fp32=True)
+
+
 def test_adapters_that_change_the_base_cannot_share_it(model_folder):
     base = AutoModelForCausalLM.from_pretrained(model_folder)
     config = LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights="pissa")

@@ -99,6 +99,7 @@ from multirole.core.validation import (
     StreamedProblems,
     changes_base,
     check_dataset,
+    check_head_cast,
     check_shared_base,
     check_thought_rewards,
     checked_evaluation,
@@ -232,6 +233,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             check_shared_base(peft_config, self.adapters)
         self._set_train_rows(train_dataset, args)
         peft_model = with_adapters(model, peft_config, self.adapters, args)
+        check_head_cast(peft_model, args)
         if args.device.type == "cpu":
             use_fitting_threads(sum(p.numel() for p in peft_model.parameters()))
         self.model_options = {}
