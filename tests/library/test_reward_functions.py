@@ -266,6 +266,8 @@ def broken(kind):
             raise KeyError("solution")
         if kind == "is not a list":
             return None
+        if kind == "is a dict":
+            return {float(episode.index): 1.0 for episode in episodes}
         values = [float(episode.index) for episode in episodes]
         values[4] = {"is infinite": float("inf"), "is huge": 1e30}.get(kind, values[4])
         return values[:5] if kind == "is short" else values + [0.0] if kind == "is long" else values
@@ -282,6 +284,7 @@ def broken(kind):
     [
         ("raises", "KeyError: 'solution'"),
         ("is not a list", "must return a list with one number per completion, got None"),
+        ("is a dict", "must return a list with one number per completion, got {0.0: 1.0"),
         ("is infinite", "gave problem '1' the reward inf"),
         ("is huge", r"gave problem '1' the reward 1e\+30. A reward must be a number between -1e\+06 and 1e\+06"),
         ("is short", "5 rewards"),

@@ -285,8 +285,8 @@ def as_number(reward: Any) -> Any:
 
 
 def as_list(rewards: Any) -> list[float | None]:
-    """Return a reward function's result as a list; TypeError if it is a single value."""
-    if isinstance(rewards, (str, bytes)) or not isinstance(rewards, Iterable):
+    """Return a reward function's result as a list; TypeError if it is a single value, or has no order."""
+    if isinstance(rewards, (str, bytes, dict, set)) or not isinstance(rewards, Iterable):
         raise TypeError(f"it must return a list with one number per completion, got {rewards!r}.")
     return list(rewards)
 
