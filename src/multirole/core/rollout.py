@@ -37,7 +37,18 @@ from multirole.core.event_loop import (
 )
 from multirole.core.replay import Replay
 from multirole.core.replies import THOUGHT_TAGS, opens_thought, text_outside_thoughts
-from multirole.core.types import FAILED, OVERFLOW, Answer, Episode, Message, Problem, Turn, Workflow, waits_outside
+from multirole.core.types import (
+    CHAT_ROLES,
+    FAILED,
+    OVERFLOW,
+    Answer,
+    Episode,
+    Message,
+    Problem,
+    Turn,
+    Workflow,
+    waits_outside,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -240,6 +251,7 @@ class Rollout:
         self._encoded: dict[str, list[int]] = {}
         self._playing: list[tuple[Episode, Any]] = []
         self._n_failed = 0
+        self._unusual: list[str] = []  # chat roles that were warned of
         self._has_overflowed = False  # a prompt was longer than `max_prompt_tokens`
         self.sampled_tokens = 0  # completion tokens that the engine has sampled so far, in replays, too
         self._clock = self._progress = (
@@ -580,6 +592,10 @@ class Rollout:
                     f"`call({role!r}, messages)`: the content of a message must be text, got {type(content).__name__}."
                     + " Write `turn.text`." * isinstance(content, Turn)
                 )
+            if message["role"] not in CHAT_ROLES and message["role"] not in self._unusual:
+                self._unusual.append(message["role"])
+                logger.warning("The workflow %r sends a message of the chat role %r. Most chat templates know %s only: check its spelling.",
+                               self.workflow.name, message["role"], ", ".join(CHAT_ROLES))  # fmt: skip
         if type(round) is not int:
             raise ValueError(
                 f"`call({role!r}, round={round!r})`: rounds are counted, 0, 1, 2 and so on. Pass an integer."
