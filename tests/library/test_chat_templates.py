@@ -131,3 +131,9 @@ def test_options_of_the_template_reach_it():
     assert tokenizer.decode(chat_template(tokenizer, [user("a"), user("<|im_end|>")], mood="!")) == "a!<|im_end|>!"
     replaced = chat_template(tokenizer, [user("a")], chat_template="{{ messages[0].content * 2 }}")
     assert tokenizer.decode(replaced) == "aa"
+
+
+def test_texts_in_parts_are_joined():
+    tokenizer = FAMILIES["qwen3"]()
+    parts = {"role": "user", "content": [{"type": "text", "text": "What is "}, {"type": "text", "text": "1+1?"}]}
+    assert chat_template(tokenizer, [parts]) == chat_template(tokenizer, [user("What is 1+1?")])

@@ -1,5 +1,6 @@
 """`MultiRoleGRPOConfig`: what it takes from TRL's, what it refuses and why, and how batch sizes translate."""
 
+import inspect
 import re
 from dataclasses import fields
 from pathlib import Path
@@ -7,7 +8,8 @@ from pathlib import Path
 import pytest
 from trl import GRPOConfig, TrlParser
 
-from multirole.core.config import REFUSED, MultiRoleGRPOConfig
+from multirole.core.config import CHOICES, REFUSED, MultiRoleGRPOConfig
+from multirole.core.stock import GRPOTrainer
 
 OTHER = {  # a value of each refused option that is not the one allowed
     "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "generation_kwargs": {"do_sample": True},
@@ -148,12 +150,25 @@ def test_epochs_are_as_many_iterations_as_in_trl(n_rows, epochs, max_steps, per_
         ({"optim": "schedule_free_adamw"}, "counts steps in which an adapter has no gradient"),
         ({"role_beta": {"judge": "0.1"}}, "`role_beta` must map roles to numbers"),
         ({"updates": "tokens", "step_tokens": 0}, "`step_tokens` must be a positive integer, got 0"),
+        ({"loss_type": "gspo"}, r"`loss_type` must be one of \['grpo', .*'vespo'\], got 'gspo'"),
+        ({"importance_sampling_level": "turn"}, r"`importance_sampling_level` must be one of .*got 'turn'"),
+        ({"scale_rewards": "std"}, "`scale_rewards` must be one of .*got 'std'"),
+        ({"multi_objective_aggregation": "sum"}, "`multi_objective_aggregation` must be one of .*got 'sum'"),
         ({"max_completion_length": None}, "`max_completion_length` must be a positive integer, got None"),
     ],
 )
 def test_impossible_options_are_refused(options, message):
     with pytest.raises(ValueError, match=message):
         config(**options)
+
+
+def test_every_loss_of_trl_is_accepted():
+    compared = re.findall(r'loss_type (?:==|in) (\[[^]]*]|"\w+")', inspect.getsource(GRPOTrainer))
+    named = {name for values in compared for name in re.findall(r"\w+", values)}
+    assert named == set(CHOICES["loss_type"])
+    for name, values in CHOICES.items():
+        for value in values:
+            config(**{name: value})
 
 
 def test_role_beta_is_text_like_a_policy_or_json():

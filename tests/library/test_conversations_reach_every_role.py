@@ -173,3 +173,16 @@ def test_a_task_of_a_file_takes_conversations(tmp_path):
     bad = Task("talk", [{"prompt": TALK[:3]}], path, reward)
     with pytest.raises(DataError, match="row 0 of a list in memory cannot be a prompt: .*must end with a user message"):
         bad.problems("train")
+
+
+class Misspelt(Own):
+    async def run(self, problem, call):
+        return Answer((await call("solver", [user("q"), {"role": "assistent", "content": "a"}, user("r")])).text)
+
+
+def test_an_unknown_chat_role_is_warned_of_once(train, caplog):
+    train(Misspelt(), ["q"] * 2)
+    (message,) = [message for message in caplog.messages if "assistent" in message]
+    assert message.startswith(
+        "The workflow 'own' sends a message of the chat role 'assistent'. Most chat templates know system, "
+    )

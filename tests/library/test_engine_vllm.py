@@ -141,3 +141,16 @@ def test_without_vllm_the_error_says_what_to_write(monkeypatch):
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(ImportError, match="engine='transformers'"):
         VLLMEngine("unused", ["generator"], 4, 256)
+
+
+def test_lengths_that_the_model_does_not_have_are_named(monkeypatch):
+    def refuse(model_path, options):
+        raise ValueError(
+            f"User-specified max_model_len ({options['max_model_len']}) is greater than the derived max_model_len"
+        )
+
+    monkeypatch.setattr(vllm_engine, "build_llm", refuse)
+    with pytest.raises(
+        ValueError, match="may have 4096 tokens .*'a/model' is made for fewer .*Lower `max_prompt_tokens`"
+    ):
+        VLLMEngine("a/model", ["a"], max_lora_rank=4, max_length=4096)

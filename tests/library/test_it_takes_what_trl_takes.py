@@ -3,6 +3,7 @@
 import itertools
 import json
 from importlib.resources import files
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -123,6 +124,14 @@ def test_arguments_that_cannot_work_are_refused_before_anything_is_loaded(tmp_pa
     }
     with pytest.raises(error, match=message):
         MultiRoleGRPOTrainer("no such model", **valid)
+
+
+@pytest.mark.parametrize(
+    ("model", "message"), [(None, "got None.$"), (Path("/models/base"), r"got PosixPath\(.*Write '/models/base'.$")]
+)
+def test_a_model_is_text_or_a_module(tmp_path, model, message):
+    with pytest.raises(TypeError, match=f"`model` must be a model, or the name or folder of one as text, {message}"):
+        MultiRoleGRPOTrainer(model, Single(), size, config(tmp_path), ROWS, peft_config=LORA)
 
 
 @pytest.mark.parametrize("name", ["episodes", "prompts", "completions", "trainer_state", "log_metric", "_index"])

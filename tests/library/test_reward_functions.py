@@ -246,6 +246,13 @@ def test_the_overflow_rate_of_all_episodes_is_logged(make_library_trainer, token
     assert trainer.evaluate(trainer.train_dataset)["eval_prompt_overflow_rate"] == 0.5
 
 
+def test_the_overflow_of_all_first_prompts_ends_the_run(make_library_trainer, tokenizer):
+    engine = ScriptedEngine(lambda key, request: ([5, tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
+    trainer = make_library_trainer(Single(), engine, by_index, max_prompt_tokens=1)
+    with pytest.raises(ValueError, match=r"nothing to train. In 16 of 16 .*`max_prompt_tokens` \(1\): raise it"):
+        trainer.train()
+
+
 def test_an_async_function_is_awaited(score):
     async def reward(episodes, **_):
         return [float(episode.index) for episode in episodes]
@@ -259,6 +266,8 @@ def broken(kind):
             raise KeyError("solution")
         if kind == "is not a list":
             return None
+        if kind == "is a dict":
+            return {float(episode.index): 1.0 for episode in episodes}
         values = [float(episode.index) for episode in episodes]
         values[4] = {"is infinite": float("inf"), "is huge": 1e30}.get(kind, values[4])
         return values[:5] if kind == "is short" else values + [0.0] if kind == "is long" else values
@@ -275,6 +284,7 @@ def broken(kind):
     [
         ("raises", "KeyError: 'solution'"),
         ("is not a list", "must return a list with one number per completion, got None"),
+        ("is a dict", "must return a list with one number per completion, got {0.0: 1.0"),
         ("is infinite", "gave problem '1' the reward inf"),
         ("is huge", r"gave problem '1' the reward 1e\+30. A reward must be a number between -1e\+06 and 1e\+06"),
         ("is short", "5 rewards"),

@@ -190,6 +190,13 @@ def test_an_optimizers_groups_keep_their_own_rates(train, tmp_path, monkeypatch)
     assert rates[1] == pytest.approx(16 * rates[0]) and rates[0] > 0
 
 
+def test_a_head_in_float32_is_refused_where_it_is_the_embeddings(train, tmp_path):
+    with pytest.raises(
+        ValueError, match="`cast_lm_head_to_fp32=True` does not work with this model.*Leave it at False"
+    ):
+        train(tmp_path, cast_lm_head_to_fp32=True)
+
+
 def test_adapters_that_change_the_base_cannot_share_it(model_folder):
     base = AutoModelForCausalLM.from_pretrained(model_folder)
     config = LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights="pissa")
@@ -234,6 +241,23 @@ def test_a_callback_sets_the_rate_of_an_adapter_and_the_log_has_it(train, tmp_pa
     assert [row["learning_rate"] for row in trainer.state.log_history[:4]] == pytest.approx(
         [half for _, half in expected]
     )
+
+
+class FreezeAggregator(MultiRoleCallback):
+    def on_rows(self, trainer, rows):
+        return [row for row in rows if row.turn.role != "aggregator"]
+
+
+def test_a_role_whose_rows_are_left_out_keeps_its_weights(train, tmp_path):
+    whole = train(tmp_path / "whole", weight_decay=0.1, callbacks=[FreezeAggregator()])
+    frozen = train(tmp_path / "still", weight_decay=0.1, learning_rate=0.0)
+    weights, start = adapters(whole), adapters(frozen)
+    assert all(torch.equal(weights[name], start[name]) for name in weights if "aggregator" in name)
+    assert any(not torch.equal(weights[name], start[name]) for name in weights if "generator" in name)
+    resumed = train(
+        tmp_path / "resumed", tmp_path / "whole" / "checkpoint-1", weight_decay=0.1, callbacks=[FreezeAggregator()]
+    )
+    assert all(torch.equal(value, weights[name]) for name, value in adapters(resumed).items())
 
 
 def test_one_process_uses_one_of_a_nodes_gpus(model_folder, tmp_path):
@@ -408,11 +432,13 @@ def test_more_iterations_may_be_set_before_training(train, model_folder, tmp_pat
         ({"peft_config": None}, "no `peft_config` was given"),
         ({"engine": "no_module:Engine"}, "`engine='no_module:Engine'` cannot be loaded: ModuleNotFoundError"),
         ({"engine": "json:Engine"}, "`engine='json:Engine'` cannot be loaded: AttributeError"),
+        ({"policy": {"generator": "a", "aggregator": None}}, r"names no adapter for \['aggregator'\].*leave its rows out in"),
         ({"eval_dataset": Dataset.from_list([{"prompt": "1+1", "id": "a"}] * 2)}, 'The "id" column of `eval_dataset` names 2 rows'),
     ],
 )  # fmt: skip
 def test_mistakes_are_reported_before_the_model_is_loaded(tmp_path, change, message):
-    config = MultiRoleGRPOConfig(str(tmp_path), engine=change.pop("engine", "auto"), bf16=False, report_to="none")
+    options = {name: change.pop(name) for name in ("engine", "policy") if name in change}
+    config = MultiRoleGRPOConfig(str(tmp_path), bf16=False, report_to="none", **options)
     arguments = {"peft_config": LoraConfig(r=4), "eval_dataset": None} | change
     with pytest.raises(ValueError, match=message):
         MultiRoleGRPOTrainer("no/such-model", Voting(2), correct, config, ROWS, **arguments)

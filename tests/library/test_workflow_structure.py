@@ -141,6 +141,25 @@ def test_a_structure_that_does_not_fit_is_refused(structure, words):
         check_workflow(workflow)
 
 
+@pytest.mark.parametrize(
+    ("roles", "words"),
+    [
+        (
+            {"judge-2": 1},
+            "has the role 'judge-2'. A role's name must begin with a letter and have letters, digits and '_'",
+        ),
+        ({1: 1}, "has the role 1. A role's name must begin"),
+        ({"judge": 0}, "gives the role 'judge' the number of slots 0, which must be 1 or more"),
+        ({"judge": None}, "gives the role 'judge' the number of slots None"),
+    ],
+)
+def test_roles_that_cannot_be_played_are_refused(roles, words):
+    workflow = Debate()
+    workflow.roles = roles
+    with pytest.raises(ValueError, match=words):
+        check_workflow(workflow)
+
+
 @pytest.mark.parametrize("name", WORKFLOWS)
 def test_built_in_workflows_declare_every_role_and_a_path_to_the_answer(name):
     workflow = WORKFLOWS[name]()

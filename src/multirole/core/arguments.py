@@ -3,6 +3,7 @@
 import inspect
 import logging
 from collections.abc import Callable
+from os import PathLike
 from typing import Any
 
 from peft import LoraConfig, PeftConfig, PeftModel
@@ -38,6 +39,11 @@ def check_arguments(
             f"`args` must be a `MultiRoleGRPOConfig`, got a `{type(args).__name__}`. "
             + "It takes every field of `GRPOConfig`: write `MultiRoleGRPOConfig(...)` with the same arguments."
             * isinstance(args, GRPOConfig)
+        )
+    if not isinstance(model, (str, nn.Module)):
+        raise TypeError(
+            f"`model` must be a model, or the name or folder of one as text, got {model!r}."
+            + f" Write {str(model)!r}." * isinstance(model, PathLike)
         )
     if peft_config is None and not isinstance(model, PeftModel):
         raise ValueError(

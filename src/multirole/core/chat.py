@@ -175,6 +175,22 @@ def as_parts(messages: list[Message]) -> list[dict[str, Any]]:
     ]
 
 
+def as_texts(messages: list[Message]) -> list[Message]:
+    """Join the parts of each message whose content is a list of texts, as most templates need it."""
+    return [
+        message | {"content": _joined(message["content"])} if "content" in message else message for message in messages
+    ]
+
+
+def _joined(content: Any) -> Any:
+    """Return the text of a list of texts, and any other content as it is."""
+    parts = content if isinstance(content, list) else []
+    is_text = [
+        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str) for part in parts
+    ]
+    return "".join(part["text"] for part in parts) if parts and all(is_text) else content
+
+
 def _render(tokenizer: PreTrainedTokenizerBase, messages: list[Message], options: dict[str, Any]) -> str:
     """Apply the chat template and return the prompt as text; ValueError if the template refuses the messages."""
     try:
@@ -239,8 +255,7 @@ def chat_template(tokenizer: PreTrainedTokenizerBase, messages: list[Message], *
         )
     options = {"enable_thinking": False} | options
     control, takes_parts = _inspect(tokenizer, options)
-    if takes_parts:
-        messages = as_parts(messages)
+    messages = as_parts(messages) if takes_parts else as_texts(messages)
     if (masked := control.mask(messages)) is not None:
         return control.encode(_render(tokenizer, masked, options))
     try:

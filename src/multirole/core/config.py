@@ -45,6 +45,13 @@ REFUSED = {
 """Fields of `GRPOConfig` that mean nothing here: name -> (the only value, or a tuple of the only values, and why)."""
 IMPORTANCE_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
 """TRL's values of `vllm_importance_sampling_mode`, for which `GRPOConfig` accepts any text."""
+CHOICES = {
+    "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"),
+    "importance_sampling_level": ("token", "sequence"),
+    "scale_rewards": ("group", "batch", "none", True, False),
+    "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
+}
+"""Values of fields of `GRPOConfig` that TRL checks only after the first rollout."""
 
 
 def parse_role_beta(text: str) -> dict[str, float]:
@@ -258,6 +265,9 @@ class MultiRoleGRPOConfig(GRPOConfig):
             allowed, value = get_args(option.type), vars(self)[option.name]
             if get_origin(option.type) is Literal and value not in allowed:
                 raise ValueError(f"`{option.name}` must be one of {list(allowed)}, got {value!r}.")
+        for name, choices in CHOICES.items():
+            if vars(self)[name] not in choices:
+                raise ValueError(f"`{name}` must be one of {list(choices)}, got {vars(self)[name]!r}.")
         for name in ("max_failed_episodes", "max_staleness"):
             value = vars(self)[name]
             if not (isinstance(value, int) and value >= 0):

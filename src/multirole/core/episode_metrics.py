@@ -49,7 +49,12 @@ def accuracy(episodes: list[Episode]) -> float | None:
 
 def overflow_rate(episodes: list[Episode]) -> float:
     """Return the fraction of episodes ended by a prompt longer than `max_prompt_tokens`; they are scored on an empty answer."""
-    return sum(e.answer is not None and e.answer.reason == OVERFLOW for e in episodes) / len(episodes)
+    return n_overflows(episodes) / len(episodes)
+
+
+def n_overflows(episodes: list[Episode]) -> int:
+    """Count the episodes ended by a prompt longer than `max_prompt_tokens`."""
+    return sum(e.answer is not None and e.answer.reason == OVERFLOW for e in episodes)
 
 
 def n_failed(episodes: list[Episode]) -> int:

@@ -23,6 +23,11 @@ def parse_policy(policy: str | dict[str, str], roles: list[str]) -> dict[str, st
     if policy == "ip":
         pairs = [(role, role) for role in roles]
     elif isinstance(policy, dict):
+        if nameless := [role for role, adapter in policy.items() if adapter is None]:
+            raise ValueError(
+                f"`policy={policy!r}` names no adapter for {nameless}, and every role has one. To keep a role from being trained, give it an "
+                "adapter of its own and leave its rows out in `MultiRoleCallback.on_rows`."
+            )
         pairs = [(str(role), str(adapter)) for role, adapter in policy.items()]
     else:
         split = [item.partition("=") for item in str(policy).split(",")]

@@ -37,7 +37,18 @@ from multirole.core.event_loop import (
 )
 from multirole.core.replay import Replay
 from multirole.core.replies import THOUGHT_TAGS, opens_thought, text_outside_thoughts
-from multirole.core.types import FAILED, OVERFLOW, Answer, Episode, Message, Problem, Turn, Workflow, waits_outside
+from multirole.core.types import (
+    CHAT_ROLES,
+    FAILED,
+    OVERFLOW,
+    Answer,
+    Episode,
+    Message,
+    Problem,
+    Turn,
+    Workflow,
+    waits_outside,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -111,11 +122,18 @@ def last_turns(episodes: list[Episode], eos: int) -> dict[str, list]:
     }
 
 
-def warn_of_silent_roles(workflow: Workflow, called: Collection[str], when: str) -> None:
-    """Warn of roles that made no call, which may be right: a workflow may call a role for certain replies only."""
-    if silent := [role for role in workflow.roles if role not in called]:
+def warn_of_silent_roles(workflow: Workflow, called: Collection[str], when: str, n_overflows: int = 0) -> None:
+    """Warn of roles without a turn, which may be right: a workflow may call a role for certain replies only.
+
+    `n_overflows` is the number of episodes that ended at a prompt longer than `max_prompt_tokens`.
+    """
+    silent = ", ".join(role for role in workflow.roles if role not in called)
+    if silent and n_overflows:
+        logger.warning("The workflow %r got no reply from %s %s: prompts longer than `max_prompt_tokens` ended %d episodes.",
+                       workflow.name, silent, when, n_overflows)  # fmt: skip
+    elif silent:
         logger.warning("The workflow %r did not call %s %s. A role that is never called is not trained.",
-                       workflow.name, ", ".join(silent), when)  # fmt: skip
+                       workflow.name, silent, when)  # fmt: skip
 
 
 def turn_seed(seed: int, iteration: int, problem: str, episode: int, role: str, slot: int, round: int) -> int:
@@ -233,6 +251,8 @@ class Rollout:
         self._encoded: dict[str, list[int]] = {}
         self._playing: list[tuple[Episode, Any]] = []
         self._n_failed = 0
+        self._unusual: list[str] = []  # chat roles that were warned of
+        self._has_overflowed = False  # a prompt was longer than `max_prompt_tokens`
         self.sampled_tokens = 0  # completion tokens that the engine has sampled so far, in replays, too
         self._clock = self._progress = (
             0.0  # seconds in which this process was not suspended; their number at the last progress
@@ -455,6 +475,7 @@ class Rollout:
             called.append((role, slot, round))
             prompt_ids = self._encode(messages, tools)
             if len(prompt_ids) > self.max_prompt_tokens:
+                self._warn_of_overflow(role, episode.problem, len(prompt_ids))
                 raise PromptOverflow(f"{role}: {len(prompt_ids)} prompt tokens")
             nth = occurrences[role, tuple(prompt_ids)]
             occurrences[role, tuple(prompt_ids)] += 1
@@ -530,6 +551,14 @@ class Rollout:
             )
         return answer
 
+    def _warn_of_overflow(self, role: str, problem: Problem, n_tokens: int) -> None:
+        """Warn of the first prompt that is longer than `max_prompt_tokens`."""
+        if not self._has_overflowed:
+            logger.warning("A prompt of the role %r on problem %r has %d tokens, more than `max_prompt_tokens` (%d). Its episode ends and is "
+                           "scored on an empty answer. Further ones are not reported; the log has their `prompt_overflow_rate`.",
+                           role, problem.id, n_tokens, self.max_prompt_tokens)  # fmt: skip
+        self._has_overflowed = True
+
     def _known_reply(self, reply: Turn | str) -> tuple[list[int], list[float], str, str]:
         """Return ids, log-probs, text and finish reason of a reply that is not generated: a turn's, or a text with probability 1."""
         if isinstance(reply, Turn):
@@ -563,6 +592,10 @@ class Rollout:
                     f"`call({role!r}, messages)`: the content of a message must be text, got {type(content).__name__}."
                     + " Write `turn.text`." * isinstance(content, Turn)
                 )
+            if message["role"] not in CHAT_ROLES and message["role"] not in self._unusual:
+                self._unusual.append(message["role"])
+                logger.warning("The workflow %r sends a message of the chat role %r. Most chat templates know %s only: check its spelling.",
+                               self.workflow.name, message["role"], ", ".join(CHAT_ROLES))  # fmt: skip
         if type(round) is not int:
             raise ValueError(
                 f"`call({role!r}, round={round!r})`: rounds are counted, 0, 1, 2 and so on. Pass an integer."

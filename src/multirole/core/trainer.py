@@ -55,6 +55,7 @@ from multirole.core.entropy import by_adapter, next_coef, step_entropy, value_of
 from multirole.core.episode_metrics import (
     ZeroRewardWarning,
     evaluation_advantages,
+    n_overflows,
     surrogate_loss,
 )
 from multirole.core.episode_rewards import answers_as_completions, leave_out_failed, set_rewards, with_equal_columns
@@ -94,12 +95,13 @@ from multirole.core.scoring import score_rows
 from multirole.core.stock import GRPOTrainer
 from multirole.core.streams import IndexedRows, StreamedRows, check_streams, stream_rows
 from multirole.core.threads import use_fitting_threads
-from multirole.core.types import OVERFLOW, Episode, Problem, Workflow
+from multirole.core.types import Episode, Problem, Workflow
 from multirole.core.validation import (
     INDEX,
     StreamedProblems,
     changes_base,
     check_dataset,
+    check_head_cast,
     check_shared_base,
     check_thought_rewards,
     checked_evaluation,
@@ -233,6 +235,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             check_shared_base(peft_config, self.adapters)
         self._set_train_rows(train_dataset, args)
         peft_model = with_adapters(model, peft_config, self.adapters, args)
+        check_head_cast(peft_model, args)
         if args.device.type == "cpu":
             use_fitting_threads(sum(p.numel() for p in peft_model.parameters()))
         self.model_options = {}
@@ -556,11 +559,13 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         args = self.args
         rows = episode_rows(episodes, self.policy, args.mask_truncated_completions)
         if not rows:
-            reasons = sorted({str(episode.answer and episode.answer.reason) for episode in episodes})
+            n_long = n_overflows(episodes)
             failures = [episode.failure for episode in episodes if episode.failure is not None]
             raise ValueError(
-                f"No episode of iteration {self.state.global_step + 1} has a turn, so there is nothing to train. Reasons: {reasons}; if "
-                f"{OVERFLOW!r} is among them, raise `max_prompt_tokens` ({args.max_prompt_tokens})."
+                f"No episode of iteration {self.state.global_step + 1} has a turn, so there is nothing to train."
+                + f" In {n_long} of {len(episodes)} episodes the first prompt is longer than `max_prompt_tokens` ({args.max_prompt_tokens}): raise "
+                "it, or shorten the prompts."
+                * bool(n_long)
                 + "".join(f" The last failure: {failure}" for failure in failures[-1:])
             )
         for callback in self.multirole_callbacks:
@@ -755,7 +760,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         is_main = self.accelerator.is_main_process
         if iteration.number == 1 and is_main:
             called = {turn.role for episode in iteration.episodes for turn in episode.turns}
-            warn_of_silent_roles(self.workflow, called, "in the first iteration")
+            warn_of_silent_roles(self.workflow, called, "in the first iteration", n_overflows(iteration.episodes))
         for callback in self.multirole_callbacks:
             callback.on_iteration_end(self, iteration)
         log_iteration(self._metrics["train"], iteration, bool(self.args.max_failed_episodes))

@@ -284,10 +284,13 @@ def check_workflow(workflow: Any) -> None:
     if not isinstance(roles, dict) or not roles:
         raise ValueError(f"`workflow.roles` must map each role to its number of slots, got {roles!r}. {advice}")
     for role, slots in roles.items():
-        is_word = isinstance(role, str) and re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", role)
-        if not is_word or type(slots) is not int or slots < 1:
+        if not isinstance(role, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", role):
             raise ValueError(
-                f"`workflow.roles` must map words to positive numbers of slots, got {role!r}: {slots!r}. {advice}"
+                f"`workflow.roles` has the role {role!r}. A role's name must begin with a letter and have letters, digits and '_' only. {advice}"
+            )
+        if type(slots) is not int or slots < 1:
+            raise ValueError(
+                f"`workflow.roles` gives the role {role!r} the number of slots {slots!r}, which must be 1 or more. {advice}"
             )
     check_structure(workflow)
 

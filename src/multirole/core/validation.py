@@ -73,6 +73,15 @@ def with_adapters(
     return model
 
 
+def check_head_cast(model: PeftModel, args: MultiRoleGRPOConfig) -> None:
+    """Raise ValueError if TRL cannot cast the head to float32: it looks for the embeddings that share its matrix, and does not find a PeftModel's."""
+    if args.cast_lm_head_to_fp32 and model.config.tie_word_embeddings:
+        raise ValueError(
+            "`cast_lm_head_to_fp32=True` does not work with this model, whose head and embeddings are one matrix: TRL looks for the embeddings "
+            "in a place where a PeftModel does not have them. Leave it at False, or load the whole model in float32."
+        )
+
+
 def check_base_folder(folder: str) -> None:
     """Raise ValueError for the folder of an adapter, which holds no model."""
     path = Path(folder)
@@ -276,8 +285,8 @@ def as_number(reward: Any) -> Any:
 
 
 def as_list(rewards: Any) -> list[float | None]:
-    """Return a reward function's result as a list; TypeError if it is a single value."""
-    if isinstance(rewards, (str, bytes)) or not isinstance(rewards, Iterable):
+    """Return a reward function's result as a list; TypeError if it is a single value, or has no order."""
+    if isinstance(rewards, (str, bytes, dict, set)) or not isinstance(rewards, Iterable):
         raise TypeError(f"it must return a list with one number per completion, got {rewards!r}.")
     return list(rewards)
 

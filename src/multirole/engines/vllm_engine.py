@@ -141,7 +141,15 @@ class VLLMEngine:
         self.thread = ThreadPoolExecutor(1, "vllm")
         if gpu is not None:  # a new thread starts on device 0, whatever its process trains on
             self._do(lambda: torch.cuda.set_device(gpu))
-        self.llm: Any = self._do(lambda: build_llm(model_path, options))
+        try:
+            self.llm: Any = self._do(lambda: build_llm(model_path, options))
+        except ValueError as error:
+            if "max_model_len" not in str(error):
+                raise
+            raise ValueError(
+                f"A prompt and its reply may have {max_length} tokens (`max_prompt_tokens` + `max_completion_length`), and {model_path!r} is made "
+                "for fewer (`max_position_embeddings` in its config.json). Lower `max_prompt_tokens`."
+            ) from error
 
     def _do(self, work: Callable[[], T]) -> T:
         """Call `work` in the engine's thread."""
