@@ -70,7 +70,7 @@ def attempts(trainer: MultiRoleGRPOTrainer) -> list[Attempt]:
 def inputs(trainer: MultiRoleGRPOTrainer) -> list[dict]:
     """Return the same attempts as rows of the dataset, as the data loader yields them."""
     args = trainer.args
-    return [trainer.rows[i] for i in range(args.n_problems) for _ in range(args.num_generations)]
+    return [trainer.train_rows[i] for i in range(args.n_problems) for _ in range(args.num_generations)]
 
 
 class Watched:

@@ -84,7 +84,7 @@ def measure(roles: int, policy: str, updates: str, episodes: int, group: int, to
     trainer.create_optimizer_and_scheduler(10)
     trainer.model.train()
     for _ in range(2):
-        inputs = [trainer.rows[i] for i in range(episodes // group) for _ in range(group)]
+        inputs = [trainer.train_rows[i] for i in range(episodes // group) for _ in range(group)]
         marks = [time.process_time()]
         episodes_played = trainer._generate_and_score_completions(inputs)
         trainer._rest_engine()

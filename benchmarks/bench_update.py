@@ -251,7 +251,7 @@ def floor(model: str, path: str) -> dict:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from multirole.core.prefix_tree import block_lengths, in_tree_order
+    from multirole.core.passes.prefix_tree import block_lengths, in_tree_order
     from multirole.core.rows import Row
 
     rows = [Row(e, turn, "", e.advantage) for e in read_episodes(path) for turn in e.turns]

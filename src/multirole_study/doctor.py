@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from transformers import AutoTokenizer
 
-from multirole.core.distributed import gather_objects, local, processes
+from multirole.core.distributed import gather_objects, local_shard, processes
 from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
 from multirole.core.rows import Row, Steps
 from multirole.core.trainer import MultiRoleGRPOTrainer
@@ -67,7 +67,7 @@ class Finding(NamedTuple):
 
 def digest(tensor: Tensor) -> str:
     """Hash the bytes of this process's shard of a tensor."""
-    values = local(tensor.detach()).cpu().reshape(-1)
+    values = local_shard(tensor.detach()).cpu().reshape(-1)
     return hashlib.sha256(values.view(torch.uint8).numpy().data).hexdigest()
 
 
@@ -82,13 +82,13 @@ def digests(trainer: MultiRoleGRPOTrainer, is_base: bool = False) -> dict[str, s
 
 def trained_tensors(trainer: MultiRoleGRPOTrainer) -> list[Tensor]:
     """Return this process's shards of all adapters, which share their memory."""
-    return [local(p.detach()) for name in trainer.adapters for p in weights_of(trainer.peft_model, name)]
+    return [local_shard(p.detach()) for name in trainer.adapters for p in weights_of(trainer.peft_model, name)]
 
 
 def saved_tensors(trainer: MultiRoleGRPOTrainer) -> list[Tensor]:
     """Return this process's shards of all adapters and of the optimizer's moments, which share their memory."""
     states = trainer.optimizer.state.values()
-    return trained_tensors(trainer) + [local(state[key]) for state in states for key in ("exp_avg", "exp_avg_sq")]
+    return trained_tensors(trainer) + [local_shard(state[key]) for state in states for key in ("exp_avg", "exp_avg_sq")]
 
 
 @torch.no_grad()

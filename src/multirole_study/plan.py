@@ -20,7 +20,7 @@ from typing import NamedTuple
 import psutil
 from tabulate import tabulate
 
-from multirole.core.activation_memory import bytes_per_token, kept_tokens
+from multirole.core.passes.activation_memory import bytes_per_token, kept_tokens
 from multirole.core.policy import adapter_names
 from multirole.core.types import REPLAYING_CREDITS
 from multirole.workflows import WORKFLOWS
@@ -206,7 +206,7 @@ def own_engine(cell: Cell, s: Shape, engine: str, n_processes: int, lengths: str
 def tokens_kept(cell: Cell, gpu_bytes: int) -> int:
     """Return the largest micro-batch whose activations are kept on a GPU although gradient checkpointing is on.
 
-    The trainer decides it in the same way (`activation_memory.kept_tokens`). It is the cell's `micro_batch_tokens` if all are recomputed.
+    The trainer decides it in the same way (`core.passes.activation_memory.kept_tokens`). It is the cell's `micro_batch_tokens` if all are recomputed.
     """
     s, n_bytes = shape_of(cell), BYTES[dtype_of(cell)]
     per_token = bytes_per_token(s.hidden, s.intermediate, s.layers, n_bytes == 2)

@@ -8,8 +8,8 @@ from peft.tuners.lora import LoraLayer
 from trainers import build_model, episodes_of, library_trainer, rows_of
 
 from multirole.core import model_passes
-from multirole.core.activation_memory import bytes_per_token, kept_tokens
 from multirole.core.model_passes import ModelPasses
+from multirole.core.passes.activation_memory import bytes_per_token, kept_tokens
 from multirole.core.rows import later_rows, plan_steps
 from multirole.workflows import Voting
 

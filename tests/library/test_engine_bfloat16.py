@@ -7,7 +7,7 @@ from peft import LoraConfig
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from multirole.core.bfloat16_layers import cpu_has_bfloat16, products_in
+from multirole.core.passes.bfloat16_layers import cpu_has_bfloat16, products_in
 from multirole.core.validation import add_adapters
 from multirole.engines import bfloat16_products
 from multirole.engines.qwen3 import make_weights

@@ -101,7 +101,7 @@ def trained(make_library_trainer, tokenizer):
         trainer = make_library_trainer(
             workflow, engine, reward, 2, **{"generation_batch_size": 8, "num_generations": 4} | options
         )
-        rows = [dict(trainer.rows[i // 4]) for i in range(8)]
+        rows = [dict(trainer.train_rows[i // 4]) for i in range(8)]
         trainer._metrics["train"].clear()
         return trainer, trainer._generate_and_score_completions(rows)
 
@@ -166,7 +166,7 @@ def test_ten_iterations_without_reward_are_warned_of_once(make_library_trainer, 
     caplog.set_level(logging.WARNING, logger="multirole.core.episode_metrics")
 
     def play_an_iteration():
-        rows = [dict(trainer.rows[0]) for _ in range(8)]
+        rows = [dict(trainer.train_rows[0]) for _ in range(8)]
         trainer._zero_reward.count(trainer._generate_and_score_completions(rows), is_main_process=True)
 
     for now, n in ((0.0, 9), (1.0, 1), (0.0, 9)):

@@ -7,7 +7,7 @@ import psutil
 import pytest
 import torch
 
-from multirole.core.recomputation import return_freed_memory
+from multirole.core.passes.recomputation import return_freed_memory
 
 N_TENSORS, SIZE = 2000, 30_000
 """Parameters of a quarter of a gigabyte, in tensors small enough for the C library's heap."""

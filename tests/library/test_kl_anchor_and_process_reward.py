@@ -77,7 +77,7 @@ def test_the_reference_keeps_the_weights_of_every_adapter(make_library_trainer):
 
 def test_the_cells_anchor_is_the_librarys(make_trainer):
     trainer = make_trainer(Cell("voting", "sp", kl_anchor={"aggregator": 20.0}))
-    assert trainer.betas == {"generator": 0.0, "aggregator": 20.0}
+    assert trainer.role_betas == {"generator": 0.0, "aggregator": 20.0}
 
 
 # ---- process_reward

@@ -200,7 +200,7 @@ def test_a_function_with_trls_arguments_alone_is_called_with_those(make_library_
 
     engine = ScriptedEngine(lambda key, request: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
     trainer = make_library_trainer(Single(), engine, exact)
-    trainer._generate_and_score_completions([dict(trainer.rows[0]) for _ in range(16)])
+    trainer._generate_and_score_completions([dict(trainer.train_rows[0]) for _ in range(16)])
     assert seen == [16]
 
 

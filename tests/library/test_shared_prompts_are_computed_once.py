@@ -7,9 +7,10 @@ import torch
 from decoders import decoder
 from trainers import episodes_of, library_trainer, rows_of
 
-from multirole.core import adapter_update, model_passes, prefix_tree, tree_attention
+from multirole.core import adapter_update, model_passes
 from multirole.core.hooks import MultiRoleCallback
-from multirole.core.prefix_tree import (
+from multirole.core.passes import prefix_tree, tree_attention
+from multirole.core.passes.prefix_tree import (
     block_lengths,
     in_tree_order,
     pack,
@@ -18,8 +19,8 @@ from multirole.core.prefix_tree import (
     similar_blocks,
     tree_batches,
 )
+from multirole.core.passes.tree_attention import can_share_prefixes
 from multirole.core.rows import Row
-from multirole.core.tree_attention import can_share_prefixes
 from multirole.core.types import Episode, Problem, Turn
 from multirole.workflows import EvalOpt, Voting
 

@@ -400,7 +400,9 @@ def test_kl_is_0_at_the_start_also_if_the_adapter_took_over_a_part_of_the_base(m
     trainer = MultiRoleGRPOTrainer(
         str(model_folder), Voting(2, prompts="tiny_chain"), correct, args, ROWS, peft_config=config
     )
-    rows = trainer.prepare_rows(trainer._generate_and_score_completions([dict(trainer.rows[0]) for _ in range(8)]))
+    rows = trainer.prepare_rows(
+        trainer._generate_and_score_completions([dict(trainer.train_rows[0]) for _ in range(8)])
+    )
     for row, logps in zip(rows, trainer.logprobs_of(rows), strict=True):
         assert torch.allclose(row.ref_logps, logps, atol=1e-4)
 

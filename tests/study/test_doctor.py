@@ -13,8 +13,9 @@ from pytest import MonkeyPatch
 from trainers import slow_but
 from trl.trainer.utils import add_fused_lm_head
 
-from multirole.core import logprobs, model_passes, rows, trainer
+from multirole.core import model_passes, rows, trainer
 from multirole.core.engine import Sampling
+from multirole.core.passes import logprobs
 from multirole.core.rows import left_aligned
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.core.types import Reward

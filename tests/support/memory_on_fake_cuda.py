@@ -23,9 +23,9 @@ from toy_qwen3 import config_of
 from transformers import Qwen3ForCausalLM
 from trl.kernels import chunked_logprob
 
-from multirole.core import bfloat16_layers
-from multirole.core.bfloat16_layers import half_layers
 from multirole.core.gradients import PartSums
+from multirole.core.passes import bfloat16_layers
+from multirole.core.passes.bfloat16_layers import half_layers
 from multirole.core.policy import adapter_names
 from multirole.core.validation import add_adapters
 from multirole_study.experiment.cell import Cell

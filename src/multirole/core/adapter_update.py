@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from multirole.core.distributed import all_reduce, gather_objects, local
+from multirole.core.distributed import all_reduce, gather_objects, local_shard
 from multirole.core.gradients import Part, PartSums, gradient_of, part_of, set_gradient
 from multirole.core.model_passes import MicroBatch, ModelPasses, no_key
 from multirole.core.rows import Row
@@ -61,7 +61,7 @@ class AdapterGradient:
         has_parts = needs_parts or is_one_pass and not passes.shares_prompts(rows, no_key)
         self.index = {part: i for i, part in enumerate(dict.fromkeys(map(part_of, rows)))} if has_parts else {}
         self.parts: list[Part] = list(self.index) or [("", 0)]
-        n = sum(local(p).numel() for p in self.params)
+        n = sum(local_shard(p).numel() for p in self.params)
         self.values = torch.zeros(len(self.parts), n, device=passes.accelerator.device)  # (K, n)
         self.sums = PartSums(self.params, self.values) if is_one_pass else None
 
@@ -69,7 +69,7 @@ class AdapterGradient:
         """Return the index in `values` of the part that a row of the mini-batch adds to."""
         return self.index[part_of(row)] if self.index else 0
 
-    def groups(self, rows: list[Row], betas: dict[str, float], has_bonus: bool) -> list[RowGroup]:
+    def groups(self, rows: list[Row], role_betas: dict[str, float], has_bonus: bool) -> list[RowGroup]:
         """Group the rows that are in the loss by what one pass has in common: a KL weight, and whether they have a gradient.
 
         Args:
@@ -77,7 +77,7 @@ class AdapterGradient:
         """
         grouped: dict[tuple, list[Row]] = defaultdict(list)
         for row in [row for row in rows if not row.is_masked]:
-            beta = betas[row.turn.role]
+            beta = role_betas[row.turn.role]
             has_gradient = bool(row.advantage or beta or has_bonus)
             grouped[has_gradient, beta, None if self.sums else self.part_index(row)].append(row)
         return [RowGroup(group, beta, has_gradient, part) for (has_gradient, beta, part), group in grouped.items()]

@@ -296,8 +296,10 @@ class MultiRoleGRPOConfig(GRPOConfig):
             if not (isinstance(value, int) and value >= 1 or name == "step_tokens" and value is None):
                 raise ValueError(f"`{name}` must be a positive integer, got {value!r}.")
         self._check_server()
-        betas = {} if self.role_beta is None else self.role_beta
-        if not isinstance(betas, dict) or not all(isinstance(value, (int, float)) for value in betas.values()):
+        role_betas = {} if self.role_beta is None else self.role_beta
+        if not isinstance(role_betas, dict) or not all(
+            isinstance(value, (int, float)) for value in role_betas.values()
+        ):
             raise ValueError(
                 f"`role_beta` must map roles to numbers, such as {{'judge': 0.1}}, got {self.role_beta!r}."
             )

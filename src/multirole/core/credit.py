@@ -231,7 +231,7 @@ def credit_callback(
 
 def judge_episodes(judge: Judge, episodes: list[Episode]) -> None:
     """Set `is_right` of all turns. Each process judges a share and gets all results."""
-    share = own_share(episodes)
+    share = list(own_share(episodes))
     judge(share)
     judged = gather_objects([[turn.is_right for turn in episode.turns] for episode in share])
     for episode, flags in zip(episodes, itertools.chain.from_iterable(judged), strict=True):

@@ -8,7 +8,7 @@ and one without rows repeats a row with weight 0.
 """
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TypeVar
@@ -43,18 +43,18 @@ def gather_objects(item: object) -> list:
     return items
 
 
-def own_share(items: list[T]) -> list[T]:
+def own_share(items: Sequence[T]) -> Sequence[T]:
     """Return this process's slice of a list that every process has; the slices ordered by rank make up the list."""
     n, rank, size = len(items), processes().process_index, processes().num_processes
     return items[n * rank // size : n * (rank + 1) // size]
 
 
-def full(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """Collective: return the full tensor of one that may be sharded. Every rank must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
-def local(tensor: Tensor) -> Tensor:
+def local_shard(tensor: Tensor) -> Tensor:
     """Return this process's shard of a tensor, which shares its memory."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 

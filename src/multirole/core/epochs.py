@@ -18,11 +18,11 @@ class EpochCount(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Set the number of epochs, and those that a resumed run has finished."""
-        if not isinstance(self.trainer.rows, StreamedRows):
-            state.num_train_epochs = -(-state.max_steps * self.trainer.args.n_problems // len(self.trainer.rows))
+        if not isinstance(self.trainer.train_rows, StreamedRows):
+            state.num_train_epochs = -(-state.max_steps * self.trainer.args.n_problems // len(self.trainer.train_rows))
         self.on_step_end(args, state, control)
 
     def on_step_end(self, args: Any, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         """Set the finished epochs."""
-        if not isinstance(self.trainer.rows, StreamedRows):
-            state.epoch = state.global_step * self.trainer.args.n_problems / len(self.trainer.rows)
+        if not isinstance(self.trainer.train_rows, StreamedRows):
+            state.epoch = state.global_step * self.trainer.args.n_problems / len(self.trainer.train_rows)

@@ -17,7 +17,7 @@ from peft.tuners.lora import Linear as LoraLinear
 from peft.tuners.lora import LoraLayer
 from torch import Tensor, nn
 
-from multirole.core.distributed import full, local
+from multirole.core.distributed import full_tensor, local_shard
 from multirole.core.rows import Row
 
 Part = tuple[str, int]
@@ -31,7 +31,7 @@ def part_of(row: Row) -> Part:
 
 def flat(tensors: list[Tensor]) -> Tensor:
     """Copy all elements that this process holds into one vector (n,)."""
-    return torch.cat([local(tensor).detach().flatten() for tensor in tensors])
+    return torch.cat([local_shard(tensor).detach().flatten() for tensor in tensors])
 
 
 def gradient_of(parameters: list[nn.Parameter]) -> Tensor:
@@ -41,16 +41,16 @@ def gradient_of(parameters: list[nn.Parameter]) -> Tensor:
 
 def set_gradient(parameters: list[nn.Parameter], gradient: Tensor) -> None:
     """Write a vector (n,) into the parameters' `grad`; the inverse of `gradient_of`."""
-    pieces = gradient.split([local(p).numel() for p in parameters])
+    pieces = gradient.split([local_shard(p).numel() for p in parameters])
     for parameter, piece in zip(parameters, pieces, strict=True):
         parameter.grad = torch.zeros_like(parameter)
-        local(parameter.grad).view(-1).copy_(piece)
+        local_shard(parameter.grad).view(-1).copy_(piece)
 
 
 def clip(parameters: list[nn.Parameter], max_norm: float) -> tuple[Tensor, Tensor]:
     """Clip the gradients by their joint norm if `max_norm` is positive, as HF does; return the norm before and after."""
-    before = full(nn.utils.clip_grad_norm_(parameters, max_norm if max_norm > 0 else math.inf))
-    return before, full(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
+    before = full_tensor(nn.utils.clip_grad_norm_(parameters, max_norm if max_norm > 0 else math.inf))
+    return before, full_tensor(nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None]))
 
 
 # ---- all parts in one backward pass

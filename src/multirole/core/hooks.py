@@ -5,7 +5,7 @@ every process. Everything else can be read from `trainer` (`trainer.state.global
 """
 
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from torch import Tensor
 from transformers import TrainerCallback
@@ -14,9 +14,12 @@ from multirole.core.gradients import Part
 from multirole.core.rows import Row, Steps
 from multirole.core.types import Episode
 
+if TYPE_CHECKING:  # that module imports this one
+    from multirole.core.trainer import MultiRoleGRPOTrainer as Trainer
+else:
+    Trainer = Any
+
 T = TypeVar("T")
-Trainer = Any
-"""A `MultiRoleGRPOTrainer`, whose module imports this one."""
 
 
 @dataclass(frozen=True)

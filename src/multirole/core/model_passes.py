@@ -1,7 +1,7 @@
 """Run forward and backward passes over rows of one adapter, in micro-batches.
 
 `ModelPasses` uses the fast paths where the model allows them: adapters merged into the base (`gradients`), LoRA layers in
-bfloat16 (`bfloat16_layers`), shared prompts (`prefix_tree`). Log-probs and gradients are those of PEFT's forward pass over padded rows.
+bfloat16 (`passes.bfloat16_layers`), shared prompts (`passes.prefix_tree`). Log-probs and gradients are those of PEFT's forward pass over padded rows.
 """
 
 import functools
@@ -17,16 +17,16 @@ from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from multirole.core.activation_memory import kept_tokens
-from multirole.core.bfloat16_layers import HALF, half_layers, needs_no_autocast
 from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.distributed import gather_objects, shard
 from multirole.core.gradients import PartSums, keeps_rows, merged, plain_lora
-from multirole.core.logprobs import compact_head, has_large_head, score, score_packed
-from multirole.core.prefix_tree import Packing, block_runs, pack, packing_pays, tree_batches, tree_size
-from multirole.core.recomputation import activation_bytes, fits, recomputed_layers, without_recomputation
+from multirole.core.passes.activation_memory import kept_tokens
+from multirole.core.passes.bfloat16_layers import HALF, half_layers
+from multirole.core.passes.logprobs import compact_head, has_large_head, score, score_packed
+from multirole.core.passes.prefix_tree import Packing, block_runs, pack, packing_pays, tree_batches, tree_size
+from multirole.core.passes.recomputation import activation_bytes, fits, recomputed_layers, without_recomputation
+from multirole.core.passes.tree_attention import can_share_prefixes, packed_attention
 from multirole.core.rows import Row, micro_batches, padded
-from multirole.core.tree_attention import can_share_prefixes, packed_attention
 
 
 def no_key(row: Row) -> int:
@@ -93,6 +93,7 @@ class ModelPasses:
         self.can_share_prompts = can_share_prefixes(self.base)
         self._active: dict[str, tuple[list[nn.Parameter], list[LoraLinear]]] = {}
         self._packing: Packing | None = None  # of the pass that is under way
+        self._runs_without_autocast = False  # in the context of `half_layers`, where it covers the whole model
 
     @property
     def base(self) -> PreTrainedModel:
@@ -141,13 +142,21 @@ class ModelPasses:
         """Return the context in which backward passes leave the adapter's gradient by part in `sums`; without them, in `grad`."""
         if sums is None:
             return nullcontext()
-        return half_layers(layers, adapter, sums, self.base) if self.is_half else merged(layers, adapter, sums)
+        return self._half_layers(layers, adapter, sums) if self.is_half else merged(layers, adapter, sums)
 
     def scoring_layers(self, layers: list[LoraLinear], adapter: str | None) -> AbstractContextManager[None]:
         """Return the context in which rows are only scored, with `adapter` or, if it is None, with the base alone."""
         if self.is_half and self.can_merge_adapters and layers:
-            return half_layers(layers, adapter, None, self.base)
+            return self._half_layers(layers, adapter, None)
         return nullcontext()
+
+    @contextmanager
+    def _half_layers(self, layers: list[LoraLinear], adapter: str | None, sums: PartSums | None) -> Iterator[None]:
+        with half_layers(layers, adapter, sums, self.base) as self._runs_without_autocast:
+            try:
+                yield
+            finally:
+                self._runs_without_autocast = False
 
     def shares_prompts(self, rows: list[Row], key: Callable[[Row], int]) -> bool:
         """Return whether rows of equal `key` are packed into trees, in which common prefixes are computed once."""
@@ -201,9 +210,10 @@ class ModelPasses:
 
         Data parallelism is ours (`distributed`), so the model is called without its wrappers.
         """
-        is_replaced = self.is_half and needs_no_autocast(self.base) and "forward" in vars(self.base.model.rotary_emb)
-        with nullcontext() if is_replaced else self.accelerator.autocast():
-            model = self.base if is_replaced else self.model  # the PEFT model's forward enters autocast itself
+        with nullcontext() if self._runs_without_autocast else self.accelerator.autocast():
+            model = (
+                self.base if self._runs_without_autocast else self.model
+            )  # the PEFT model's forward enters autocast itself
             if self._packing is not None:
                 return score_packed(model, self._packing)
             return score(model, input_ids, attention_mask, n_completion, self.multiple)

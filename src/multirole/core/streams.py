@@ -59,6 +59,9 @@ class StreamedRows(TorchDataset):
     def __len__(self) -> int:
         return self.length
 
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return (self[i] for i in range(self.length))
+
     def __getitem__(self, index: int) -> dict[str, Any]:
         if index < self._n_read - len(self._recent):
             self._restart()

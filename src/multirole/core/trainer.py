@@ -19,7 +19,7 @@ import math
 import time
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -71,11 +71,11 @@ from multirole.core.gradients import clip
 from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep, require_value
 from multirole.core.importance import Correction, WeightSums
 from multirole.core.iteration_metrics import OF_RATIOS, OF_ROWS, LossMetrics, log_iteration, role_metrics
-from multirole.core.logprobs import check_head
 from multirole.core.model_passes import MicroBatch, ModelPasses
 from multirole.core.noise import disable_noise, warn_of_noise
+from multirole.core.passes.logprobs import check_head
+from multirole.core.passes.recomputation import return_freed_memory
 from multirole.core.policy import adapter_names, parse_policy
-from multirole.core.recomputation import return_freed_memory
 from multirole.core.reference import Reference
 from multirole.core.replay import Replay
 from multirole.core.rollout import (
@@ -95,13 +95,14 @@ from multirole.core.scoring import score_rows
 from multirole.core.stock import GRPOTrainer
 from multirole.core.streams import IndexedRows, StreamedRows, check_streams, stream_rows
 from multirole.core.threads import use_fitting_threads
-from multirole.core.types import Episode, Problem, Workflow
+from multirole.core.types import Episode, Workflow
 from multirole.core.validation import (
     INDEX,
-    StreamedProblems,
+    Problems,
     changes_base,
     check_dataset,
     check_head_cast,
+    check_ids,
     check_shared_base,
     check_thought_rewards,
     checked_evaluation,
@@ -175,8 +176,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     args: MultiRoleGRPOConfig
     control: TrainerControl
     entropy_coef: float | dict[str, float]  # of each adapter, if there are several
-    problems: list[Problem] | StreamedProblems
-    rows: IndexedRows | StreamedRows
+    problems: Problems
+    train_rows: IndexedRows | StreamedRows
     train_dataset: Any
     eval_dataset: Any
     _evaluation_sets: tuple[Any, Any]  # as they were given, and checked
@@ -228,7 +229,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         policy = parse_policy("sp" if args.policy is None else args.policy, list(workflow.roles))
         self.policy = named_adapters(model, policy)
         self.adapters = adapter_names(self.policy)
-        self.betas = kl_weights(args, self.policy)
+        self.role_betas = kl_weights(args, self.policy)
         self._set_initial_state(args)
 
         if not isinstance(model, PeftModel):
@@ -269,30 +270,31 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             warn_of_noise(switched_off)
             warn_of_loss_as_metric(args)
         self._take_over_options()
-        self._set_up_passes(has_start=isinstance(model, PeftModel) or changes_base(peft_config))
+        self._set_up_passes(has_initial_adapters=isinstance(model, PeftModel) or changes_base(peft_config))
         self._set_up_rollout(engine, render, is_answer)
 
     def _set_train_rows(self, train_dataset: Dataset | IterableDataset, args: MultiRoleGRPOConfig) -> None:
-        """Set `rows`, those of `train_dataset` with their indices, and `problems`, what is made of them."""
+        """Set `train_rows`, the rows of `train_dataset` with their indices, and `problems`, what is made of them."""
         if isinstance(train_dataset, IterableDataset):
-            self.rows = stream_rows(train_dataset, args, INDEX)
-            self.problems = StreamedProblems(self.rows)
+            self.train_rows = stream_rows(train_dataset, args, INDEX)
         else:
             args.set_epochs(len(train_dataset))
-            self.rows = IndexedRows(train_dataset, INDEX)
-            self.problems = to_problems(self.rows)
+            self.train_rows = IndexedRows(train_dataset, INDEX)
+            if "id" in self.train_rows[0]:
+                check_ids("the dataset", (problem.id for problem in Problems(self.train_rows)))
+        self.problems = Problems(self.train_rows)
         self._rows_source = train_dataset
 
-    def _set_up_passes(self, has_start: bool) -> None:
+    def _set_up_passes(self, has_initial_adapters: bool) -> None:
         """Set up forward passes, importance weights and the reference of KL.
 
-        `has_start`: the base alone is not the initial policy, because the model came with adapters or the new ones took over a part of it.
+        `has_initial_adapters`: the base alone is not the initial policy, because the model came with adapters or the new ones took over a part of it.
         """
         self.is_sharded = self.is_fsdp_enabled
         check_launch(self.accelerator, self.is_sharded, self.is_deepspeed_enabled)
         if self.is_sharded:
             keep_float32(self.accelerator)
-        is_anchored = has_start and any(self.betas.values())
+        is_anchored = has_initial_adapters and any(self.role_betas.values())
         self.reference = Reference.before_training(
             self.peft_model, self.adapters if is_anchored else [], self.is_sharded
         )
@@ -309,7 +311,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         args, workflow = self.args, self.workflow
         if render is None:
             render = functools.partial(chat_template, **(args.chat_template_kwargs or {}))
-            tried = self.problems if isinstance(self.problems, list) else [self.problems[0]]  # a stream has no end
+            is_stream = isinstance(self.train_rows, StreamedRows)  # of which only the first row is read now
+            tried = [self.problems[0]] if is_stream else self.problems
             check_chats(render, self._tokenizer, workflow, tried)
         load_engine = import_module(ENGINES_PACKAGE).load_engine
         maker = engine or load_engine(args.engine, self.peft_model, self.passes.is_float32)
@@ -382,11 +385,11 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         is_replaced = dataset is not self._rows_source
         if is_replaced:
             check_dataset("train_dataset", dataset, self.reward_funcs)
-        if is_replaced or isinstance(self.rows, StreamedRows):  # the length of a stream's rows is that of the run
+        if is_replaced or isinstance(self.train_rows, StreamedRows):  # the length of a stream's rows is that of the run
             self._set_train_rows(dataset, self.args)
         if self.ahead is not None:
             self._order = self._get_train_sampler()
-        self.train_dataset = self.rows
+        self.train_dataset = self.train_rows
         try:
             return super().get_train_dataloader()
         finally:
@@ -394,9 +397,9 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
 
     def _get_train_sampler(self, dataset: Any = None) -> list[int]:  # type: ignore[override]
         args, length = self.args, self.args.generation_batch_size * self.args.max_steps
-        if isinstance(self.rows, StreamedRows):  # in its own order
-            return [i for i in range(len(self.rows)) for _ in range(args.num_generations)]
-        return problem_order(len(self.rows), args.num_generations, length, args.seed, args.shuffle_dataset)
+        if isinstance(self.train_rows, StreamedRows):  # in its own order
+            return [i for i in range(len(self.train_rows)) for _ in range(args.num_generations)]
+        return problem_order(len(self.train_rows), args.num_generations, length, args.seed, args.shuffle_dataset)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
         """Create one optimizer over all adapters. A step does not change an adapter that has no gradient."""
@@ -424,7 +427,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
 
     def play(
         self, attempts: list[Attempt], iteration: int, policy: Mapping[str, str | None] | None = None,
-        replays: list[Replay] | None = None,
+        replays: Sequence[Replay] | None = None,
     ) -> list[Episode]:  # fmt: skip
         """Play episodes under the current adapters, without scoring them. Each process plays a share and gets all of them.
 
@@ -437,7 +440,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
 
     def _play(
         self, model: PeftModel, version: int, attempts: list[Attempt], iteration: int,
-        policy: Mapping[str, str | None] | None = None, replays: list[Replay] | None = None,
+        policy: Mapping[str, str | None] | None = None, replays: Sequence[Replay] | None = None,
     ) -> list[Episode]:  # fmt: skip
         """Play episodes under the adapters of `model`, which are published if the engine has another version."""
         if self._published != version:  # once per version of the weights
@@ -571,7 +574,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         for callback in self.multirole_callbacks:
             rows = require_value(callback.on_rows(self, rows), callback, "on_rows", "the rows to train")
         rows = shuffled(rows, turn_seed(args.seed, self.state.global_step, "row order", 0, "", 0, 0))
-        if anchored := [row for row in rows if self.betas[row.turn.role]]:
+        if anchored := [row for row in rows if self.role_betas[row.turn.role]]:
             for row, logps in zip(anchored, self.logprobs_of(anchored, base=True), strict=True):
                 row.ref_logps = logps
         return rows
@@ -637,7 +640,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         losses: list[tuple[list[Row], Tensor]] = []
         loads = [0.0] * self.accelerator.num_processes
         with gradient.layers_in_use():
-            for group in gradient.groups(rows, self.betas, bool(self._entropy.coef)):
+            for group in gradient.groups(rows, self.role_betas, bool(self._entropy.coef)):
                 for micro in gradient.micro_batches(group, loads):
                     weight = micro.weight * (loss_mass(micro.rows, self.args.loss_type) / mass)
                     losses.append((micro.rows, self._backward(model, micro, weight, group)))

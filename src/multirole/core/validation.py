@@ -4,11 +4,11 @@ import inspect
 import logging
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial, wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, overload
 
 from datasets import Dataset, IterableDataset
 from peft import PeftConfig, PeftModel, get_peft_model
@@ -19,7 +19,7 @@ from trl.trainer.utils import create_model_from_path, get_callable_name, is_asyn
 
 from multirole.core.arguments import accepts, check_adapter
 from multirole.core.config import MultiRoleGRPOConfig
-from multirole.core.streams import StreamedRows, first_row, read_whole
+from multirole.core.streams import IndexedRows, StreamedRows, first_row, read_whole
 from multirole.core.types import (
     MAX_REWARD,
     REWARD_ARGUMENTS,
@@ -215,14 +215,25 @@ def to_problem(row: dict[str, Any], index: int) -> Problem:
     return Problem(name, str(row.get("task") or ""), question["content"], columns, history)
 
 
-class StreamedProblems:
-    """Sequence of the problems of `StreamedRows`, with the same indices."""
+class Problems(Sequence[Problem]):
+    """The problems of a training set's rows. Each is made when it is read, so that a large set takes no memory."""
 
-    def __init__(self, rows: StreamedRows) -> None:
+    def __init__(self, rows: IndexedRows | StreamedRows) -> None:
         self.rows = rows
 
-    def __getitem__(self, index: int) -> Problem:
-        return to_problem(self.rows[index], index)
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __iter__(self) -> Iterator[Problem]:
+        return (to_problem(row, i) for i, row in enumerate(self.rows))
+
+    @overload
+    def __getitem__(self, index: int) -> Problem: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Problem]: ...
+    def __getitem__(self, index: int | slice) -> Problem | list[Problem]:
+        at = range(len(self))[index]
+        return to_problem(self.rows[at], at) if isinstance(at, int) else [to_problem(self.rows[i], i) for i in at]
 
 
 def check_prompts(name: str, dataset: "Dataset") -> None:

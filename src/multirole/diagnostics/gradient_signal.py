@@ -33,6 +33,7 @@ from torch import Tensor
 from multirole.core.gradients import Part, part_of
 from multirole.core.hooks import MultiRoleCallback
 from multirole.core.rows import problem_order, trained_tokens
+from multirole.core.streams import StreamedRows
 from multirole.core.trainer import MultiRoleGRPOTrainer
 
 FIRST_ITERATION = 10**6
@@ -264,7 +265,7 @@ def measure_gradients(trainer: MultiRoleGRPOTrainer, n_batches: int, seed: int =
     """
     if n_batches < 2:
         raise ValueError(f"`n_batches` must be 2 or more, got {n_batches}: noise is what differs between batches.")
-    if trainer.is_sharded or not isinstance(trainer.problems, list):
+    if trainer.is_sharded or isinstance(trainer.train_rows, StreamedRows):
         raise ValueError(
             "Gradients at fixed weights need an unsharded model and a dataset of known length. Leave out FSDP2, and pass a `Dataset`, not a stream."
         )
@@ -323,7 +324,7 @@ def _only_callback(trainer: MultiRoleGRPOTrainer, callback: MultiRoleCallback) -
 
 def _gradients_of_batch(trainer: MultiRoleGRPOTrainer, indices: list[int]) -> dict[str, Batch]:
     """Play one batch of episodes and return adapter -> its gradient by part, rows by part and tokens by part."""
-    inputs = [dict(trainer.rows[index]) for index in indices]
+    inputs = [dict(trainer.train_rows[index]) for index in indices]
     rows = trainer.prepare_rows(trainer._generate_and_score_completions(inputs))
     trainer._rest_engine()
     gradients: dict[str, Batch] = {}

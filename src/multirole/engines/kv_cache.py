@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from multirole.core.logprobs import FLASH
+from multirole.core.passes.logprobs import FLASH
 
 N_COLUMNS = 10
 

@@ -23,9 +23,9 @@ from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
 from transformers import LlamaForCausalLM, Qwen3ForCausalLM
 
-from multirole.core.bfloat16_layers import products_in
-from multirole.core.distributed import full
-from multirole.core.tree_attention import STATIC_ROPES
+from multirole.core.distributed import full_tensor
+from multirole.core.passes.bfloat16_layers import products_in
+from multirole.core.passes.tree_attention import STATIC_ROPES
 from multirole.engines import SERVED, bfloat16_products
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -163,7 +163,9 @@ def rope_table(model: PeftModel | Served, length: int) -> Rope:
         [
             torch.cat([q.expand(n_q, -1) * scale, k.expand(n_kv, -1)])
             for q, k in (
-                (full(a.q_norm.weight).float(), full(a.k_norm.weight).float()) if is_normed else (plain, plain)
+                (full_tensor(a.q_norm.weight).float(), full_tensor(a.k_norm.weight).float())
+                if is_normed
+                else (plain, plain)
                 for a in (layer.self_attn for layer in inner.model.layers)
             )
         ]
@@ -181,8 +183,10 @@ def make_weights(model: PeftModel | Served, dtype: torch.dtype) -> dict[str | No
 
 def _merged_weights(inner: Any, adapters: list[str]) -> dict[str | None, Weights]:
     """Copy the weights in float32, with adapters merged and norms folded."""
-    embed = full(inner.model.embed_tokens.weight.detach()).float().clone()  # (V, H)
-    head = full(inner.lm_head.weight.detach()).float() * full(inner.model.norm.weight.detach()).float()  # (V, H)
+    embed = full_tensor(inner.model.embed_tokens.weight.detach()).float().clone()  # (V, H)
+    head = (
+        full_tensor(inner.lm_head.weight.detach()).float() * full_tensor(inner.model.norm.weight.detach()).float()
+    )  # (V, H)
     layers: Any = inner.model.layers
     folded: list[Any] = [(None, None)] * len(layers)
     names: list[str | None] = [None, *adapters]
@@ -192,7 +196,10 @@ def _merged_weights(inner: Any, adapters: list[str]) -> dict[str | None, Weights
 def _merged_layer(layer: Any, adapter: str | None) -> tuple[Tensor, ...]:
     """Return one decoder layer's fused and folded matrices: qkv, o, gate_up, down."""
     (q, k, v), (o,), (gate, up), (down,) = ([_merged(p, adapter) for p in group] for group in _fused(layer))
-    before, after = full(layer.input_layernorm.weight).float(), full(layer.post_attention_layernorm.weight).float()
+    before, after = (
+        full_tensor(layer.input_layernorm.weight).float(),
+        full_tensor(layer.post_attention_layernorm.weight).float(),
+    )
     fused = (torch.cat([q, k, v]) * before, o, torch.cat([gate, up]) * after, down)  # (out, in) each
     return tuple(weight.t().contiguous() for weight in fused)
 
@@ -202,16 +209,16 @@ def _merged(module: Any, adapter: str | None) -> Tensor:
     weight = _base_weight(module).float()
     if not isinstance(module, LoraLayer) or adapter not in module.lora_A:
         return weight.clone()
-    a, b = (full(part[adapter].weight.detach()).float() for part in (module.lora_A, module.lora_B))
+    a, b = (full_tensor(part[adapter].weight.detach()).float() for part in (module.lora_A, module.lora_B))
     return weight + module.scaling[adapter] * (b @ a)
 
 
 def _packed_weights(inner: Any, adapters: list[str]) -> dict[str | None, Weights]:
     """Copy the weights in bfloat16: one packed base, and the low-rank parts of the adapters."""
-    embed = full(inner.model.embed_tokens.weight.detach()).bfloat16().clone()  # (V, H)
+    embed = full_tensor(inner.model.embed_tokens.weight.detach()).bfloat16().clone()  # (V, H)
     base = Weights(
         embed,
-        full(inner.lm_head.weight.detach()).float().clone(),
+        full_tensor(inner.lm_head.weight.detach()).float().clone(),
         [tuple(bfloat16_products.pack(torch.cat([*map(_base_weight, group)])) for group in _fused(layer)) for layer in inner.model.layers],
         [
             (_copied(layer.input_layernorm.weight), _copied(layer.post_attention_layernorm.weight))
@@ -239,9 +246,9 @@ def _low_rank_part(group: tuple[Any, ...], adapter: str) -> LowRank | None:
     row = column = 0
     for module, rank, width in zip(group, ranks, widths, strict=True):
         if rank:
-            a[:, row : row + rank] = full(module.lora_A[adapter].weight.detach()).t()
+            a[:, row : row + rank] = full_tensor(module.lora_A[adapter].weight.detach()).t()
             b[row : row + rank, column : column + width] = (
-                module.scaling[adapter] * full(module.lora_B[adapter].weight.detach()).float().t()
+                module.scaling[adapter] * full_tensor(module.lora_B[adapter].weight.detach()).float().t()
             )
         row, column = row + rank, column + width
     return LowRank(a.bfloat16(), b.bfloat16())
@@ -253,11 +260,11 @@ def _has_adapter(module: Any, adapter: str) -> bool:
 
 def _base_weight(module: Any) -> Tensor:
     """Return a linear layer's weight (out, in) without adapters."""
-    return full((module.get_base_layer() if isinstance(module, LoraLayer) else module).weight.detach())
+    return full_tensor((module.get_base_layer() if isinstance(module, LoraLayer) else module).weight.detach())
 
 
 def _copied(weight: Tensor) -> Tensor:
-    return full(weight.detach()).float().clone()
+    return full_tensor(weight.detach()).float().clone()
 
 
 def _fused(layer: Any) -> tuple[tuple[Any, ...], ...]:

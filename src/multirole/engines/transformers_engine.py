@@ -20,9 +20,9 @@ import torch.nn.functional as F
 from peft import PeftModel
 from torch import Tensor
 
-from multirole.core.bfloat16_layers import cpu_has_bfloat16
 from multirole.core.engine import Completion, Request
 from multirole.core.hooks import Trainer
+from multirole.core.passes.bfloat16_layers import cpu_has_bfloat16
 from multirole.engines import check_idle, check_request
 from multirole.engines.kv_cache import Pool
 from multirole.engines.prefix_cache import BLOCK, PrefixCache

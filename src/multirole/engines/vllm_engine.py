@@ -26,7 +26,7 @@ from peft import LoraConfig, PeftModel, get_peft_model_state_dict
 from safetensors.torch import save_file
 from torch import Tensor
 
-from multirole.core.distributed import full
+from multirole.core.distributed import full_tensor
 from multirole.core.engine import Completion, Request
 from multirole.core.hooks import Trainer
 from multirole.engines import check_idle, check_request
@@ -297,7 +297,7 @@ def served_dtype(trainer: Trainer) -> torch.dtype:
 def adapter_state(model: PeftModel, name: str, dtype: torch.dtype) -> dict[str, Tensor]:
     """Return the tensors of an adapter of `model` under the names of its file, whole and on the host. Collective: every rank must call this."""
     state = get_peft_model_state_dict(model, adapter_name=name, save_embedding_layers=False)
-    return {key: full(tensor.detach()).to(dtype).cpu().contiguous() for key, tensor in state.items()}
+    return {key: full_tensor(tensor.detach()).to(dtype).cpu().contiguous() for key, tensor in state.items()}
 
 
 def save_adapter(state: dict[str, Tensor], config: LoraConfig, folder: Path) -> None:

@@ -23,7 +23,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.credit import credit_callback
-from multirole.core.distributed import full, gather_objects, local, processes
+from multirole.core.distributed import full_tensor, gather_objects, local_shard, processes
 from multirole.core.engine import Engine
 from multirole.core.hooks import MultiRoleCallback, OptimizerStep, Trainer
 from multirole.core.policy import adapter_names
@@ -177,7 +177,7 @@ class Divergence(MultiRoleCallback):
 
     def on_adapter_step(self, trainer: Trainer, step: OptimizerStep) -> None:
         weights = [
-            local(p.detach()) for name, p in trainer.peft_model.named_parameters() if f".{step.adapter}." in name
+            local_shard(p.detach()) for name, p in trainer.peft_model.named_parameters() if f".{step.adapter}." in name
         ]
         is_finite = bool(torch.nn.utils.get_total_norm(weights).isfinite())
         if not all(gather_objects(is_finite)):
@@ -199,7 +199,7 @@ class CellTrainer(MultiRoleGRPOTrainer):
         Checkpoints keep the exact float32 weights.
         """
         lora_prefix, parameters = self.peft_model.base_model.prefix, self.peft_model.named_parameters()
-        weights = {name: full(p.detach()).to(self.saved_dtype) for name, p in parameters if lora_prefix in name}
+        weights = {name: full_tensor(p.detach()).to(self.saved_dtype) for name, p in parameters if lora_prefix in name}
         if self.recorder is None:
             return
         target = adapters_folder(self.recorder.folder, self.state.global_step)

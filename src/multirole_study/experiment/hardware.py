@@ -53,7 +53,7 @@ def dtype_of(cell: Cell) -> str:
     """Return the name of the base model's dtype, "float32" or "bfloat16"; "auto" asks this machine."""
     if cell.dtype != "auto":
         return cell.dtype
-    from multirole.core.bfloat16_layers import has_fast_bfloat16  # imports torch
+    from multirole.core.passes.bfloat16_layers import has_fast_bfloat16  # imports torch
 
     return "bfloat16" if has_fast_bfloat16() else "float32"
 

@@ -15,7 +15,7 @@ from trl.kernels import chunked_logprob
 from trl.kernels.chunked_logprob import ChunkedLogProbFunction
 from trl.trainer import utils
 
-from multirole.core.prefix_tree import Packing
+from multirole.core.passes.prefix_tree import Packing
 from multirole.core.rows import left_aligned
 
 TILE = 512, 2048

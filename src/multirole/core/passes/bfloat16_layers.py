@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM, PreTrainedModel, Qwen3ForCausalLM
 
 from multirole.core.gradients import PartSums
-from multirole.core.half_decoder import HALF, HalfDecoder
+from multirole.core.passes.half_decoder import HALF, HalfDecoder
 
 COVERED = (LlamaForCausalLM, Qwen3ForCausalLM)
 """Models in which `half_layers` knows every layer."""
@@ -88,14 +88,15 @@ def replaced(module: nn.Module, forward: Callable) -> Iterator[None]:
 @contextmanager
 def half_layers(
     layers: list[LoraLinear], adapter: str | None, sums: PartSums | None, base: PreTrainedModel
-) -> Iterator[None]:
+) -> Iterator[bool]:
     """Context manager: compute in bfloat16 with `adapter`, or with none; backward passes add to `sums` instead of `grad`.
 
-    On a CPU, the models of `COVERED` are computed without autocast: the outputs of norms and the angles of RoPE are bfloat16, too; the
+    Yields `needs_no_autocast(base)`. On a CPU, the models of `COVERED` are computed without autocast: the outputs of norms and the angles of RoPE are bfloat16, too; the
     residual stream is float32, and so are the logits: products of float32 tensors whose factors are rounded.
     """
+    covers_model = needs_no_autocast(base)
     with ExitStack() as stack:
-        if needs_no_autocast(base):
+        if covers_model:
             for decoder in base.model.layers:
                 stack.enter_context(replaced(decoder, HalfDecoder(decoder, adapter, sums)))
             norm, embed = base.model.norm, base.model.embed_tokens
@@ -108,7 +109,7 @@ def half_layers(
         else:
             for layer in layers:
                 stack.enter_context(replaced(layer, _lora_product(layer, adapter, sums)))
-        yield
+        yield covers_model
 
 
 def _half_angles(forward: Callable) -> Callable[..., list[Tensor]]:

@@ -20,7 +20,7 @@ from transformers import (
 )
 from transformers.masking_utils import AttentionMaskInterface
 
-from multirole.core.prefix_tree import BlockGroup, Packing
+from multirole.core.passes.prefix_tree import BlockGroup, Packing
 
 ATTENTION_NAME = "multirole_prefix_tree"
 PACKABLE_MODELS = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)

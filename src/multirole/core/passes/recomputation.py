@@ -12,8 +12,8 @@ import torch
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from multirole.core.activation_memory import bytes_per_token
-from multirole.core.prefix_tree import MIN_PARAMETERS
+from multirole.core.passes.activation_memory import bytes_per_token
+from multirole.core.passes.prefix_tree import MIN_PARAMETERS
 
 USABLE_FRACTION = 0.6
 """Fraction of free memory that activations may take; the estimate is rough."""
