@@ -125,6 +125,8 @@ def test_epochs_are_as_many_iterations_as_in_trl(n_rows, epochs, max_steps, per_
             {"loss_type": "vespo", "old_logprobs": "recomputed"},  # TRL refuses it, too, with `use_vllm=True`
             "`loss_type='vespo'` multiplies.*mode='sequence_mask'.*set it to 'token_truncate' or 'token_mask'",
         ),
+        ({"learning_rate": "1e-5"}, "`learning_rate` must be a number, got the text '1e-5'. YAML .* write 1.0e-5"),
+        ({"num_generations": "8"}, "`num_generations` must be a number, got the text '8'"),
         ({"vllm_importance_sampling_mode": "token_mask"}, "has no effect.*Write old_logprobs='recomputed' too"),
         ({"vllm_importance_sampling_clip_max": 2.0}, "has no effect with `old_logprobs='sampled'`.*leave it at 3.0"),
         ({"vllm_importance_sampling_clip_min": 0.5}, "has no effect with `old_logprobs='sampled'`.*leave it at None"),

@@ -265,6 +265,10 @@ class MultiRoleGRPOConfig(GRPOConfig):
             allowed, value = get_args(option.type), vars(self)[option.name]
             if get_origin(option.type) is Literal and value not in allowed:
                 raise ValueError(f"`{option.name}` must be one of {list(allowed)}, got {value!r}.")
+            if isinstance(value, str) and {int, float} & {option.type, *allowed} and str not in allowed:
+                raise ValueError(
+                    f"`{option.name}` must be a number, got the text {value!r}. YAML reads 1e-5 as text: write 1.0e-5 there, and without quotes."
+                )
         for name, choices in CHOICES.items():
             if vars(self)[name] not in choices:
                 raise ValueError(f"`{name}` must be one of {list(choices)}, got {vars(self)[name]!r}.")
