@@ -219,13 +219,16 @@ def test_the_page_of_smollm2_repeats_the_answers():
         assert f"| {workflow} | {' | '.join(cells)} |\n" in page
 
 
+SEEDS = (0, 1, 2)
+
+
 def test_the_page_of_smollm2_has_the_runs_on_programs():
     """Accuracy of every run before training, and as the mean of its last two evaluations."""
     folder = ROOT / "results/programs/smollm2"
     by_step = pd.read_parquet(folder / "eval.parquet").groupby(["run", "step"])["correct"].mean()
     page = (ROOT / "docs/smollm2.md").read_text(encoding="utf-8")
     studied = Study.read(folder)
-    control = {seed: studied.cell("four times the iterations", "single sp code", seed).id for seed in (0, 1)}
+    control = {seed: studied.cell("four times the iterations", "single sp code", seed).id for seed in SEEDS}
     lines = {
         "Voting, isolated adapters": "voting-ip-code-s{}",
         "Voting, a shared adapter": "voting-sp-code-s{}",
@@ -233,10 +236,18 @@ def test_the_page_of_smollm2_has_the_runs_on_programs():
         "single agent, Voting's steps, four times the problems": "{control}",
     }
     for name, run in lines.items():
-        curves = [by_step[run.format(seed, control=control[seed])].sort_index() for seed in (0, 1)]
-        cells = [f"{100 * number:.1f}" for curve in curves for number in (curve.iloc[0], curve.iloc[-2:].mean())]
+        curves = [by_step[run.format(seed, control=control[seed])].sort_index() for seed in SEEDS]
+        cells = [f"{100 * curve.iloc[0]:.1f} to {100 * curve.iloc[-2:].mean():.1f}" for curve in curves]
         assert f"| {name} | {' | '.join(cells)} |\n" in page
-    assert {row["verdict"] for row in answers(Results(folder), "code")} <= {"undecided", "–"}
+    decided = {row["line"]: row for row in answers(Results(folder), "code") if row["verdict"] not in ("undecided", "–")}
+    assert {line: row["verdict"] for line, row in decided.items()} == {
+        "Voting, IP": "no", "Voting, SP": "no", "Voting, generator, SP": "yes",
+    }  # fmt: skip
+    for line, unit in (("Voting, IP", "points "), ("Voting, SP", "")):
+        mean, low, high = (f"{100 * decided[line][key]:.1f}".replace("-", "−") for key in ("mean", "low", "high"))
+        assert f"{mean} {unit}[{low}, {high}]" in page
+    mean, low, high = (f"{50 + 100 * decided['Voting, generator, SP'][key]:.0f}" for key in ("mean", "low", "high"))
+    assert f"give {mean} % [{low}, {high}] of the shared adapter's" in page
 
 
 def test_the_command_makes_its_folder_and_repeats_the_committed_answers(tmp_path, capsys):
