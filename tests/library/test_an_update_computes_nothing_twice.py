@@ -8,7 +8,7 @@ from peft.tuners.lora import LoraLayer
 from trainers import build_model, episodes_of, library_trainer, rows_of
 
 from multirole.core import model_passes
-from multirole.core.model_passes import ModelPasses
+from multirole.core.model_passes import MicroBatch, ModelPasses
 from multirole.core.passes.activation_memory import bytes_per_token, kept_tokens
 from multirole.core.rows import later_rows, plan_steps
 from multirole.workflows import Voting
@@ -131,7 +131,10 @@ def test_every_row_is_either_scored_or_in_a_first_step(make_library_trainer):
 def test_lora_inputs_are_not_cast_to_float32_and_back_under_autocast(tokenizer, tmp_path, bf16, are_on):
     trainer = library_trainer(Voting(), tokenizer, tmp_path, bf16=bf16)
     layers = [module for module in trainer.peft_model.modules() if isinstance(module, LoraLayer)]
-    assert layers and {layer.cast_input_dtype_enabled for layer in layers} == {are_on}
+    micro = MicroBatch(rows_of(trainer, episodes_of(trainer.workflow.roles)), 1.0, None)
+    with trainer.passes.pass_over(micro, keeps_activations=True):
+        assert layers and {layer.cast_input_dtype_enabled for layer in layers} == {are_on}
+    assert {layer.cast_input_dtype_enabled for layer in layers} == {True}
 
 
 def test_the_casts_change_no_bit_under_autocast(tokenizer):

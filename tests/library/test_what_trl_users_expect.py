@@ -223,8 +223,7 @@ class SlowAggregator(MultiRoleCallback):
     def __init__(self):
         self.rates = []
 
-    def on_learning_rate(self, trainer, adapter, call, lr):
-        assert adapter == trainer.adapters[call]
+    def on_learning_rate(self, trainer, adapter, lr):
         return lr / 2 if adapter == "aggregator" else lr
 
     def on_adapter_step(self, trainer, step):
@@ -336,7 +335,7 @@ class Rates(MultiRoleCallback):
     def __init__(self):
         self.factor, self.seen = 2.0, []
 
-    def on_learning_rate(self, trainer, adapter, call, lr):
+    def on_learning_rate(self, trainer, adapter, lr):
         return self.factor * lr
 
     def on_gradient_parts(self, trainer, adapter, parts, values):

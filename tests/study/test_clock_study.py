@@ -11,6 +11,7 @@ import yaml
 from scipy.stats import ttest_rel
 
 from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.schedule_clock import UpdateCallClock
 from multirole_study.paper.clock_figure import clock_figure, learning_rates
 from multirole_study.paper.clock_study import ClockStudy
 from multirole_study.paper.clock_verdicts import (
@@ -334,7 +335,10 @@ def test_the_drawn_rates_are_those_of_the_trainer(make_trainer, workflow, arm):
         while trainer.lr_scheduler.last_epoch < iteration:
             trainer.optimizer._opt_called = True  # otherwise the scheduler warns that it was stepped first
             trainer.lr_scheduler.step()
-        rates = [trainer.adapter_learning_rate(adapter, call) for call, adapter in enumerate(trainer.adapters)]
+        for callback in trainer.multirole_callbacks:
+            if isinstance(callback, UpdateCallClock):
+                callback.on_update_begin(trainer, [], {})
+        rates = [trainer.adapter_learning_rate(adapter) for adapter in trainer.adapters]
         assert list(drawn.loc[iteration + 1]) == pytest.approx(rates, abs=1e-15)
 
 

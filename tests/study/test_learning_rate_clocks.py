@@ -19,8 +19,10 @@ def rates(trainer, iteration: int) -> list[float]:
         trainer.optimizer._opt_called = True  # otherwise the scheduler warns that it was stepped first
         trainer.lr_scheduler.step()  # as HF's loop does after every iteration
     trainer.state.global_step = iteration
-    calls = enumerate(trainer.adapters)
-    return [trainer.adapter_learning_rate(adapter, call) / RATE for call, adapter in calls]
+    for callback in trainer.multirole_callbacks:
+        if isinstance(callback, UpdateCallClock):
+            callback.on_update_begin(trainer, [], {})
+    return [trainer.adapter_learning_rate(adapter) / RATE for adapter in trainer.adapters]
 
 
 def cell(workflow: str, policy: str, clock: str, schedule: str) -> Cell:
@@ -140,4 +142,4 @@ def test_a_schedule_without_a_formula_is_refused(make_trainer):
     trainer = make_trainer(cell("voting", "ip", "update_call", "cosine"))
     trainer.lr_scheduler = object()
     with pytest.raises(TypeError, match="a function of the step, got a object. Use `lr_scheduler_type='cosine'`"):
-        UpdateCallClock().on_learning_rate(trainer, "generator", 0, RATE)
+        UpdateCallClock().on_learning_rate(trainer, "generator", RATE)

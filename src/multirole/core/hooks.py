@@ -72,16 +72,16 @@ class MultiRoleCallback(TrainerCallback):
         """
         return rows
 
-    def on_learning_rate(self, trainer: Trainer, adapter: str, call: int, lr: float) -> float:
+    def on_learning_rate(self, trainer: Trainer, adapter: str, lr: float) -> float:
         """Return the learning rate of an adapter's optimizer steps in this iteration; `lr` is the schedule's, or the last callback's.
 
-        `call` counts the adapters of the iteration in the order of their updates, from 0. The rate is that of the optimizer's first
-        parameter group; others keep their proportion to it.
+        Called once per adapter and iteration, in the order of their updates. The rate is that of the optimizer's first parameter group;
+        others keep their proportion to it.
         """
         return lr
 
     def on_update_begin(self, trainer: Trainer, rows: list[Row], steps: Steps) -> None:
-        """Called before the first optimizer step. `steps` maps each adapter to its optimizer steps, each (rows, divisor)."""
+        """Called before the first optimizer step. `steps` maps each adapter to its optimizer steps; it may be changed."""
 
     def on_micro_batch(
         self, trainer: Trainer, rows: list[Row], batch: dict[str, Tensor], logps: Tensor, entropies: Tensor

@@ -9,6 +9,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -41,8 +42,13 @@ class Row:
         return len(self.turn.prompt_ids) + len(self.turn.completion_ids)
 
 
-MiniBatch = tuple[list[Row], int]
-"""The rows of one optimizer step and the divisor of their loss sum."""
+class MiniBatch(NamedTuple):
+    """The rows of one optimizer step. Their losses are summed and divided by `divisor`: by the number of rows, unless a callback says else."""
+
+    rows: list[Row]
+    divisor: int
+
+
 Steps = dict[str, list[MiniBatch]]
 """adapter -> its optimizer steps, in order."""
 
@@ -85,7 +91,7 @@ def mini_batches(rows: list[Row], size: int) -> list[MiniBatch]:
     """Cut one adapter's rows into ceil(len / size) optimizer steps of near-equal size; each loss is divided by its step's size."""
     n, k = len(rows), math.ceil(len(rows) / size)
     cuts = [n * i // k for i in range(k + 1)] if k else [0]
-    return [(rows[a:b], b - a) for a, b in itertools.pairwise(cuts)]
+    return [MiniBatch(rows[a:b], b - a) for a, b in itertools.pairwise(cuts)]
 
 
 def token_batches(rows: list[Row], step_tokens: int) -> list[MiniBatch]:
@@ -98,7 +104,7 @@ def token_batches(rows: list[Row], step_tokens: int) -> list[MiniBatch]:
     for i in range(1, k):
         nearest = min(range(n + 1), key=lambda at: abs(ends[at] * k - ends[-1] * i))
         cuts.append(min(max(nearest, cuts[-1] + 1), n - (k - i)))
-    return [(rows[a:b], b - a) for a, b in itertools.pairwise([*cuts, n])] if rows else []
+    return [MiniBatch(rows[a:b], b - a) for a, b in itertools.pairwise([*cuts, n])] if rows else []
 
 
 def optimizer_steps(rows: list[Row], args: MultiRoleGRPOConfig) -> list[MiniBatch]:
@@ -117,7 +123,7 @@ def plan_steps(rows: list[Row], adapters: list[str], args: MultiRoleGRPOConfig) 
 def later_rows(steps: Steps, num_iterations: int) -> list[Row]:
     """Return the rows that need old log-probs: those trained after a step of their adapter. For the others the current ones are the old ones."""
     n_first = 1 if num_iterations == 1 else 0  # steps on rows that are not trained again
-    return [row for planned in steps.values() for mini_batch, _ in planned[n_first:] for row in mini_batch]
+    return [row for planned in steps.values() for mini_batch in planned[n_first:] for row in mini_batch.rows]
 
 
 def loss_mass(rows: list[Row], loss_type: str) -> int:

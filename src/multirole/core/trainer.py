@@ -406,16 +406,14 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self.peft_model.set_requires_grad(self.adapters, True)
         return super().create_optimizer(model)
 
-    def adapter_learning_rate(self, adapter: str, call: int) -> float:
+    def adapter_learning_rate(self, adapter: str) -> float:
         """Return the learning rate of an adapter's optimizer steps in this iteration: the schedule's, unless a callback changes it.
 
-        `call` counts the adapters of the iteration, from 0; the rate is that of the first parameter group.
+        It is the rate of the optimizer's first parameter group.
         """
         lr = self.lr_scheduler.get_last_lr()[0]
         for callback in self.multirole_callbacks:
-            lr = require_value(
-                callback.on_learning_rate(self, adapter, call, lr), callback, "on_learning_rate", "a rate"
-            )
+            lr = require_value(callback.on_learning_rate(self, adapter, lr), callback, "on_learning_rate", "a rate")
         return lr
 
     def _get_learning_rate(self) -> float:
@@ -589,10 +587,10 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             for row, logps in zip(later, self.logprobs_of(later), strict=True):
                 row.old_logps = logps
         optimizer_steps, losses = [], []
-        for call, (adapter, mini_batches) in enumerate(steps.items()):
-            lr = self.adapter_learning_rate(adapter, call)
-            for mini_batch, divisor in mini_batches * self.args.num_iterations:
-                step, loss = self.optimizer_step(model, adapter, mini_batch, divisor, lr)
+        for adapter, mini_batches in steps.items():
+            lr = self.adapter_learning_rate(adapter)
+            for mini_batch in mini_batches * self.args.num_iterations:
+                step, loss = self.optimizer_step(model, adapter, mini_batch.rows, mini_batch.divisor, lr)
                 optimizer_steps.append(step)
                 losses.append(loss)
         self._loss_metrics.write_to(self._metrics["train"])

@@ -7,7 +7,7 @@ from transformers import PreTrainedTokenizerBase
 from multirole.core.advantages import group_advantages
 from multirole.core.chat import Renderer, chat_template, control_tokens
 from multirole.core.hooks import MultiRoleCallback, Trainer
-from multirole.core.rows import Row, Steps, optimizer_steps
+from multirole.core.rows import MiniBatch, Row, Steps, optimizer_steps
 from multirole.core.types import Message
 
 SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
@@ -99,6 +99,6 @@ def mountain(rows: list[Row]) -> list[Row]:
     return by_length[::2] + by_length[1::2][::-1]
 
 
-def sequential(rows: list[Row], size: int) -> list[tuple[list[Row], int]]:
+def sequential(rows: list[Row], size: int) -> list[MiniBatch]:
     """Split rows into full steps of `size` rows and a partial step; every step is divided by `size`."""
-    return [(rows[i : i + size], size) for i in range(0, len(rows), size)]
+    return [MiniBatch(rows[i : i + size], size) for i in range(0, len(rows), size)]

@@ -6,11 +6,12 @@ Orch-Workers. What the rate was after the warm-up is not known, because verl's f
 readings, the pair of `lr_clock` and `lr_schedule` of each, and its evidence. `preset="released_code"` takes one of them.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch.optim.lr_scheduler import LambdaLR
 
 from multirole.core.hooks import MultiRoleCallback, Trainer
+from multirole.core.rows import Row, Steps
 
 
 @dataclass
@@ -23,15 +24,20 @@ class UpdateCallClock(MultiRoleCallback):
     """
 
     is_wrapped: bool = False
+    calls: int = field(default=0, init=False, compare=False)  # of this iteration so far
 
-    def on_learning_rate(self, trainer: Trainer, adapter: str, call: int, lr: float) -> float:
+    def on_update_begin(self, trainer: Trainer, rows: list[Row], steps: Steps) -> None:
+        self.calls = 0
+
+    def on_learning_rate(self, trainer: Trainer, adapter: str, lr: float) -> float:
         schedule = trainer.lr_scheduler
         if not isinstance(schedule, LambdaLR):
             raise TypeError(
                 f"A clock per update call needs a schedule that is a function of the step, got a {type(schedule).__name__}. Use "
                 "`lr_scheduler_type='cosine'`, 'linear' or 'constant_with_warmup'."
             )
-        tick = trainer.state.global_step * len(trainer.adapters) + call
+        tick = trainer.state.global_step * len(trainer.adapters) + self.calls
+        self.calls += 1
         if not self.is_wrapped:
             tick = min(tick, trainer.state.max_steps)
         return float(schedule.base_lrs[0]) * schedule.lr_lambdas[0](tick)
