@@ -92,6 +92,20 @@ def test_same_seeds_same_tokens_in_any_order_and_batch(engine, model, tokenizer)
     assert [d.token_ids for d in run_all(engine, other_seeds)] != expected
 
 
+def test_the_given_tokens_alone_end_a_reply(engine, model, tokenizer, monkeypatch):
+    """A trainer's tokenizer may have another end-of-turn token than the one in the base's folder."""
+    engine.publish(model, 0)
+    asked = make_requests(24, len(tokenizer), seed=5)
+    replies = [done.token_ids for done in run_all(engine, asked)]
+    folders, own = replies[0][0], next(ids[1] for ids in replies if len(ids) > 2 and ids[1] != replies[0][0])
+    monkeypatch.setattr(engine.llm.llm_engine.renderer, "get_eos_token_id", lambda: folders)
+    assert run_all(engine, asked[:1])[0].token_ids == [folders]
+    monkeypatch.setattr(engine, "stop_ids", [own])
+    for ids, done in zip(replies, run_all(engine, asked), strict=True):
+        assert done.token_ids == ids[: ids.index(own) + 1 if own in ids else None]
+        assert (done.finish_reason == "stop") == (done.token_ids[-1] == own)
+
+
 def test_publish_while_running_is_refused(engine, model):
     engine.publish(model, 0)
     engine.add(0, Request([5, 6, 7], "generator", 0, 5, 1.0))

@@ -115,7 +115,7 @@ class VLLMEngine:
         adapters: the names that `publish` will find on the model, of rank at most `max_lora_rank`.
         max_length: the limit of prompt + max_tokens, in tokens.
         dtype: of base and adapters as vLLM serves them; on CUDA not float32.
-        stop_ids: tokens that end a completion, in addition to the tokenizer's end-of-turn token.
+        stop_ids: the tokens that end a completion; without any, those that the folder's tokenizer and generation config name.
         options: see `llm_options`.
 
     Create the accelerate state before this engine: in-process vLLM initialises torch.distributed itself.
@@ -182,6 +182,8 @@ class VLLMEngine:
             logprobs=0,  # of the sampled token only
             flat_logprobs=True,  # lists in place of a dict per token, which slow down the garbage collector
             stop_token_ids=self.stop_ids,
+            ignore_eos=self.stop_ids
+            is not None,  # or vLLM would add those of the folder, which the trainer's tokenizer may not have
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )

@@ -108,7 +108,7 @@ class VLLMServerEngine:
         max_length: the limit of prompt + max_tokens, in tokens.
         options: how the servers are reached.
         dtype: of the adapters' files.
-        stop_ids: tokens that end a completion, in addition to the tokenizer's end-of-turn token.
+        stop_ids: the tokens that end a completion; without any, those that the server's tokenizer and generation config name.
         run: tells this run's adapters from those of others.
 
     Raises, before anything is sampled: ServerLost where a server does not answer, ServerUnfit where one has another version of vLLM,
