@@ -10,13 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from peft import LoraConfig
 from safetensors import safe_open
 from toy_qwen3 import adapter_of
 from trainers import build_model
 
 from multirole.core.engine import Request
 from multirole.engines import vllm_engine
-from multirole.engines.vllm_engine import VLLMEngine, folder_with_room, llm_options
+from multirole.engines.vllm_engine import VLLMEngine, checked_configs, folder_with_room, llm_options
 from multirole_study.experiment.base_models import locate
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.launch import Launch
@@ -63,6 +64,23 @@ def test_flat_logprobs_are_those_of_a_dict_per_token():
     best.token_ids = [9, 4]
     with pytest.raises(RuntimeError, match="log-probs of 3 tokens.*2 sampled"):
         vllm_engine._completion(SimpleNamespace(outputs=[best]))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lora_bias": True}, {"rank_pattern": {"q_proj": 2}}, {"bias": "all"}, {"use_dora": True}, {"modules_to_save": ["norm"]},
+        {"trainable_token_indices": [1]}, {"layer_replication": [[0, 2], [0, 2]]}, {"init_lora_weights": "pissa"},
+    ],
+    ids=lambda options: next(iter(options)),
+)  # fmt: skip
+def test_adapters_that_vllm_would_serve_in_part_are_refused(options):
+    """vLLM loads an adapter with `lora_bias` without a word, and samples without the bias."""
+    model = SimpleNamespace(peft_config={"a": LoraConfig(task_type="CAUSAL_LM", **options)})
+    with pytest.raises(ValueError, match=f"the `LoraConfig` has {next(iter(options))}=.*engine='generate'"):
+        checked_configs(model, ["a"])
+    model.peft_config["a"] = LoraConfig(use_rslora=True, init_lora_weights="gaussian")
+    assert checked_configs(model, ["a"]) == [model.peft_config["a"]]
 
 
 class FakeLLM:

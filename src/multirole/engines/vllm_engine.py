@@ -39,6 +39,11 @@ LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM accepts as max_lora_rank."""
 STARTS = (True, False, "gaussian", "orthogonal")
 """Values of `init_lora_weights` that leave the base as it is."""
+UNSERVED = (
+    "rank_pattern", "alpha_pattern", "lora_bias", "modules_to_save", "trainable_token_indices", "layer_replication", "use_dora",
+    "use_qalora", "use_bdlora", "arrow_config", "kasa_config", "monteclora_config",
+)  # fmt: skip
+"""Fields of a `LoraConfig` that change what an adapter computes and that vLLM ignores, such as `lora_bias`, or refuses when it loads one."""
 CPU_ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}  # GiB
 """What vLLM on a CPU is started with, where the environment does not say otherwise."""
 SHARED_MEMORY = Path("/dev/shm")
@@ -253,12 +258,16 @@ def checked_configs(model: PeftModel, adapters: Sequence[str]) -> list[LoraConfi
     """Return the configurations of some adapters of `model`; ValueError where vLLM cannot serve one of them."""
     configs = [model.peft_config[name] for name in adapters]
     if not all(isinstance(config, LoraConfig) for config in configs):
-        raise ValueError("vLLM serves LoRA adapters only. Pass a `LoraConfig`, or use engine='transformers'.")
-    if any(config.rank_pattern or config.alpha_pattern or config.init_lora_weights not in STARTS for config in configs):
-        raise ValueError(
-            "vLLM serves adapters of one rank and scaling on the unchanged base, but the `LoraConfig` has a `rank_pattern`, an "
-            "`alpha_pattern` or an `init_lora_weights` that changes the base. Leave them out, or use engine='transformers'."
-        )
+        raise ValueError("vLLM serves LoRA adapters only. Pass a `LoraConfig`, or use engine='generate'.")
+    for config in configs:
+        found = [name for name in UNSERVED if getattr(config, name, None)]
+        found += ["bias"] * (config.bias != "none") + ["init_lora_weights"] * (config.init_lora_weights not in STARTS)
+        if found:
+            values = ", ".join(f"{name}={getattr(config, name)!r}" for name in found)
+            raise ValueError(
+                "vLLM serves adapters of two matrices per layer, with one rank and scaling, on the unchanged base, and the `LoraConfig` has "
+                f"{values}. Leave it out, or use engine='generate'."
+            )
     return configs
 
 
