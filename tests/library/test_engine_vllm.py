@@ -106,6 +106,22 @@ def test_the_given_tokens_alone_end_a_reply(engine, model, tokenizer, monkeypatc
         assert (done.finish_reason == "stop") == (done.token_ids[-1] == own)
 
 
+def test_an_adapter_of_modules_that_vllm_does_not_have_is_refused(engine, model, monkeypatch):
+    """vLLM loads it without a word, and samples from the base."""
+    real = vllm_engine.adapter_state
+
+    def renamed(*args):
+        return {name.replace(".model.layers.1.", ".model.other.layers.1."): t for name, t in real(*args).items()}
+
+    monkeypatch.setattr(vllm_engine, "adapter_state", renamed)
+    monkeypatch.setattr(engine, "lora", {})
+    with pytest.raises(
+        ValueError,
+        match=r"no module 'model.other.layers.1.mlp.down_proj', and 6 others, which the adapter 'generator' has",
+    ):
+        engine.publish(model, 0)
+
+
 def test_publish_while_running_is_refused(engine, model):
     engine.publish(model, 0)
     engine.add(0, Request([5, 6, 7], "generator", 0, 5, 1.0))

@@ -17,7 +17,7 @@ from trainers import build_model
 
 from multirole.core.engine import Request
 from multirole.engines import vllm_engine
-from multirole.engines.vllm_engine import VLLMEngine, checked_configs, folder_with_room, llm_options
+from multirole.engines.vllm_engine import VLLMEngine, check_class, checked_configs, folder_with_room, llm_options
 from multirole_study.experiment.base_models import locate
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.launch import Launch
@@ -83,6 +83,23 @@ def test_adapters_that_vllm_would_serve_in_part_are_refused(options):
     assert checked_configs(model, ["a"]) == [model.peft_config["a"]]
 
 
+def test_a_language_model_that_vllm_serves_within_a_larger_one_is_refused(tmp_path):
+    """`AutoModelForCausalLM` takes Qwen3.5's language model out of the checkpoint, and names its modules differently."""
+    base = type("Qwen3_5ForCausalLM", (SimpleNamespace,), {})(name_or_path=str(tmp_path), config=SimpleNamespace())
+    trainer = SimpleNamespace(model_options={}, peft_model=SimpleNamespace(get_base_model=lambda: base))
+    config = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        ValueError, match=r"loaded as a Qwen3_5ForCausalLM, .*Load it as a Qwen3_5ForConditionalGeneration, or use"
+    ):
+        check_class(trainer)
+    for names in (["Qwen3_5ForCausalLM"], [], None):
+        (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": names}))
+        check_class(trainer)
+    base.name_or_path = ""
+    check_class(trainer)
+
+
 class FakeLLM:
     """Records the name and the thread of every call that VLLMEngine makes, and the files that are published."""
 
@@ -92,7 +109,7 @@ class FakeLLM:
         self.published: list[tuple[str, dict[str, torch.dtype], int]] = []
         self.llm_engine = SimpleNamespace(
             add_request=lambda *_, **__: self.note("generate"), add_lora=self.add_lora, step=self.step,
-            engine_core=SimpleNamespace(shutdown=lambda: self.note("shutdown")),
+            collective_rpc=lambda *_, **__: [[]], engine_core=SimpleNamespace(shutdown=lambda: self.note("shutdown")),
         )  # fmt: skip
 
     def note(self, name: str) -> None:

@@ -25,6 +25,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model_state_dict
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 from multirole.core.distributed import full
 from multirole.core.engine import Completion, Request
@@ -165,13 +166,14 @@ class VLLMEngine:
         """Return the engine of a trainer whose base model was loaded from a folder or from the Hub, and not changed since."""
         args, model = trainer.args, trainer.peft_model
         configs = checked_configs(model, trainer.adapters)
+        check_class(trainer)
         at_once = args.generation_batch_size // args.world_size * max(trainer.workflow.roles.values())
         return cls(
             base_source(model), trainer.adapters, max(config.r for config in configs),
             args.max_prompt_tokens + args.max_completion_length, served_dtype(trainer), trainer.eos_token_ids,
             gpu_memory_utilization=args.vllm_gpu_memory_utilization,
             max_num_seqs=min(args.vllm_max_num_seqs, at_once), max_num_batched_tokens=args.vllm_max_num_batched_tokens,
-            revision=trainer.model_options.get("revision") or base_revision(model), trust_remote_code=args.trust_remote_code,
+            revision=base_revision(trainer), trust_remote_code=args.trust_remote_code,
         )  # fmt: skip
 
     def add(self, key: int, request: Request) -> None:
@@ -222,6 +224,10 @@ class VLLMEngine:
                 # Loaded in place once: a generation request with load_inplace would read the files at every step.
                 request = LoRARequest(f"{name}@{version}", slot, path, load_inplace=True)
                 self._do(partial(self.llm.llm_engine.add_lora, request))
+            if name not in self.lora:
+                check_modules(
+                    self._do(partial(self.llm.llm_engine.collective_rpc, ignored_modules, args=(slot,)))[0], name
+                )
             self.lora[name] = LoRARequest(f"{name}@{version}", slot, path)
 
     def sleep(self) -> None:
@@ -292,9 +298,49 @@ def base_source(model: PeftModel) -> str:
     )
 
 
-def base_revision(model: PeftModel) -> str | None:
-    """Return the commit on the Hub that the base model was loaded from; None for a folder."""
-    return getattr(model.get_base_model().config, "_commit_hash", None)
+def base_revision(trainer: Trainer) -> str | None:
+    """Return the revision on the Hub that the base model was loaded from; None for a folder."""
+    return trainer.model_options.get("revision") or getattr(
+        trainer.peft_model.get_base_model().config, "_commit_hash", None
+    )
+
+
+def check_class(trainer: Trainer) -> None:
+    """Raise ValueError for a language model that was taken out of a larger one, such as Qwen3.5's by `AutoModelForCausalLM`.
+
+    vLLM serves the larger model, whose modules have other names, and ignores adapters of modules that it does not have.
+    """
+    base = trainer.peft_model.get_base_model()
+    if not base.name_or_path:  # built in memory
+        return
+    config, _ = PreTrainedConfig.get_config_dict(base.name_or_path, revision=base_revision(trainer))
+    loaded = type(base).__name__
+    stored = (config.get("architectures") or [loaded])[0]
+    if stored.endswith("ForConditionalGeneration") and loaded != stored:
+        raise ValueError(
+            f"vLLM serves {base.name_or_path!r} as the {stored} of its config.json, and `model` was loaded as a {loaded}, whose modules have "
+            f"other names, so that vLLM would ignore the adapters. Load it as a {stored}, or use engine='generate'."
+        )
+
+
+def ignored_modules(worker: Any, slot: int) -> list[str]:
+    """Return the modules of a loaded adapter that vLLM's model does not have, which vLLM says nothing about. Runs in vLLM's worker.
+
+    Without those of an image encoder, which a text does not pass, and of experts, which vLLM renames.
+    """
+    manager = worker.model_runner.lora_manager._adapter_manager
+    others = (*manager.mm_mapping.tower_model, *manager.mm_mapping.connector) if manager.supports_mm else ()
+    names = manager.get_adapter(slot).loras.keys() - manager.modules.keys()
+    return sorted(name for name in names if not name.startswith(others) and ".experts" not in name)
+
+
+def check_modules(ignored: list[str], adapter: str) -> None:
+    """Raise ValueError if vLLM ignores modules of an adapter."""
+    if ignored:
+        raise ValueError(
+            f"vLLM's model has no module {ignored[0]!r}, and {len(ignored) - 1} others, which the adapter {adapter!r} has, and would sample "
+            "without them. Leave them out of `target_modules`, or use engine='generate'."
+        )
 
 
 def served_dtype(trainer: Trainer) -> torch.dtype:
