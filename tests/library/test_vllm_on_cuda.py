@@ -1,10 +1,12 @@
 """vLLM on CUDA, as far as it can be tested without a GPU: its settled configuration, the order of calls, its thread, and publishing."""
 
+import gc
 import json
 import os
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -180,6 +182,35 @@ def test_one_thread_makes_every_call_in_the_recorded_order(fake, tokenizer, monk
     assert len(fake.threads) == 1 and threading.get_ident() not in fake.threads
     assert not [path for path, _, _ in fake.published if Path(path).exists()]
     assert len({path for path, _, _ in fake.published}) == 6, "a path used twice would be served from its cache"
+
+
+def test_a_closed_engine_is_collected(monkeypatch):
+    """vLLM's CUDA allocator refuses a second engine in a process while the first one's model is alive."""
+    kept = []
+
+    def build(model_path, options):
+        try:
+            raise ImportError("av")
+        except ImportError as error:
+            kept.append(error)  # as vLLM does, with the frames that called it
+        return FakeLLM()
+
+    monkeypatch.setattr(vllm_engine, "build_llm", build)
+    engine = VLLMEngine("unused", ["a"], 4, 64)
+    llm = weakref.ref(engine.llm)
+    engine.close()
+    gc.collect()
+    assert llm() is None
+
+
+def test_a_container_that_only_names_its_number_has_no_launcher(monkeypatch):
+    """Kubernetes' PyTorchJob sets WORLD_SIZE and RANK for one process, and vLLM's external launcher needs LOCAL_RANK."""
+    for name in ("WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert "distributed_executor_backend" not in llm_options(1, 8, 256, torch.float32)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert llm_options(1, 8, 256, torch.float32)["distributed_executor_backend"] == "external_launcher"
 
 
 def test_an_adapter_is_published_even_if_shared_memory_is_too_small(fake, monkeypatch, tmp_path):

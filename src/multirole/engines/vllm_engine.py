@@ -11,6 +11,7 @@ LoRA slot (one slot is always spare), seeded requests crash with chunked prefill
 `torch.set_num_threads` (restored). Set OMP_NUM_THREADS=1 before Python starts.
 """
 
+import gc
 import os
 import shutil
 import tempfile
@@ -75,7 +76,9 @@ def llm_options(
         "seed": 0,
         "dtype": str(dtype).removeprefix("torch."),
     }
-    if "WORLD_SIZE" in os.environ:  # each of our processes has its own engine
+    if (
+        "LOCAL_RANK" in os.environ
+    ):  # a launcher's, which accelerate looks for too: each of our processes has its own engine
         options["distributed_executor_backend"] = "external_launcher"
     if not torch.cuda.is_available():
         return options | {
@@ -107,10 +110,11 @@ def build_llm(model_path: str, options: dict[str, Any]) -> "LLM":
             "'cpu' extra, or use engine='transformers'."
         ) from error
     set_num_threads, n_threads = torch.set_num_threads, torch.get_num_threads()
-    llm = LLM(model=model_path, **options)
-    torch.set_num_threads = set_num_threads
-    torch.set_num_threads(n_threads)
-    return llm
+    try:
+        return LLM(model=model_path, **options)
+    finally:
+        torch.set_num_threads = set_num_threads
+        torch.set_num_threads(n_threads)
 
 
 class VLLMEngine:
@@ -144,11 +148,12 @@ class VLLMEngine:
         self.stop_ids = list(stop_ids) or None
         options = llm_options(len(adapters), max_lora_rank, max_length, dtype, **options)
         gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
+        self.llm: Any = None
         self.thread = ThreadPoolExecutor(1, "vllm")
         if gpu is not None:  # a new thread starts on device 0, whatever its process trains on
             self._do(lambda: torch.cuda.set_device(gpu))
         try:
-            self.llm: Any = self._do(lambda: build_llm(model_path, options))
+            self._do(lambda: self._build(model_path, options))
         except ValueError as error:
             if "max_model_len" not in str(error):
                 raise
@@ -156,6 +161,10 @@ class VLLMEngine:
                 f"A prompt and its reply may have {max_length} tokens (`max_prompt_tokens` + `max_completion_length`), and {model_path!r} is made "
                 "for fewer (`max_position_embeddings` in its config.json). Lower `max_prompt_tokens`."
             ) from error
+
+    def _build(self, model_path: str, options: dict[str, Any]) -> None:
+        # Assigned and not returned: vLLM keeps the errors of optional imports with their frames, and so what the frames below hold.
+        self.llm = build_llm(model_path, options)
 
     def _do(self, work: Callable[[], T]) -> T:
         """Call `work` in the engine's thread."""
@@ -243,6 +252,9 @@ class VLLMEngine:
             self._do(self._shut_down)
             self.thread.shutdown()
         self.llm = None
+        if torch.cuda.is_available():
+            gc.collect()  # vLLM's model is in cycles, and its allocator takes no second one while the first is there
+            torch.cuda.empty_cache()
         self.running.clear()
         self.lora.clear()
 
