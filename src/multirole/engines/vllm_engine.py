@@ -76,9 +76,7 @@ def llm_options(
         "seed": 0,
         "dtype": str(dtype).removeprefix("torch."),
     }
-    if (
-        "LOCAL_RANK" in os.environ
-    ):  # a launcher's, which accelerate looks for too: each of our processes has its own engine
+    if "LOCAL_RANK" in os.environ:  # a launcher's, as accelerate decides; each of our processes has its own engine
         options["distributed_executor_backend"] = "external_launcher"
     if not torch.cuda.is_available():
         return options | {
@@ -198,8 +196,7 @@ class VLLMEngine:
             logprobs=0,  # of the sampled token only
             flat_logprobs=True,  # lists in place of a dict per token, which slow down the garbage collector
             stop_token_ids=self.stop_ids,
-            ignore_eos=self.stop_ids
-            is not None,  # or vLLM would add those of the folder, which the trainer's tokenizer may not have
+            ignore_eos=bool(self.stop_ids),  # or vLLM would add the folder's, which may not be the trainer's
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
