@@ -270,7 +270,8 @@ def vllm_engine(cell: Cell, launch: Launch, s: Shape, gpu_bytes: int) -> tuple[P
     """
     length, b = cell.max_prompt_tokens + cell.max_response_tokens, BYTES[dtype_of(cell)]
     row = b * s.kv_elements * length
-    slots = (len(adapter_names(cell.policy)) + 1) * s.adapter_parameters(cell.lora_rank)
+    of_ends = 2 * cell.lora_rank * (s.vocab + s.hidden)  # vLLM gives embeddings and head a place in every slot
+    slots = (len(adapter_names(cell.policy)) + 1) * (s.adapter_parameters(cell.lora_rank) + of_ends)
     weight_bytes = b * (s.parameters + slots)
     rows, tokens = launch.vllm_max_num_seqs or MAX_GRAPH_ROWS, launch.vllm_max_num_batched_tokens or STEP_TOKENS[1]
     work, share = VLLM_GRAPHS + vllm_work(s, rows, tokens), round(launch.vllm_memory * gpu_bytes)

@@ -92,6 +92,36 @@ def test_same_seeds_same_tokens_in_any_order_and_batch(engine, model, tokenizer)
     assert [d.token_ids for d in run_all(engine, other_seeds)] != expected
 
 
+def test_the_given_tokens_alone_end_a_reply(engine, model, tokenizer, monkeypatch):
+    """A trainer's tokenizer may have another end-of-turn token than the one in the base's folder."""
+    engine.publish(model, 0)
+    asked = make_requests(24, len(tokenizer), seed=5)
+    replies = [done.token_ids for done in run_all(engine, asked)]
+    folders, own = replies[0][0], next(ids[1] for ids in replies if len(ids) > 2 and ids[1] != replies[0][0])
+    monkeypatch.setattr(engine.llm.llm_engine.renderer, "get_eos_token_id", lambda: folders)
+    assert run_all(engine, asked[:1])[0].token_ids == [folders]
+    monkeypatch.setattr(engine, "stop_ids", [own])
+    for ids, done in zip(replies, run_all(engine, asked), strict=True):
+        assert done.token_ids == ids[: ids.index(own) + 1 if own in ids else None]
+        assert (done.finish_reason == "stop") == (done.token_ids[-1] == own)
+
+
+def test_an_adapter_of_modules_that_vllm_does_not_have_is_refused(engine, model, monkeypatch):
+    """vLLM loads it without a word, and samples from the base."""
+    real = vllm_engine.adapter_state
+
+    def renamed(*args):
+        return {name.replace(".model.layers.1.", ".model.other.layers.1."): t for name, t in real(*args).items()}
+
+    monkeypatch.setattr(vllm_engine, "adapter_state", renamed)
+    monkeypatch.setattr(engine, "lora", {})
+    with pytest.raises(
+        ValueError,
+        match=r"no module 'model.other.layers.1.mlp.down_proj', and 6 others, which the adapter 'generator' has",
+    ):
+        engine.publish(model, 0)
+
+
 def test_publish_while_running_is_refused(engine, model):
     engine.publish(model, 0)
     engine.add(0, Request([5, 6, 7], "generator", 0, 5, 1.0))

@@ -1,22 +1,25 @@
 """vLLM on CUDA, as far as it can be tested without a GPU: its settled configuration, the order of calls, its thread, and publishing."""
 
+import gc
 import json
 import os
 import subprocess
 import sys
 import threading
+import weakref
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from peft import LoraConfig
 from safetensors import safe_open
 from toy_qwen3 import adapter_of
 from trainers import build_model
 
 from multirole.core.engine import Request
 from multirole.engines import vllm_engine
-from multirole.engines.vllm_engine import VLLMEngine, folder_with_room, llm_options
+from multirole.engines.vllm_engine import VLLMEngine, check_class, checked_configs, folder_with_room, llm_options
 from multirole_study.experiment.base_models import locate
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.launch import Launch
@@ -65,6 +68,40 @@ def test_flat_logprobs_are_those_of_a_dict_per_token():
         vllm_engine._completion(SimpleNamespace(outputs=[best]))
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"lora_bias": True}, {"rank_pattern": {"q_proj": 2}}, {"bias": "all"}, {"use_dora": True}, {"modules_to_save": ["norm"]},
+        {"trainable_token_indices": [1]}, {"layer_replication": [[0, 2], [0, 2]]}, {"init_lora_weights": "pissa"},
+    ],
+    ids=lambda options: next(iter(options)),
+)  # fmt: skip
+def test_adapters_that_vllm_would_serve_in_part_are_refused(options):
+    """vLLM loads an adapter with `lora_bias` without a word, and samples without the bias."""
+    model = SimpleNamespace(peft_config={"a": LoraConfig(task_type="CAUSAL_LM", **options)})
+    with pytest.raises(ValueError, match=f"the `LoraConfig` has {next(iter(options))}=.*engine='generate'"):
+        checked_configs(model, ["a"])
+    model.peft_config["a"] = LoraConfig(use_rslora=True, init_lora_weights="gaussian")
+    assert checked_configs(model, ["a"]) == [model.peft_config["a"]]
+
+
+def test_a_language_model_that_vllm_serves_within_a_larger_one_is_refused(tmp_path):
+    """`AutoModelForCausalLM` takes Qwen3.5's language model out of the checkpoint, and names its modules differently."""
+    base = type("Qwen3_5ForCausalLM", (SimpleNamespace,), {})(name_or_path=str(tmp_path), config=SimpleNamespace())
+    trainer = SimpleNamespace(model_options={}, peft_model=SimpleNamespace(get_base_model=lambda: base))
+    config = {"architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5"}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(
+        ValueError, match=r"loaded as a Qwen3_5ForCausalLM, .*Load it as a Qwen3_5ForConditionalGeneration, or use"
+    ):
+        check_class(trainer)
+    for names in (["Qwen3_5ForCausalLM"], [], None):
+        (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": names}))
+        check_class(trainer)
+    base.name_or_path = ""
+    check_class(trainer)
+
+
 class FakeLLM:
     """Records the name and the thread of every call that VLLMEngine makes, and the files that are published."""
 
@@ -74,7 +111,7 @@ class FakeLLM:
         self.published: list[tuple[str, dict[str, torch.dtype], int]] = []
         self.llm_engine = SimpleNamespace(
             add_request=lambda *_, **__: self.note("generate"), add_lora=self.add_lora, step=self.step,
-            engine_core=SimpleNamespace(shutdown=lambda: self.note("shutdown")),
+            collective_rpc=lambda *_, **__: [[]], engine_core=SimpleNamespace(shutdown=lambda: self.note("shutdown")),
         )  # fmt: skip
 
     def note(self, name: str) -> None:
@@ -145,6 +182,35 @@ def test_one_thread_makes_every_call_in_the_recorded_order(fake, tokenizer, monk
     assert len(fake.threads) == 1 and threading.get_ident() not in fake.threads
     assert not [path for path, _, _ in fake.published if Path(path).exists()]
     assert len({path for path, _, _ in fake.published}) == 6, "a path used twice would be served from its cache"
+
+
+def test_a_closed_engine_is_collected(monkeypatch):
+    """vLLM's CUDA allocator refuses a second engine in a process while the first one's model is alive."""
+    kept = []
+
+    def build(model_path, options):
+        try:
+            raise ImportError("av")
+        except ImportError as error:
+            kept.append(error)  # as vLLM does, with the frames that called it
+        return FakeLLM()
+
+    monkeypatch.setattr(vllm_engine, "build_llm", build)
+    engine = VLLMEngine("unused", ["a"], 4, 64)
+    llm = weakref.ref(engine.llm)
+    engine.close()
+    gc.collect()
+    assert llm() is None
+
+
+def test_a_container_that_only_names_its_number_has_no_launcher(monkeypatch):
+    """Kubernetes' PyTorchJob sets WORLD_SIZE and RANK for one process, and vLLM's external launcher needs LOCAL_RANK."""
+    for name in ("WORLD_SIZE", "LOCAL_RANK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "1")
+    assert "distributed_executor_backend" not in llm_options(1, 8, 256, torch.float32)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    assert llm_options(1, 8, 256, torch.float32)["distributed_executor_backend"] == "external_launcher"
 
 
 def test_an_adapter_is_published_even_if_shared_memory_is_too_small(fake, monkeypatch, tmp_path):

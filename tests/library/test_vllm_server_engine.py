@@ -120,7 +120,7 @@ def test_a_request_samples_the_whole_distribution_whatever_the_servers_defaults_
     assert server.asked == [
         {
             "model": "multirole:aa:1:generator@0", "prompt": [5], "seed": 1, "max_tokens": 4, "temperature": 0.7,
-            "stop_token_ids": [7, 8], "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
+            "stop_token_ids": [7, 8], "ignore_eos": True, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
             "presence_penalty": 0.0, "frequency_penalty": 0.0, "watermarking": False, "n": 1, "stream": False,
             "logprobs": 0, "return_tokens_as_token_ids": True,
         }

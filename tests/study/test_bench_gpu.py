@@ -253,7 +253,7 @@ def test_the_rehearsal_runs_every_step(tmp_path):
     assert {name: step["status"] for name, step in done.items() if step["status"] != "done"} == {}
     assert set(done["iteration-1.7b"]["result"]["rows"][1]["peaks_gib"]) == {"rollout", "sleep", "update", "publish"}
     cycles = done["cycles-1.7b"]["result"]["rows"][1:]
-    assert [row["largest_gap"] < 1e-6 and row["equal_replies"] == 16 for row in cycles] == [
+    assert [row["largest_gap"] < 1e-6 and row["equal_replies"] == 24 for row in cycles] == [
         True,
         True,
         False,

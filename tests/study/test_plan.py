@@ -207,9 +207,13 @@ def test_vllm_batches_by_hand():
     """Qwen3-0.6B on 10 of 20 GiB: the work space of 16,384 tokens, 384 MiB, is less than a 20th of that."""
     cell = Cell("voting", "sp", scale="0.6b", n_problems=8, n_episodes=8)
     graphs, logits, step = GIB, 512 * 151_936 * 8, 16384 * 2 * 3 * (3072 + 1024)
-    held = 2 * (596_049_920 + 2 * 28 * 64 * 22_528)
+    held = 2 * (596_049_920 + 2 * 64 * (28 * 22_528 + 2 * (151_936 + 1024)))  # two slots, with embeddings and head
     room = (10 * GIB - held - graphs - logits - step) / (2 * 2 * 28 * 8 * 128)  # tokens, at 112 kB each
     asked, fitting = 8 * 8 * 3, int(room / (5120 / 4))
+    sizes = Launch(vllm_memory=0.5, vllm_max_num_seqs=512, vllm_max_num_batched_tokens=16384)
+    assert plan(cell, sizes, 20 * GIB).cache == pytest.approx(
+        room / (cell.max_prompt_tokens + cell.max_response_tokens)
+    )
     chosen = vllm_batch(cell, Launch(vllm_memory=0.5), 20 * GIB)
     assert chosen == {"vllm_max_num_seqs": min(asked, fitting) // 8 * 8, "vllm_max_num_batched_tokens": 16384}
     assert fitting < asked

@@ -11,6 +11,7 @@ LoRA slot (one slot is always spare), seeded requests crash with chunked prefill
 `torch.set_num_threads` (restored). Set OMP_NUM_THREADS=1 before Python starts.
 """
 
+import gc
 import os
 import shutil
 import tempfile
@@ -25,6 +26,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model_state_dict
 from safetensors.torch import save_file
 from torch import Tensor
+from transformers import PreTrainedConfig
 
 from multirole.core.distributed import full_tensor
 from multirole.core.engine import Completion, Request
@@ -39,6 +41,11 @@ LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """The values that vLLM accepts as max_lora_rank."""
 STARTS = (True, False, "gaussian", "orthogonal")
 """Values of `init_lora_weights` that leave the base as it is."""
+UNSERVED = (
+    "rank_pattern", "alpha_pattern", "lora_bias", "modules_to_save", "trainable_token_indices", "layer_replication", "use_dora",
+    "use_qalora", "use_bdlora", "arrow_config", "kasa_config", "monteclora_config",
+)  # fmt: skip
+"""Fields of a `LoraConfig` that change what an adapter computes and that vLLM ignores, such as `lora_bias`, or refuses when it loads one."""
 CPU_ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}  # GiB
 """What vLLM on a CPU is started with, where the environment does not say otherwise."""
 SHARED_MEMORY = Path("/dev/shm")
@@ -69,7 +76,7 @@ def llm_options(
         "seed": 0,
         "dtype": str(dtype).removeprefix("torch."),
     }
-    if "WORLD_SIZE" in os.environ:  # each of our processes has its own engine
+    if "LOCAL_RANK" in os.environ:  # a launcher's, as accelerate decides; each of our processes has its own engine
         options["distributed_executor_backend"] = "external_launcher"
     if not torch.cuda.is_available():
         return options | {
@@ -101,10 +108,11 @@ def build_llm(model_path: str, options: dict[str, Any]) -> "LLM":
             "'cpu' extra, or use engine='transformers'."
         ) from error
     set_num_threads, n_threads = torch.set_num_threads, torch.get_num_threads()
-    llm = LLM(model=model_path, **options)
-    torch.set_num_threads = set_num_threads
-    torch.set_num_threads(n_threads)
-    return llm
+    try:
+        return LLM(model=model_path, **options)
+    finally:
+        torch.set_num_threads = set_num_threads
+        torch.set_num_threads(n_threads)
 
 
 class VLLMEngine:
@@ -115,7 +123,7 @@ class VLLMEngine:
         adapters: the names that `publish` will find on the model, of rank at most `max_lora_rank`.
         max_length: the limit of prompt + max_tokens, in tokens.
         dtype: of base and adapters as vLLM serves them; on CUDA not float32.
-        stop_ids: tokens that end a completion, in addition to the tokenizer's end-of-turn token.
+        stop_ids: the tokens that end a completion; without any, those that the folder's tokenizer and generation config name.
         options: see `llm_options`.
 
     Create the accelerate state before this engine: in-process vLLM initialises torch.distributed itself.
@@ -138,11 +146,12 @@ class VLLMEngine:
         self.stop_ids = list(stop_ids) or None
         options = llm_options(len(adapters), max_lora_rank, max_length, dtype, **options)
         gpu = torch.cuda.current_device() if torch.cuda.is_available() else None
+        self.llm: Any = None
         self.thread = ThreadPoolExecutor(1, "vllm")
         if gpu is not None:  # a new thread starts on device 0, whatever its process trains on
             self._do(lambda: torch.cuda.set_device(gpu))
         try:
-            self.llm: Any = self._do(lambda: build_llm(model_path, options))
+            self._do(lambda: self._build(model_path, options))
         except ValueError as error:
             if "max_model_len" not in str(error):
                 raise
@@ -150,6 +159,10 @@ class VLLMEngine:
                 f"A prompt and its reply may have {max_length} tokens (`max_prompt_tokens` + `max_completion_length`), and {model_path!r} is made "
                 "for fewer (`max_position_embeddings` in its config.json). Lower `max_prompt_tokens`."
             ) from error
+
+    def _build(self, model_path: str, options: dict[str, Any]) -> None:
+        # Assigned and not returned: vLLM keeps the errors of optional imports with their frames, and so what the frames below hold.
+        self.llm = build_llm(model_path, options)
 
     def _do(self, work: Callable[[], T]) -> T:
         """Call `work` in the engine's thread."""
@@ -160,13 +173,14 @@ class VLLMEngine:
         """Return the engine of a trainer whose base model was loaded from a folder or from the Hub, and not changed since."""
         args, model = trainer.args, trainer.peft_model
         configs = checked_configs(model, trainer.adapters)
+        check_class(trainer)
         at_once = args.generation_batch_size // args.world_size * max(trainer.workflow.roles.values())
         return cls(
             base_source(model), trainer.adapters, max(config.r for config in configs),
             args.max_prompt_tokens + args.max_completion_length, served_dtype(trainer), trainer.eos_token_ids,
             gpu_memory_utilization=args.vllm_gpu_memory_utilization,
             max_num_seqs=min(args.vllm_max_num_seqs, at_once), max_num_batched_tokens=args.vllm_max_num_batched_tokens,
-            revision=trainer.model_options.get("revision") or base_revision(model), trust_remote_code=args.trust_remote_code,
+            revision=base_revision(trainer), trust_remote_code=args.trust_remote_code,
         )  # fmt: skip
 
     def add(self, key: int, request: Request) -> None:
@@ -182,6 +196,7 @@ class VLLMEngine:
             logprobs=0,  # of the sampled token only
             flat_logprobs=True,  # lists in place of a dict per token, which slow down the garbage collector
             stop_token_ids=self.stop_ids,
+            ignore_eos=bool(self.stop_ids),  # or vLLM would add the folder's, which may not be the trainer's
             detokenize=False,
             output_kind=RequestOutputKind.FINAL_ONLY,
         )
@@ -215,6 +230,10 @@ class VLLMEngine:
                 # Loaded in place once: a generation request with load_inplace would read the files at every step.
                 request = LoRARequest(f"{name}@{version}", slot, path, load_inplace=True)
                 self._do(partial(self.llm.llm_engine.add_lora, request))
+            if name not in self.lora:
+                check_modules(
+                    self._do(partial(self.llm.llm_engine.collective_rpc, ignored_modules, args=(slot,)))[0], name
+                )
             self.lora[name] = LoRARequest(f"{name}@{version}", slot, path)
 
     def sleep(self) -> None:
@@ -230,6 +249,9 @@ class VLLMEngine:
             self._do(self._shut_down)
             self.thread.shutdown()
         self.llm = None
+        if torch.cuda.is_available():
+            gc.collect()  # vLLM's model is in cycles, and its allocator takes no second one while the first is there
+            torch.cuda.empty_cache()
         self.running.clear()
         self.lora.clear()
 
@@ -251,12 +273,16 @@ def checked_configs(model: PeftModel, adapters: Sequence[str]) -> list[LoraConfi
     """Return the configurations of some adapters of `model`; ValueError where vLLM cannot serve one of them."""
     configs = [model.peft_config[name] for name in adapters]
     if not all(isinstance(config, LoraConfig) for config in configs):
-        raise ValueError("vLLM serves LoRA adapters only. Pass a `LoraConfig`, or use engine='transformers'.")
-    if any(config.rank_pattern or config.alpha_pattern or config.init_lora_weights not in STARTS for config in configs):
-        raise ValueError(
-            "vLLM serves adapters of one rank and scaling on the unchanged base, but the `LoraConfig` has a `rank_pattern`, an "
-            "`alpha_pattern` or an `init_lora_weights` that changes the base. Leave them out, or use engine='transformers'."
-        )
+        raise ValueError("vLLM serves LoRA adapters only. Pass a `LoraConfig`, or use engine='generate'.")
+    for config in configs:
+        found = [name for name in UNSERVED if getattr(config, name, None)]
+        found += ["bias"] * (config.bias != "none") + ["init_lora_weights"] * (config.init_lora_weights not in STARTS)
+        if found:
+            values = ", ".join(f"{name}={getattr(config, name)!r}" for name in found)
+            raise ValueError(
+                "vLLM serves adapters of two matrices per layer, with one rank and scaling, on the unchanged base, and the `LoraConfig` has "
+                f"{values}. Leave it out, or use engine='generate'."
+            )
     return configs
 
 
@@ -281,9 +307,49 @@ def base_source(model: PeftModel) -> str:
     )
 
 
-def base_revision(model: PeftModel) -> str | None:
-    """Return the commit on the Hub that the base model was loaded from; None for a folder."""
-    return getattr(model.get_base_model().config, "_commit_hash", None)
+def base_revision(trainer: Trainer) -> str | None:
+    """Return the revision on the Hub that the base model was loaded from; None for a folder."""
+    return trainer.model_options.get("revision") or getattr(
+        trainer.peft_model.get_base_model().config, "_commit_hash", None
+    )
+
+
+def check_class(trainer: Trainer) -> None:
+    """Raise ValueError for a language model that was taken out of a larger one, such as Qwen3.5's by `AutoModelForCausalLM`.
+
+    vLLM serves the larger model, whose modules have other names, and ignores adapters of modules that it does not have.
+    """
+    base = trainer.peft_model.get_base_model()
+    if not base.name_or_path:  # built in memory
+        return
+    config, _ = PreTrainedConfig.get_config_dict(base.name_or_path, revision=base_revision(trainer))
+    loaded = type(base).__name__
+    stored = (config.get("architectures") or [loaded])[0]
+    if stored.endswith("ForConditionalGeneration") and loaded != stored:
+        raise ValueError(
+            f"vLLM serves {base.name_or_path!r} as the {stored} of its config.json, and `model` was loaded as a {loaded}, whose modules have "
+            f"other names, so that vLLM would ignore the adapters. Load it as a {stored}, or use engine='generate'."
+        )
+
+
+def ignored_modules(worker: Any, slot: int) -> list[str]:
+    """Return the modules of a loaded adapter that vLLM's model does not have, which vLLM says nothing about. Runs in vLLM's worker.
+
+    Without those of an image encoder, which a text does not pass, and of experts, which vLLM renames.
+    """
+    manager = worker.model_runner.lora_manager._adapter_manager
+    others = (*manager.mm_mapping.tower_model, *manager.mm_mapping.connector) if manager.supports_mm else ()
+    names = manager.get_adapter(slot).loras.keys() - manager.modules.keys()
+    return sorted(name for name in names if not name.startswith(others) and ".experts" not in name)
+
+
+def check_modules(ignored: list[str], adapter: str) -> None:
+    """Raise ValueError if vLLM ignores modules of an adapter."""
+    if ignored:
+        raise ValueError(
+            f"vLLM's model has no module {ignored[0]!r}, and {len(ignored) - 1} others, which the adapter {adapter!r} has, and would sample "
+            "without them. Leave them out of `target_modules`, or use engine='generate'."
+        )
 
 
 def served_dtype(trainer: Trainer) -> torch.dtype:

@@ -249,7 +249,7 @@ def completion_body(
     """Return a call of `/v1/completions` that samples from the whole distribution, whatever the server's defaults are."""
     return {
         "model": model, "prompt": prompt_ids, "seed": seed % 2**63, "max_tokens": max_tokens, "temperature": temperature,
-        "stop_token_ids": stop_token_ids, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
+        "stop_token_ids": stop_token_ids, "ignore_eos": bool(stop_token_ids), "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
         "presence_penalty": 0.0, "frequency_penalty": 0.0, "watermarking": False, "n": 1, "stream": False,
         "logprobs": 0, "return_tokens_as_token_ids": True,
     }  # fmt: skip

@@ -45,6 +45,7 @@ from multirole.engines import check_idle, check_request
 from multirole.engines.vllm_engine import (
     adapter_state,
     base_source,
+    check_class,
     checked_configs,
     folder_with_room,
     save_adapter,
@@ -108,7 +109,7 @@ class VLLMServerEngine:
         max_length: the limit of prompt + max_tokens, in tokens.
         options: how the servers are reached.
         dtype: of the adapters' files.
-        stop_ids: tokens that end a completion, in addition to the tokenizer's end-of-turn token.
+        stop_ids: the tokens that end a completion; without any, those that the server's tokenizer and generation config name.
         run: tells this run's adapters from those of others.
 
     Raises, before anything is sampled: ServerLost where a server does not answer, ServerUnfit where one has another version of vLLM,
@@ -155,6 +156,7 @@ class VLLMServerEngine:
         """Return the engine of a trainer, with its adapters published, so that a rank or path that a server refuses fails now."""
         args, model = trainer.args, trainer.peft_model
         checked_configs(model, trainer.adapters)
+        check_class(trainer)
         options = ServerOptions(
             args.vllm_server_model or base_source(model), args.vllm_server_timeout,
             args.vllm_server_request_timeout, args.vllm_server_max_retries, args.vllm_server_adapter_dir,
