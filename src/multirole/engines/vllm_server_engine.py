@@ -87,7 +87,7 @@ class ServerOptions(NamedTuple):
         adapter_dir: where adapters are written, under a path that the servers have too; None is a folder of this machine.
         copy_command: brings that folder to a server: a command with `{folder}` and `{host}`; None where they share it.
         evict: whether adapters of other runs are unloaded at the start; otherwise they are refused.
-        max_requests: largest number of requests that are sent to one server at once.
+        max_requests: largest number of requests in flight per server, summed over the servers.
     """
 
     model: str

@@ -126,19 +126,21 @@ def _train(cell: Cell, launch: Launch, folder: Path, stop: Stop, callbacks: list
         trainer.args.eval_on_start = checkpoint is None  # inside train(), where FSDP2 has sharded and placed the model
         if is_verbose and checkpoint is None:
             say(f"  validating on {len(validation)} problems before the first iteration ...")
-        trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
-        stop.end()
-        if not gather_objects(any(row["step"] == cell.iterations for row in recorder.tables["eval"]))[0]:
-            trainer.evaluate()
-    except FloatingPointError as error:  # a result, not a failure: a resumed run would diverge again
-        outcome = {"state": "diverged", "iteration": trainer.state.global_step + 1, "reason": str(error)}
-        logger.warning("%s The run ends as diverged.", error)
+        try:
+            trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            stop.end()
+            if not gather_objects(any(row["step"] == cell.iterations for row in recorder.tables["eval"]))[0]:
+                trainer.evaluate()
+        except FloatingPointError as error:  # a result, not a failure: a resumed run would diverge again
+            outcome = {"state": "diverged", "iteration": trainer.state.global_step + 1, "reason": str(error)}
+            logger.warning("%s The run ends as diverged.", error)
+        if is_main:
+            recorder.finish(outcome)
     except EngineError as error:
         raise UnfinishedRun(error) from error
     finally:
-        trainer.engine.close()
+        trainer.engine.close()  # last, since an allocator may crash in it
     if is_main:
-        recorder.finish(outcome)
         conclude(folder, f"diverged in iteration {outcome['iteration']}" if outcome else "is finished")
     processes().wait_for_everyone()
 
