@@ -3,12 +3,15 @@
 A checkpoint belongs to a run if it holds the run's adapters and, if it records a policy map, the run's map.
 """
 
+import functools
 import json
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from peft import PeftModel
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import get_last_checkpoint
@@ -65,6 +68,20 @@ def saved_policy(folder: Path) -> dict[str, str] | None:
         return None
     record = json.loads(file.read_text())["stateful_callbacks"].get(PolicyMap.__name__)
     return record and record["args"]["policy"]
+
+
+@contextmanager
+def loading_on_host(model: PeftModel) -> Iterator[None]:
+    """Context manager: `model.load_adapter` reads files into host memory.
+
+    Its default device is "cuda", which safetensors takes for the first GPU, whichever this process uses: every process of a node would
+    keep a CUDA context there.
+    """
+    model.load_adapter = functools.partial(model.load_adapter, torch_device="cpu")
+    try:
+        yield
+    finally:
+        del model.load_adapter
 
 
 def copy_adapters(checkpoint: Path, target: Path, adapters: Iterable[str]) -> None:

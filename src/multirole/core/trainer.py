@@ -38,7 +38,7 @@ from multirole.core.advantages import groups_of_equal_rewards
 from multirole.core.ahead import RolloutsAhead, check_staleness, staleness_metrics
 from multirole.core.arguments import check_arguments, check_processes, kl_weights, named_adapters, use_one_gpu
 from multirole.core.chat import Renderer, chat_template, check_chats
-from multirole.core.checkpoints import PolicyMap, check_checkpoint, copy_adapters, resume_argument
+from multirole.core.checkpoints import PolicyMap, check_checkpoint, copy_adapters, loading_on_host, resume_argument
 from multirole.core.completions_table import evaluation_logs, save_separately
 from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.distributed import (
@@ -851,7 +851,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         adapters = set(self.peft_model.peft_config)
         check_checkpoint(Path(resume_from_checkpoint), self.policy, adapters, self.is_sharded)
-        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        with loading_on_host(self.peft_model):
+            super()._load_from_checkpoint(resume_from_checkpoint, model)
         self._published = -1
 
     def _load_best_model(self) -> None:
