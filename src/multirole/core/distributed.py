@@ -120,6 +120,13 @@ def keep_float32(accelerator: Accelerator) -> None:
         accelerator.state.fsdp_plugin.mixed_precision_policy = policy
 
 
+def save_every_adapter(accelerator: Accelerator) -> None:
+    """Make FSDP2's checkpoints hold all adapters: those in shards, accelerate's default with FSDP2, hold the active one alone."""
+    plugin = accelerator.state.fsdp_plugin
+    plugin.state_dict_config = plugin.optim_state_dict_config = None  # of shards, perhaps
+    plugin.set_state_dict_type("FULL_STATE_DICT")
+
+
 @contextmanager
 def local_metrics(accelerator: Accelerator) -> Iterator[None]:
     """Context manager: keep TRL from gathering metrics, which it does on every micro-batch and needs equal shapes for."""

@@ -49,6 +49,7 @@ from multirole.core.distributed import (
     local_metrics,
     own_share,
     processes,
+    save_every_adapter,
 )
 from multirole.core.engine import Engine, EngineError, RequestRefused, Sampling
 from multirole.core.entropy import by_adapter, next_coef, step_entropy, value_of, with_value
@@ -294,6 +295,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         check_launch(self.accelerator, self.is_sharded, self.is_deepspeed_enabled)
         if self.is_sharded:
             keep_float32(self.accelerator)
+            save_every_adapter(self.accelerator)
         is_anchored = has_initial_adapters and any(self.role_betas.values())
         self.reference = Reference.before_training(
             self.peft_model, self.adapters if is_anchored else [], self.is_sharded
