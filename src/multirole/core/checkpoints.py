@@ -16,6 +16,9 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import get_last_checkpoint
 
+OF_WHOLE, OF_SHARDED = "optimizer.pt", "pytorch_model_fsdp*"
+"""Files of a checkpoint whose model was whole in each process, and of one whose model FSDP2 had sharded."""
+
 
 class PolicyMap(TrainerCallback, ExportableState):
     """Callback that saves the policy map in the `trainer_state.json` of every checkpoint."""
@@ -34,7 +37,7 @@ def check_checkpoint(folder: Path, policy: dict[str, str], model_adapters: set[s
         folder: the checkpoint.
         policy: role -> adapter of the run that resumes.
         model_adapters: all adapters of its model, which may hold more than it trains.
-        is_sharded: FSDP2, whose checkpoints may hold shards of the whole model instead of adapters.
+        is_sharded: FSDP2 shards the model. Its checkpoints hold adapters and moments in files of their own.
     """
     if not folder.is_dir():
         raise ValueError(
@@ -43,8 +46,11 @@ def check_checkpoint(folder: Path, policy: dict[str, str], model_adapters: set[s
     saved = {path.parent.name for path in folder.glob("*/adapter_config.json")}
     if (folder / "adapter_config.json").exists():
         saved.add("default")
-    if not saved and is_sharded:
-        return
+    if any(folder.glob(OF_WHOLE if is_sharded else OF_SHARDED)):
+        was, now = ("without", "with") if is_sharded else ("with", "without")
+        raise ValueError(
+            f"{folder} was saved {was} FSDP2, and this run is {now} it. Resume it as it was trained; the number of processes may change."
+        )
     adapters = set(policy.values())
     if not saved and (inside := get_last_checkpoint(str(folder))):
         raise ValueError(
