@@ -28,11 +28,11 @@ def evaluation_logs(
 
 @contextmanager
 def save_separately(folder: Path, step: int, prefix: str) -> Iterator[None]:
-    """Context manager: save TRL's table under the evaluation's name, without overwriting the training table of the same step."""
+    """Context manager of the first process: save TRL's table under the evaluation's name, without overwriting the training table of the step."""
     table = folder / f"completions_{step:05d}.parquet"
     trained = table.read_bytes() if table.exists() else None
     yield
-    if table.exists():  # only the first process saves it
+    if table.exists():
         os.replace(table, folder / f"{prefix}_completions_{step:05d}.parquet")
         if trained is not None:
             table.write_bytes(trained)

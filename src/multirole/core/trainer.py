@@ -20,7 +20,7 @@ import time
 import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -779,7 +779,9 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             return
         prefix, table = evaluated
         trained, self._logs = self._logs, table
-        with save_separately(Path(self.args.output_dir) / "completions", self.state.global_step, prefix):
+        folder = Path(self.args.output_dir) / "completions"
+        is_main = self.accelerator.is_main_process  # the others save nothing, and must not move what it has saved
+        with save_separately(folder, self.state.global_step, prefix) if is_main else nullcontext():
             super().log(logs, start_time)
         self._logs = trained
 
