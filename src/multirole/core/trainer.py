@@ -239,6 +239,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         peft_model = with_adapters(model, peft_config, self.adapters, args)
         check_head_cast(peft_model, args)
         if args.device.type == "cpu":
+            # transformers' is "cpu:0" where there are several processes, and torch loads no optimizer to that
+            args.__dict__["_setup_devices"] = torch.device("cpu")
             use_fitting_threads(sum(p.numel() for p in peft_model.parameters()))
         self.model_options = {}
         if isinstance(model, str):

@@ -274,6 +274,4 @@ def make_trainer(
     trainer.saved_dtype = getattr(torch, dtype_of(cell))  # evaluations serve adapters in the base's dtype anyway
     trainer.recorder = recorder
     trainer.remove_callback(PrinterCallback)
-    if not torch.cuda.is_available():  # transformers would move the optimizer to "cpu:0"
-        trainer.args.__dict__["_setup_devices"] = torch.device("cpu")
     return trainer
