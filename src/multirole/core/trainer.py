@@ -330,6 +330,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             args.max_turns, args.turn_seeds, args.max_failed_episodes, self._end_episode, args.strip_thoughts,
             n_embeddings=len(self.peft_model.get_input_embeddings().weight),
         )  # fmt: skip
+        self._weight_sums.warns = self.accelerator.is_main_process
         self.ahead: RolloutsAhead | None = None
         if args.max_staleness:
             self.peft_model.set_requires_grad(self.adapters, True)
