@@ -36,7 +36,8 @@ def score_rows(
                         logps, entropies = passes.score(ids, mask, batch["completion_ids"].size(1))  # (N, C)
                     values_N = logps if quantity == "logprobs" else entropies
                     for row, values in zip(micro.rows, values_N, strict=True):
-                        computed[place[id(row)]] = values[: len(row.turn.completion_ids)].cpu()
+                        # a copy on a CPU, too: to gather a view, pickle would send the whole batch for each of its rows
+                        computed[place[id(row)]] = values[: len(row.turn.completion_ids)].to("cpu", copy=True)
     passes.model.set_requires_grad(passes.adapters, True)
     gathered = {i: values for part in gather_objects(computed) for i, values in part.items()}
     return [gathered[i] for i in range(len(rows))]
