@@ -13,6 +13,7 @@ from typing import Any
 
 import pandas as pd
 
+from multirole.core.distributed import gather_objects
 from multirole.core.hooks import MultiRoleCallback, Trainer
 from multirole.core.types import Episode, Structure, structure_of
 from multirole.diagnostics.turn_grading import Scorer, grade
@@ -107,7 +108,7 @@ def _share(part: pd.DataFrame) -> pd.Series:
 class SkillWatch(MultiRoleCallback):
     """Callback that measures every role's skill at each evaluation: `rows`, and `<prefix>_<role>_<measure>` in the evaluation's metrics.
 
-    Only the first process measures. `scorer` grades the solvers' turns.
+    The first process measures, for all. `scorer` grades the solvers' turns.
     """
 
     def __init__(self, scorer: Scorer) -> None:
@@ -117,10 +118,12 @@ class SkillWatch(MultiRoleCallback):
     def on_episodes_evaluated(
         self, trainer: Trainer, episodes: list[Episode], metrics: dict[str, float], prefix: str
     ) -> None:
+        rows: list[dict[str, Any]] = []
         if trainer.is_world_process_zero():
             structure = structure_of(trainer.workflow)
             solvers = [role for role, duty in structure.duties.items() if duty.kind == "solves"]
             grade(episodes[:MAX_GRADED_EPISODES], solvers, self.scorer)
-            self.rows = role_skills(frame_of(episodes[:MAX_GRADED_EPISODES]), structure)
-            metrics |= {f"{prefix}_{row['role'] or 'workflow'}_{row['measure']}": row["skill"] for row in self.rows
-                        if row["measure"] != "workflow" and row["skill"] == row["skill"]}  # fmt: skip
+            rows = role_skills(frame_of(episodes[:MAX_GRADED_EPISODES]), structure)
+        self.rows = gather_objects(rows)[0]  # each process chooses its best checkpoint by its own `metrics`
+        metrics |= {f"{prefix}_{row['role'] or 'workflow'}_{row['measure']}": row["skill"] for row in self.rows
+                    if row["measure"] != "workflow" and row["skill"] == row["skill"]}  # fmt: skip
