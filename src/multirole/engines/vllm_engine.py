@@ -222,9 +222,10 @@ class VLLMEngine:
         if self.is_asleep:
             self._do(lambda: self.llm.wake_up())
             self.is_asleep = False
+        n_writing = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))  # a launcher's processes on this machine, all at once
         for slot, name in enumerate(self.adapters, 1):
             state = adapter_state(model, name, self.dtype)
-            folder = folder_with_room(sum(tensor.nbytes for tensor in state.values()))
+            folder = folder_with_room(n_writing * sum(tensor.nbytes for tensor in state.values()))
             with tempfile.TemporaryDirectory(prefix=f"multirole-{name}-{version}-", dir=folder) as path:
                 save_adapter(state, model.peft_config[name], Path(path))
                 # Loaded in place once: a generation request with load_inplace would read the files at every step.
