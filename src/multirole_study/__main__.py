@@ -72,7 +72,7 @@ def train(argv: list[str]) -> int:
 
     with user_errors():
         n = processes().num_processes  # under a launcher the user plans memory and disk
-        launch = planner.settled(cell, launch.replace(n_processes=n)) if is_launched() else planner.check(cell, launch)
+        launch = planner.settled(cell, launch.by_launcher(n)) if is_launched() else planner.check(cell, launch)
     try:
         folder = run_cell(cell, launch)
     except NotWritten as error:  # its text says what to do

@@ -61,6 +61,15 @@ class Launch(Settings):
                 f"got {n_problems}."
             )
 
+    def by_launcher(self, n_processes: int) -> "Launch":
+        """Return the options of a run as `n_processes` that a launcher has started. Raises ValueError if another number is wanted."""
+        if self.n_processes not in (1, n_processes):
+            raise ValueError(
+                f"`n_processes` is {self.n_processes}, and a launcher has started {n_processes}, by the variable WORLD_SIZE. Leave `n_processes` "
+                "out, or unset WORLD_SIZE if no launcher was meant: some schedulers set it."
+            )
+        return self.replace(n_processes=n_processes)
+
     def check_engine(self, engine: str) -> None:
         """Raise ValueError for options of vLLM's servers with another engine, where they would do nothing."""
         for name, value in self.vllm_servers().items():

@@ -76,7 +76,7 @@ def run_cell(
                     conclude(folder, "is already finished")
                 return folder
             if is_launched():
-                launch = launch.replace(n_processes=processes().num_processes)
+                launch = launch.by_launcher(processes().num_processes)
             launch.check_processes(launch.n_processes, cell.n_problems)
             preflight(cell, launch)
         if launch.n_processes > 1 and not is_launched():
