@@ -70,7 +70,7 @@ def run_cell(
             if is_main:
                 stack.enter_context(open_folder(folder, cell.to_dict()))
             processes().wait_for_everyone()
-            if is_done(folder):
+            if gather_objects(is_main and is_done(folder))[0]:  # other nodes may see its files later
                 if is_main:
                     check_inputs(folder, cell)
                     conclude(folder, "is already finished")
@@ -118,7 +118,7 @@ def _train(cell: Cell, launch: Launch, folder: Path, stop: Stop, callbacks: list
         is_verbose = is_main and not is_tiny(cell.scale)
         with announced("loading the model and the rollout engine", is_verbose):
             trainer = make_trainer(
-                cell, str(staging(folder)), launch, [stop, *(callbacks if is_main else [])], recorder if is_main else None,
+                cell, str(staging(folder)), launch, [stop, *callbacks], recorder if is_main else None,
                 problems=(train, validation),
             )  # fmt: skip
     try:
@@ -128,6 +128,7 @@ def _train(cell: Cell, launch: Launch, folder: Path, stop: Stop, callbacks: list
             say(f"  validating on {len(validation)} problems before the first iteration ...")
         try:
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
+            processes().wait_for_everyone()  # a launcher ends the first as soon as another has stopped
             stop.end()
             if not gather_objects(any(row["step"] == cell.iterations for row in recorder.tables["eval"]))[0]:
                 trainer.evaluate()
