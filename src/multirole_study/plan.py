@@ -148,6 +148,9 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
     is_merged = dtype_of(cell) == "float32" and shards == 1
     joined = (not is_merged and shards == 1) * 2 * s.layers * sum((a + cell.lora_rank) * b for a, b in s.linear_sizes)
     gradients = (n_parts(cell) + (not is_merged)) * adapter_bytes // len(names)  # by part, and the accumulated gradient
+    buckets = (
+        on_gpu and n > 1 and shards == 1
+    ) * adapter_bytes  # accelerate wraps the model in DDP, which is not called
     rank, lengths = "lower lora_rank", "lower max_prompt_tokens or max_response_tokens"
     split = "write sharding='fsdp2' and a larger n_processes" if on_gpu else "use a smaller model"
     parts = [
@@ -156,6 +159,7 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
         Part("adapters, float32", adapter_bytes, adapter_bytes, rank),
         Part("AdamW moments, float32", 2 * adapter_bytes, 2 * adapter_bytes, rank),
         Part("gradients, float32", 0, gradients, rank),
+        Part("buckets of DDP, float32", buckets, buckets, rank),
         Part("layers with the adapter merged", 0, is_merged * 4 * s.layers * s.linear, split),
         Part("layers with the adapter joined", 0, joined, split),
         Part(

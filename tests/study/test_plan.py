@@ -107,6 +107,9 @@ def test_sharding_divides_the_base_and_not_the_activations():
     base, act = "frozen base, bfloat16", "activations of 40960 tokens"
     assert shards[base][1] == whole[base][1] // 2 and shards[act] == whole[act]
     assert whole[base][1] == 2 * 4_022_468_096  # Qwen3-4B
+    buckets = "buckets of DDP, float32"
+    assert whole[buckets] == whole["adapters, float32"]
+    assert not {buckets} & {*shards, *by_name(plan(cell, Launch(), 24 * GIB))}
 
 
 def test_the_sleeping_engine_and_the_activations_do_not_add_up():
