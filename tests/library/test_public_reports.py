@@ -144,7 +144,7 @@ def test_epochs_follow_rows_that_are_replaced(build):
 
 def test_a_number_of_whole_epochs_is_not_rounded_up():
     """27 iterations of 7 problems over 3 rows: 27 * (7 / 3) is more than 63 in floating point."""
-    trainer = SimpleNamespace(args=SimpleNamespace(n_problems=7), rows=range(3))
+    trainer = SimpleNamespace(args=SimpleNamespace(n_problems=7), train_rows=range(3))
     state = TrainerState(max_steps=27, global_step=27)
     EpochCount(trainer).on_train_begin(None, state, None)
     assert (state.num_train_epochs, state.epoch) == (63, 63.0)
