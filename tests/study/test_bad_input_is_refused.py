@@ -11,8 +11,8 @@ import pytest
 from bad_inputs import END, START, table
 from trainers import slow_but
 
-from multirole_study.experiment.cell import Cell
-from multirole_study.experiment.evaluation import evaluation_parameters
+from multirole_study.experiment.cell import EVALUATION_NAMES, Cell
+from multirole_study.experiment.evaluation import Evaluation, evaluation_parameters
 from multirole_study.experiment.launch import Launch
 from multirole_study.experiment.run_folder import differing_options, folder_of, open_folder
 from multirole_study.experiment.settings import UserError
@@ -71,6 +71,15 @@ def test_a_misspelt_notebook_parameter_is_refused_and_never_ignored():
         with pytest.raises(UserError, match=name):
             Cell.from_parameters(good | {name: value})
     assert Cell.from_parameters({}) == (Cell("voting", "sp"), Launch())  # Run All
+
+
+def test_a_parameter_of_evaluations_is_not_taken_for_a_misspelt_one_of_training():
+    assert {*EVALUATION_NAMES, "cell"} == set(Evaluation.model_fields)
+    for name in EVALUATION_NAMES:
+        with pytest.raises(
+            UserError, match=f"`{name}` is not a known parameter of a training, .* `multirole evaluate`"
+        ):
+            Cell.from_parameters({name: "base"})
 
 
 def test_a_presets_warm_up_may_be_longer_than_a_trial():

@@ -51,6 +51,8 @@ GYM_TRAIN, GYM_VALIDATION = 8192, 256
 """Number of reasoning-gym problems at the paper's scales."""
 COORDINATES = ("workflow", "policy", "task", "scale", "seed", "preset")
 """The settings that place a cell in the matrix."""
+EVALUATION_NAMES = ("adapters", "checkpoints", "n_rollouts")
+"""The parameters that an evaluation has and a training lacks."""
 IPYTHON_NAMES = re.compile(r"In|Out|_+|_i+|_i?\d+|_[dio]h|_exit_code|__\w+__")
 """Names that IPython adds to a notebook's globals."""
 
@@ -397,6 +399,11 @@ class Cell(Settings):
         values = {name: v for name, v in values.items() if isinstance(v, plain) and not IPYTHON_NAMES.fullmatch(name)}
         known = [parameter.name for parameter in cell_parameters()]
         for name in values:
+            if name in EVALUATION_NAMES and not others:
+                raise ValueError(
+                    f"`{name}` is not a known parameter of a training, but of an evaluation. Leave it out, or evaluate the trained cell "
+                    "with `multirole evaluate` or notebooks/eval_cell.ipynb."
+                )
             if name not in known and name not in TRL_NAMES:
                 raise ValueError(unknown_name(name, [*others, *known]))
         values = {"workflow": "voting", "policy": "sp"} | with_cell_names(values)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from multirole.core.types import structure_of
-from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.cell import EVALUATION_NAMES, Cell
 from multirole_study.experiment.launch import Launch
 from multirole_study.experiment.run_folder import folder_of, is_done, saved_steps
 from multirole_study.experiment.settings import Parameter, Settings, option, parameters, user_errors
@@ -65,9 +65,9 @@ class Evaluation(Settings):
     @user_errors()
     def from_parameters(cls, values: dict[str, Any]) -> "tuple[Evaluation, Launch]":
         """Build an evaluation and its launch options from a notebook's `globals()`; see `Cell.from_parameters`."""
-        names = [name for name in cls.model_fields if name != "cell"]
-        options = {name: values[name] for name in names if name in values}
-        cell, launch = Cell.from_parameters({k: v for k, v in values.items() if k not in options}, others=names)
+        options = {name: values[name] for name in EVALUATION_NAMES if name in values}
+        rest = {name: value for name, value in values.items() if name not in options}
+        cell, launch = Cell.from_parameters(rest, others=EVALUATION_NAMES)
         if launch.n_processes > 1:
             raise ValueError(
                 f"`n_processes` must be 1 for an evaluation, which runs on one GPU, got {launch.n_processes}."
