@@ -10,6 +10,13 @@ from multirole_study.paper.rate_study import RateStudy
 STUDIES = (Study, ClockStudy, RateStudy)
 """The kinds of declarations that have a record of their own."""
 
+EXAMPLES = {
+    "clock": ("study_clock.yaml", "results/clock/tiny-r"),
+    "leaderboard": ("study_credit.yaml", "results/credit/tiny-r"),
+    "rates": ("study_rates.yaml", "runs/rates/tiny-r"),
+}
+"""Command -> the file that declares its study, and a folder of such runs."""
+
 
 def declare(grid: Grid, fields: dict[str, object]) -> Declaration:
     """Create what a study file declares, from its fields besides the grid; the grid alone if there are none."""
@@ -27,11 +34,12 @@ def copy_declaration(source: Path, target: Path) -> None:
 
 def read_declaration(folder: str | Path, command: str) -> Declaration:
     """Read the study of a results folder whose tables `multirole <command>` builds. Raises ValueError if none is recorded."""
+    study_file, example = EXAMPLES[command]
     for kind in STUDIES:
         study = kind.read(folder)
         if study is not None and study.command == command:
             return study
     raise ValueError(
         f"{folder} records no study for `multirole {command}`, so it is not known which runs belong to it. Pass a folder such as "
-        "results/clock/tiny-r. The first lines of study_clock.yaml, study_credit.yaml and study_rates.yaml say how to train one."
+        f"{example}. The first lines of {study_file} say how to train its runs."
     )
