@@ -313,7 +313,7 @@ def pack(argv: list[str]) -> int:
     parser.add_argument("folder", type=Path, help="<results_dir>/<scale>, which receives the packed tables")
     runs_help = "folder that contains the runs (default: the same folder)"
     parser.add_argument("--runs", type=Path, metavar="FOLDER", help=runs_help)
-    only = "add only what `multirole signal`, `credit` and `role_value` measured, without the runs"
+    only = "add what `multirole signal`, `credit` and `role_value` measured, and no runs; without this option only runs are added"
     parser.add_argument("--measurements", action="store_true", help=only)
     options = parser.parse_args(argv)
     folder = options.folder
@@ -335,7 +335,10 @@ def pack(argv: list[str]) -> int:
         added, packed = packing.pack(folder, options.runs, detailed(folder)), packing.index(folder)
     if packed.empty:
         raise UserError(f"{folder} holds no finished run. Give the folder of a scale, such as runs/tiny-r.")
-    sys.stdout.write("\n".join([*added, f"packed {len(added)} runs and evaluations; {folder} holds {len(packed)}\n"]))
+    lines = [*added, f"packed {len(added)} runs and evaluations; {folder} holds {len(packed)}"]
+    if measured := [name for name in packing.MEASUREMENTS if any((options.runs or folder).glob(f"*/{name}.parquet"))]:
+        lines.append(f"The runs' {', '.join(measured)} are packed with --measurements.")
+    sys.stdout.write("\n".join([*lines, ""]))
     return 0
 
 
