@@ -73,6 +73,12 @@ def test_a_misspelt_notebook_parameter_is_refused_and_never_ignored():
     assert Cell.from_parameters({}) == (Cell("voting", "sp"), Launch())  # Run All
 
 
+def test_data_beside_rows_of_ones_own_is_refused_with_one_advice():
+    with pytest.raises(ValueError, match="has its own rows. Leave `data` out.") as error:
+        Cell("voting", "sp", f"{ROOT}/examples/debate.py:task", data="rows.jsonl")
+    assert "scale=" not in str(error.value)
+
+
 def test_a_parameter_of_evaluations_is_not_taken_for_a_misspelt_one_of_training():
     assert {*EVALUATION_NAMES, "cell"} == set(Evaluation.model_fields)
     for name in EVALUATION_NAMES:

@@ -262,15 +262,15 @@ class Cell(Settings):
                 f"`credit={self.credit!r}` decides what is compared, so `advantage_group` must be 'episode', got {self.advantage_group!r}."
             )
         for name, path in (("model", self.model), ("data", self.data)):
-            if path is not None and name == "data" and (is_small(self.scale) or self._gym):
+            if path is not None and name == "data" and self._task is not None:
+                yield "`data` replaces the rows of task='math' or 'code', but a user-supplied task has its own rows. Leave `data` out."
+            elif path is not None and name == "data" and (is_small(self.scale) or self._gym):
                 yield f"`data` replaces the rows of task='math' or 'code' at a paper scale and cannot be used here; got {path!r}. Write scale='0.6b'."
             elif name == "model" and path in OTHER_BASES:
                 if not is_tiny(self.scale) or self.task == "code":
                     yield f"`model={path!r}` is a base for scale='tiny-r' and task='math', got scale={self.scale!r} and task={self.task_label!r}. Leave `model` out."
             elif path is not None and not (path and Path(path).expanduser().exists()):
                 yield f"`{name}` must be an existing local path, got {path!r}{looked_in(path)}. Leave it out for the pinned download."
-        if self._task is not None and self.data is not None:
-            yield "`data` replaces the rows of task='math' or 'code', but a user-supplied task has its own rows. Leave `data` out."
 
     # ---- workflow, task and policy
 
