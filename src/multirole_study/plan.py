@@ -476,4 +476,4 @@ def report(memory_plan: Plan, launch: Launch) -> str:
         lines.append(f"vLLM runs {rows_at_once} requests at once. A step has {step} tokens.")
     if not is_tiny(cell.scale):
         lines.append(f"{checkpointing(memory_plan, launch)}.")
-    return "\n".join([*lines, memory_plan.verdict()])
+    return "\n".join([*lines, *cell.remarks(), memory_plan.verdict()])

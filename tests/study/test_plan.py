@@ -267,6 +267,11 @@ def test_the_grid_is_estimated_on_gpus_that_hold_its_cells(capsys):
         assert f"The grid of 14 cells at this scale, one seed{expected}" in out, out[-500:]
 
 
+def test_the_plan_remarks_on_what_does_less_than_it_says(capsys):
+    assert command(["-p", "iterations", "3"]) == 0
+    assert "The warm-up of 5 ticks does not end within the run's 3" in capsys.readouterr().out
+
+
 def test_a_base_is_not_sharded_over_one_process(capsys, tmp_path):
     for words in (["--devices", "1"], ["-p", "scale", "4b", "--memory-gib", "80"]):
         with pytest.raises(UserError, match="`n_processes` is 1. Write a larger n_processes, or sharding='none'"):

@@ -46,7 +46,7 @@ def introduce(cell: Cell, n_processes: int, folder: Path, counts: dict[str, int]
         f"LoRA rank {cell.lora_rank}; {engine_of(cell)} engine, {n_processes} process{'es' * (n_processes > 1)}{threads}\n"
         f"  training    {cell.iterations} iterations of {cell.n_problems} problems x {cell.n_episodes} episodes, "
         f"validation every {cell.eval_every}{f'; continues from {checkpoint.name}' if checkpoint else ''}\n"
-        f"  folder      {folder}"
+        f"  folder      {folder}" + "".join(f"\n  note        {remark}" for remark in cell.remarks())
     )
 
 
