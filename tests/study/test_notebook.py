@@ -51,6 +51,9 @@ def test_a_toy_cell_runs_to_done_and_its_notebook_stays_small(tmp_path):
     printed = "".join("".join(o.get("text", "")) for o in outputs)
     assert "is finished" in printed and "iteration 1/2" not in printed  # the live lines are replaced
     assert "iteration 1/2   reward" in done.stdout and "validation at iteration 2" in done.stdout
+    shown = "".join("".join(o.get("data", {}).get("text/plain", "")) for o in outputs)
+    assert "GiB per process" in shown  # the plan, and not in the terminal, where the README says how `make cell` ends
+    assert "GiB per process" not in printed + done.stdout
 
 
 @pytest.mark.parametrize(
