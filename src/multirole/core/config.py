@@ -133,7 +133,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
             with LoRA); else `"generate"`, which runs any decoder and is slower. vLLM reads the base from where `model` was loaded: save a base
             that was changed in memory first, and load it from that folder.
         vllm_max_num_seqs (`int`, defaults to `512`):
-            Maximum number of concurrent requests of vLLM, or of one server.
+            Maximum number of concurrent requests of vLLM. With several servers, the limit of all together is this times their number.
         vllm_max_num_batched_tokens (`int`, defaults to `8192`):
             Maximum number of tokens of one vLLM step.
         vllm_server_model (`str`, *optional*):
