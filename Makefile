@@ -24,12 +24,20 @@ export PYTHONHASHSEED ?= 0
 WORKFLOW ?= voting
 POLICY ?= sp
 RESULTS_DIR ?= runs
-# A misspelt variable is an error: make alone would ignore it and train the default cell.
-SETTINGS = WORKFLOW POLICY TASK SCALE SEED ITERATIONS PRESET RESULTS_DIR OUT ARGS SEEDS STUDY JOBS PYTHON VENV
+# A misspelt variable is an error, and so is one of another target: make alone would ignore it and train the default cell, or the whole grid.
+GRID_GOALS = $(filter grid study grid-status,$(MAKECMDGOALS))
+SETTINGS = SCALE RESULTS_DIR ARGS PYTHON VENV $(if $(filter cell,$(MAKECMDGOALS)),WORKFLOW POLICY TASK SEED ITERATIONS PRESET OUT) \
+	$(if $(GRID_GOALS),SEEDS STUDY JOBS)
 given = $(foreach v,$(.VARIABLES),$(if $(filter command line,$(origin $v)),$v))
 unknown := $(foreach v,$(filter-out $(SETTINGS) %HOME %OFFLINE %TELEMETRY %THREADS %PARALLELISM VLLM_% TQDM_% PYTHON% MAKE%,$(given)),$v=)
 ifneq ($(and $(unknown),$(filter cell grid study grid-status paper,$(MAKECMDGOALS))),)
-  $(error $(unknown) is not a variable of this Makefile. Variables are $(SETTINGS); other parameters go into ARGS="-p NAME VALUE")
+  $(error $(unknown) is not a variable of make $(MAKECMDGOALS). Variables are $(strip $(SETTINGS))$(if $(filter cell,$(MAKECMDGOALS)),; other \
+    parameters go into ARGS="-p NAME VALUE")$(if $(GRID_GOALS),; parameters of all cells go into ARGS="'parameters={NAME: VALUE}'"))
+endif
+# Snakemake would take -p for its own option, and the name for a file to make.
+ifneq ($(and $(filter -p,$(ARGS)),$(GRID_GOALS)),)
+  $(error ARGS="-p NAME VALUE" is for make cell. For make $(MAKECMDGOALS) write ARGS="'parameters={NAME: VALUE}'", which replaces the \
+    parameters of grid.yaml)
 endif
 quoted = '$(subst ','\'',$1)'
 # The notebook has the defaults of variables that are not set; the name must only distinguish executed notebooks.
@@ -129,7 +137,8 @@ grid-status: $(STAMP)
 	@$(SNAKEMAKE) trained evaluated --dry-run --nolock --quiet rules host $(GRID) < /dev/null 2>&1 \
 	  | awk '/^Nothing to be done/ { is_counted = 1; next } /^Job stats/ { is_counted = in_table = 1 } \
 	      /^Reasons/ { is_over = 1 } is_over { next } in_table { count[$$1] = $$2; next } !/^(Using|Config file|host:|Building|$$)/ { print } \
-	      END { if (is_counted) printf "Missing: %d runs and %d evaluations.\n", count["train"], count["evaluate"] }'
+	      END { if (is_counted) printf "Missing: %d run%s and %d evaluation%s.\n", count["train"], \
+	          count["train"] == 1 ? "" : "s", count["evaluate"], count["evaluate"] == 1 ? "" : "s" }'
 
 # Trains nothing and needs no network. It runs the commands of the Snakefile's rule `paper`, which would start missing runs. Notebooks
 # run one after another: kernels that start at the same time may choose the same port, and then one of them dies.

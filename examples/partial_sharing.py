@@ -1,9 +1,9 @@
-"""Which roles should share weights? Train three policy maps of one workflow on the same problems. Two minutes on a CPU.
+"""Which roles should share weights? Train three policy maps of one workflow on the same problems. It takes two minutes on a CPU.
 
     python examples/partial_sharing.py
 
-Orch-Workers has three roles: Shared-Policy (one adapter), Isolated-Policy (three), and a map in between, where the worker,
-which fills three slots, has its own adapter and the two supervisors share another.
+Orch-Workers has three roles. The policies are Shared-Policy (one adapter), Isolated-Policy (three), and a map in between, in which
+the worker, which fills three slots, has its own adapter and the two other roles share one.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Two agents of AG2 in a dialogue: a student answers, a teacher comments, the student answers again.
+"""Two AG2 agents in a dialogue: a student answers, a teacher comments, the student answers again.
 
     python examples/frameworks/ag2_dialogue.py
 """

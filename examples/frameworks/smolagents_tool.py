@@ -1,4 +1,4 @@
-"""A tool-using agent of smolagents, which runs in a thread: it writes code that calls a calculator, and tries again if that fails.
+"""A tool-using smolagents agent, run in a thread: it writes code that calls a calculator, and tries again if the code fails.
 
 The code runs in this process. For a model that you do not trust, pass one of smolagents' remote executors (`executor_type`).
 

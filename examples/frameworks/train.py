@@ -1,4 +1,4 @@
-"""Train a workflow of this folder on the embedded model and arithmetic, for four iterations; a minute on a CPU."""
+"""Train one of this folder's workflows with the embedded model on arithmetic: four iterations, about a minute on a CPU."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def correct(prompts, completions, answer, **kwargs):
-    """TRL's signature: `completions` are the agents' answers, `answer` is a column of the rows."""
+    """Reward function with TRL's signature: `completions` are the agents' answers, `answer` is a column of the rows."""
     boxes = [re.findall(r"\\boxed\{(-?\d+)\}", text) for text in completions]
     return [float(box[-1:] == [str(right)]) for box, right in zip(boxes, answer, strict=True)]
 

@@ -12,12 +12,24 @@ import sys
 from argparse import ArgumentParser, Namespace
 from collections.abc import Callable, Iterable
 from inspect import cleandoc
+from io import TextIOWrapper
 from pathlib import Path
+from typing import NoReturn
 
 from multirole import __version__
-from multirole_study.experiment.settings import Parameter, UserError, did_you_mean, user_errors, value
+from multirole_study.experiment.settings import Parameter, UserError, did_you_mean, looked_in, user_errors, value
 
 LOCAL_MODEL = "the base model's folder, if the run used a local model"
+
+
+class _Parser(ArgumentParser):
+    """A command's parser, whose errors say how a parameter is written."""
+
+    def error(self, message: str) -> NoReturn:
+        """Print the usage and the message, and exit with code 2."""
+        if message.startswith(("argument -p:", "unrecognized")) and "-p NAME VALUE" in self.format_usage():
+            message += ". Write each parameter as -p NAME VALUE, such as -p seed 1."
+        super().error(message)
 
 
 def _parser(command: Callable[[list[str]], int], parameters: Iterable[Parameter] = ()) -> ArgumentParser:
@@ -26,7 +38,7 @@ def _parser(command: Callable[[list[str]], int], parameters: Iterable[Parameter]
     for parameter in parameters:
         default = "" if parameter.default is None else f" ({parameter.default})"
         lines.append(f"  {parameter.name:<31}{parameter.help}{default}")
-    return ArgumentParser(
+    return _Parser(
         prog=f"multirole {command.__name__}",
         description=cleandoc(command.__doc__ or ""),
         epilog="\n".join(["parameters:", *lines]) if lines else None,
@@ -51,6 +63,10 @@ def _parameters_of(path: Path) -> dict[str, object]:
     """Read a JSON file of parameters; UserError if it holds anything else."""
     try:
         parameters = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(
+            f"--parameters must name a JSON file, got {str(path)!r}{looked_in(path)}: {error.strerror}."
+        ) from error
     except ValueError as error:
         raise UserError(f"{path} is not a valid JSON file: {error}.") from error
     if not isinstance(parameters, dict):
@@ -297,7 +313,7 @@ def pack(argv: list[str]) -> int:
     parser.add_argument("folder", type=Path, help="<results_dir>/<scale>, which receives the packed tables")
     runs_help = "folder that contains the runs (default: the same folder)"
     parser.add_argument("--runs", type=Path, metavar="FOLDER", help=runs_help)
-    only = "add only what `multirole signal`, `credit` and `role_value` measured, without the runs"
+    only = "add what `multirole signal`, `credit` and `role_value` measured, and no runs; without this option only runs are added"
     parser.add_argument("--measurements", action="store_true", help=only)
     options = parser.parse_args(argv)
     folder = options.folder
@@ -319,7 +335,10 @@ def pack(argv: list[str]) -> int:
         added, packed = packing.pack(folder, options.runs, detailed(folder)), packing.index(folder)
     if packed.empty:
         raise UserError(f"{folder} holds no finished run. Give the folder of a scale, such as runs/tiny-r.")
-    sys.stdout.write("\n".join([*added, f"packed {len(added)} runs and evaluations; {folder} holds {len(packed)}\n"]))
+    lines = [*added, f"packed {len(added)} runs and evaluations; {folder} holds {len(packed)}"]
+    if measured := [name for name in packing.MEASUREMENTS if any((options.runs or folder).glob(f"*/{name}.parquet"))]:
+        lines.append(f"The runs' {', '.join(measured)} are packed with --measurements.")
+    sys.stdout.write("\n".join([*lines, ""]))
     return 0
 
 
@@ -507,12 +526,17 @@ def main() -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     parser.add_argument("--version", action="version", version=f"multirole {__version__}")
-    parser.add_argument("command", metavar="COMMAND")
+    parser.add_argument("command", metavar="COMMAND", nargs="?")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.command is None:
+        parser.error(f"write a command, one of {', '.join(COMMANDS)}. `multirole --help` says what each does.")
     if options.command not in COMMANDS:
         known = did_you_mean(options.command, COMMANDS) or f" Commands are {', '.join(COMMANDS)}."
         parser.error(f"there is no command {options.command!r}.{known}")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # a minus sign must not end a measurement in a terminal that lacks it
+            stream.reconfigure(errors="backslashreplace")
     logging.basicConfig(level=logging.WARNING, format="%(message)s")
     for package in ("multirole", "multirole_sandbox", "multirole_study"):
         level = logging.INFO if os.environ.get("RANK", "0") == "0" else logging.WARNING

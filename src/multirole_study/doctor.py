@@ -420,10 +420,12 @@ def run(cell: Cell, launch: Launch, planned: Mapping[str, int] | None = None) ->
         peaks = [f"{phase} {measured[f'{phase}_peak_gib']:.2f} GiB" for phase in PHASES]
         if planned:
             peaks = [f"{peak} (planned {planned[phase] / GIB:.2f})" for peak, phase in zip(peaks, PHASES, strict=True)]
+        hours = measured["hours_of_training"]
+        duration = f"{hours:.1f} hours" if hours >= 1 else f"{60 * hours:.1f} minutes"
         say(
             f"\n{table}\n\nThe last iteration took {measured['rollout_seconds']:.1f} s of rollout, at "
             f"{measured['sampled_tokens_per_second']:.0f} sampled tokens/s, and {measured['update_seconds']:.1f} s of update.\n"
-            f"At that rate {cell.iterations} iterations take {measured['hours_of_training']:.2f} hours. Validation is not "
+            f"At that rate {cell.iterations} iterations take {duration}. Validation is not "
             f"counted, and replies change in length during training.\nPeak {memory_kind}: {', '.join(peaks)}."
         )
     return 0 if all(finding.holds for finding in findings.values()) else 1

@@ -313,9 +313,10 @@ def settled(cell: Cell, launch: Launch, gpu_bytes: int | None = None) -> Launch:
     """Return the launch with the options filled in that the plan chooses.
 
     These are the sizes of vLLM's batches (`vllm_batch`), and gradient checkpointing, which is off if all layers fit easily.
-    Raises ValueError for options of vLLM's servers with another engine.
+    Raises ValueError for options of vLLM's servers with another engine, and for sharding over one process.
     """
     launch.check_engine(cell.engine)
+    launch.check_sharding()
     kind, size = ("GPU", gpu_bytes) if gpu_bytes is not None else this_device()
     if kind == "GPU" and engine_of(cell, gpu_bytes is not None) == "vllm":
         launch = launch.replace(**vllm_batch(cell, launch, size) | launch.vllm_sizes())
@@ -362,16 +363,26 @@ def time_report(cell: Cell, launch: Launch, gpu_bytes: int, grid: Sequence[Cell]
         f"Estimated, not measured: seconds on {launch.n_processes} x {gpu.name} ({gpu.bandwidth / 1e12:.2f} TB/s, "
         f"{gpu.flops / 1e12:.0f} TFLOP/s), which stands for every GPU of its size, if replies take {hours.REPLY_SHARE:.0%} of their cap. Hours include validation."
     )
-    whole = (
-        f"The grid of {len(grid)} cells at this scale, one seed, a GPU each: {grid_gpu_hours(grid, gpu_bytes):.0f} GPU-hours "
-        f"(estimated, not measured) and {sum(map(disk_need, grid)) / GIB:.0f} GiB of disk."
-    )
-    return f"{head}\n{table}\n{whole}"
+    return f"{head}\n{table}\n{grid_report(launch, gpu_bytes, grid)}"
 
 
-def grid_gpu_hours(cells: Sequence[Cell], gpu_bytes: int) -> float:
-    """Estimate the GPU-hours to train all cells, each on one GPU, with validations and without evaluations; not measured."""
-    return sum(estimate(cell, ONE_PROCESS, gpu_bytes).gpu_hours for cell in cells)
+def grid_report(launch: Launch, gpu_bytes: int, grid: Sequence[Cell]) -> str:
+    """Format the GPU-hours and disk of a grid, with one GPU for each cell or, if some cell does not fit on one, with `launch`."""
+    needs = f"The grid of {len(grid)} cells at this scale, one seed"
+    for layout in (ONE_PROCESS, launch):
+        large = [cell for cell in grid if not plan(cell, settled(cell, layout, gpu_bytes), gpu_bytes).fits]
+        if not large:
+            gpus = "a GPU each" if layout.n_processes == 1 else f"{layout.n_processes} GPUs each"
+            return (
+                f"{needs}, {gpus}: {grid_gpu_hours(grid, gpu_bytes, layout):.0f} GPU-hours (estimated, not measured) and "
+                f"{sum(map(disk_need, grid)) / GIB:.0f} GiB of disk."
+            )
+    return f"{needs}, is not estimated: {len(large)} of its cells do not fit this layout, such as {large[0].id}."
+
+
+def grid_gpu_hours(cells: Sequence[Cell], gpu_bytes: int, launch: Launch = ONE_PROCESS) -> float:
+    """Estimate the GPU-hours to train all cells, with validations and without evaluations; not measured."""
+    return sum(estimate(cell, launch, gpu_bytes).gpu_hours for cell in cells)
 
 
 def grid_wall_hours(cells: Sequence[Cell], n_gpus: int, gpu_bytes: int) -> float:
@@ -442,8 +453,8 @@ def check_disk(cell: Cell, folder: Path) -> None:
     need, free = disk_need(cell), shutil.disk_usage(existing).free
     if free + sum(path.stat().st_size for path in saved) < need:
         raise ValueError(
-            f"{folder} has {free / 2**20:.0f} MiB free, but checkpoints and adapters of {cell.iterations} iterations take "
-            f"{need / 2**20:.0f} MiB. Use a results_dir on a larger disk, raise eval_every, or free some space."
+            f"{folder} has {free // 2**20} MiB free, but checkpoints and adapters of {cell.iterations} iterations take "
+            f"{-(-need // 2**20)} MiB. Use a results_dir on a larger disk, raise eval_every, or free some space."
         )
 
 
@@ -470,4 +481,4 @@ def report(memory_plan: Plan, launch: Launch) -> str:
         lines.append(f"vLLM runs {rows_at_once} requests at once. A step has {step} tokens.")
     if not is_tiny(cell.scale):
         lines.append(f"{checkpointing(memory_plan, launch)}.")
-    return "\n".join([*lines, memory_plan.verdict()])
+    return "\n".join([*lines, *cell.remarks(), memory_plan.verdict()])

@@ -130,7 +130,7 @@ def test_epochs_are_as_many_iterations_as_in_trl(n_rows, epochs, max_steps, per_
         ({"vllm_importance_sampling_mode": "token_mask"}, "has no effect.*Write old_logprobs='recomputed' too"),
         ({"vllm_importance_sampling_clip_max": 2.0}, "has no effect with `old_logprobs='sampled'`.*leave it at 3.0"),
         ({"vllm_importance_sampling_clip_min": 0.5}, "has no effect with `old_logprobs='sampled'`.*leave it at None"),
-        ({"max_staleness": 1, "ignore_data_skip": True}, "`ignore_data_skip=True` would begin the order anew"),
+        ({"max_staleness": 1, "ignore_data_skip": True}, "`ignore_data_skip=True` would restart that order"),
         ({"max_failed_episodes": -1}, "`max_failed_episodes` must be 0 or more, got -1"),
         ({"torch_compile_backend": "eager"}, "`torch_compile=True` is not supported"),
         ({"micro_batch_tokens": 0}, "`micro_batch_tokens` must be a positive integer, got 0"),

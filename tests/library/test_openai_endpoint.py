@@ -500,5 +500,5 @@ def test_an_address_that_cannot_be_served_is_refused():
             ValueError, match=rf"Nothing can be served at 127\.0\.0\.1:{port}: .*in use.*Port 0 takes a free one"
         ):
             listening("127.0.0.1", port)
-    with pytest.raises(ValueError, match="Nothing can be served at 127.0.0.1:70000"):
+    with pytest.raises(ValueError, match="The port must be from 0 to 65535, got 70000. Port 0 takes a free one."):
         listening("127.0.0.1", 70000)

@@ -346,7 +346,7 @@ def test_settings_that_cannot_work_are_refused(tmp_path):
         MultiRoleGRPOConfig(
             str(tmp_path), max_staleness=1, old_logprobs="recomputed", vllm_importance_sampling_correction=False
         )
-    with pytest.raises(ValueError, match="works in one process, and this run has 2"):
+    with pytest.raises(ValueError, match="works in one process only, but this run has 2"):
         check_processes(SimpleNamespace(max_staleness=1, world_size=2, n_problems=2))
 
 

@@ -176,7 +176,7 @@ def test_a_slow_server_is_waited_for(server, connect, model):
     [
         (([3, 4], [-1.0]), "2 tokens with 1 log-probs"),
         (([], []), "0 tokens with 0 log-probs"),
-        (([3] * 9, [-1.0] * 9), "9 tokens with 9 log-probs, and 1 to 1 of both"),
+        (([3] * 9, [-1.0] * 9), "9 tokens with 9 log-probs, but 1 to 1 of both"),
         ((["x"], [-1.0]), "cannot be read"),
     ],
     ids=["lengths", "nothing", "too many", "no token"],
@@ -345,12 +345,12 @@ def test_servers_on_other_machines_need_a_folder(connect):
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"version": "0.27.1"}, ValueError, r"runs vLLM 0\.27\.1, and 0\.31\.0.* was tested"),
+        ({"version": "0.27.1"}, ValueError, r"runs vLLM 0\.27\.1, but only 0\.31\.0.* was tested"),
         ({"version": None}, ValueError, "runs vLLM None"),
-        ({"max_model_len": 100}, ValueError, "sequences of 100 tokens, and this run has up to 256.*--max-model-len 256"),
+        ({"max_model_len": 100}, ValueError, "sequences of 100 tokens, but this run needs 256.*--max-model-len 256"),
         ({"processed": False}, ValueError, "--logprobs-mode processed_logprobs"),
         ({"key": "sesame"}, ValueError, r"refuses the key \(HTTP status 401\).*VLLM_API_KEY"),
-        ({"max_loras": 1}, ValueError, "holds 1 adapters at once, and this run needs 2. Start it with --max-loras 4"),
+        ({"max_loras": 1}, ValueError, "holds 1 adapters at once, but this run needs 2. Start it with --max-loras 4"),
     ],
     ids=["version", "no version", "length", "log-probs", "key", "slots"],
 )  # fmt: skip
@@ -363,7 +363,7 @@ def test_a_server_that_does_not_fit_is_refused(server, connect, settings, error,
 
 def test_adapters_that_others_have_loaded_need_slots_too(server, connect):
     server.adapters, server.max_loras = {"mine": "/elsewhere"}, 2
-    with pytest.raises(ValueError, match="holds 2 adapters at once, and this run needs 3, with the 1 that others have"):
+    with pytest.raises(ValueError, match="holds 2 adapters at once, but this run needs 3, with the 1 that others have"):
         connect(server)
     server.max_loras = 3
     connect(server)
@@ -376,7 +376,9 @@ def test_one_server_of_several_that_does_not_fit_is_refused(servers, connect):
 
 
 def test_another_base_model_is_refused_with_the_names_that_are_served(server, connect):
-    with pytest.raises(ValueError, match=rf"serves \['{BASE}'\], and the base model is 'other'.*`vllm_server_model`"):
+    with pytest.raises(
+        ValueError, match=rf"serves \['{BASE}'\], but this run's base model is 'other'.*`vllm_server_model`"
+    ):
         connect(server, model="other")
 
 
@@ -502,7 +504,7 @@ def test_trls_server_mode_is_this_engine():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"vllm_mode": "server"}, "`vllm_mode='server'` is for rollouts on vLLM's servers, and `engine` is 'auto'"),
+        ({"vllm_mode": "server"}, "`vllm_mode='server'` is for rollouts on vLLM's servers, but `engine` is 'auto'"),
         ({"vllm_server_base_url": "http://a:1"}, "`vllm_server_base_url='http://a:1'` is for rollouts on vLLM's servers"),
         ({"vllm_server_evict": True}, "`vllm_server_evict=True` is for rollouts on vLLM's servers"),
         ({"use_vllm": True, "vllm_server_max_retries": 9}, "`vllm_server_max_retries=9` is for rollouts on vLLM's servers"),

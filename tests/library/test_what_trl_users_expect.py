@@ -200,7 +200,7 @@ def test_a_head_in_float32_is_refused_where_it_is_the_embeddings(train, tmp_path
 def test_adapters_that_change_the_base_cannot_share_it(model_folder):
     base = AutoModelForCausalLM.from_pretrained(model_folder)
     config = LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights="pissa")
-    with pytest.raises(ValueError, match="`init_lora_weights='pissa'` changes the base model, so that 2 adapters"):
+    with pytest.raises(ValueError, match="`init_lora_weights='pissa'` changes the base model, so 2 adapters"):
         check_shared_base(config, ["a", "b"])
     check_shared_base(config, ["a"])
     assert list(add_adapters(base, config, ["a"]).peft_config) == ["a"]

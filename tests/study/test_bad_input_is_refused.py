@@ -11,8 +11,8 @@ import pytest
 from bad_inputs import END, START, table
 from trainers import slow_but
 
-from multirole_study.experiment.cell import Cell
-from multirole_study.experiment.evaluation import evaluation_parameters
+from multirole_study.experiment.cell import EVALUATION_NAMES, Cell
+from multirole_study.experiment.evaluation import Evaluation, evaluation_parameters
 from multirole_study.experiment.launch import Launch
 from multirole_study.experiment.run_folder import differing_options, folder_of, open_folder
 from multirole_study.experiment.settings import UserError
@@ -73,9 +73,47 @@ def test_a_misspelt_notebook_parameter_is_refused_and_never_ignored():
     assert Cell.from_parameters({}) == (Cell("voting", "sp"), Launch())  # Run All
 
 
+def test_data_beside_rows_of_ones_own_is_refused_with_one_advice():
+    with pytest.raises(ValueError, match="has its own rows. Leave `data` out.") as error:
+        Cell("voting", "sp", f"{ROOT}/examples/debate.py:task", data="rows.jsonl")
+    assert "scale=" not in str(error.value)
+
+
+def test_a_parameter_of_evaluations_is_not_taken_for_a_misspelt_one_of_training():
+    assert {*EVALUATION_NAMES, "cell"} == set(Evaluation.model_fields)
+    for name in EVALUATION_NAMES:
+        with pytest.raises(
+            UserError, match=f"`{name}` is not a known parameter of a training, .* `multirole evaluate`"
+        ):
+            Cell.from_parameters({name: "base"})
+
+
 def test_a_presets_warm_up_may_be_longer_than_a_trial():
     cell = Cell("voting", "sp", iterations=4)
     assert cell.warmup_iterations == 5 and Cell(**cell.parameters()) == cell  # as another process makes it
+    (remark,) = cell.remarks()
+    assert remark.startswith(
+        "The warm-up of 5 ticks does not end within the run's 4, so the learning rate stays below 0.002."
+    )
+    assert len(Cell("voting", "sp", iterations=5).remarks()) == 1  # of the rates 0, 0.2 ... 0.8 none is 1
+    for same in (
+        {"iterations": 6},
+        {"iterations": 4, "warmup_iterations": 0},
+        {"iterations": 3, "lr_clock": "update_call"},
+    ):
+        assert Cell("voting", "ip", **same).remarks() == []
+
+
+def test_a_setting_of_another_workflow_is_remarked_on():
+    """It is no error: the parameters of a grid are those of all its workflows."""
+    used = {"eval_opt": "rounds", "voting": "n_voters", "orch_workers": "n_workers"}
+    for workflow in (*used, "single"):
+        (remark,) = Cell(workflow, "sp", rounds=2, n_voters=2, n_workers=2, credit_branches=3).remarks()
+        idle = [name for of, name in used.items() if of != workflow]
+        unused = ", ".join([*idle, "credit_branches"])
+        assert remark.startswith(f"Not used by workflow={workflow!r} with credit='outcome': {unused}.")
+    assert Cell("single", "sp", n_voters=3).remarks() == []  # the default
+    assert Cell("voting", "sp", n_voters=5, credit="branches", credit_branches=3).remarks() == []
 
 
 def test_a_refusal_is_one_sentence_in_a_notebook():

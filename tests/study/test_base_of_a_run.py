@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from multirole_study.__main__ import pack, plan, serve, signal
+from multirole_study.__main__ import inspect, pack, plan, serve, signal
 from multirole_study.experiment.base_models import locate
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.record import Recorder
@@ -78,8 +78,18 @@ def test_the_commands_say_which_base_is_missing(other_base, command, capsys):
 
 
 def test_a_folder_without_a_run_or_measurements_is_named(tmp_path):
-    with pytest.raises(UserError, match="is not the folder of a run"):
+    with pytest.raises(UserError, match="is not the folder of a run: it has no config.json.* such as runs/tiny-r/"):
         signal([str(tmp_path)])
+    with pytest.raises(UserError, match="is not the folder of a run: there is no such folder"):
+        serve([str(tmp_path / "misspelt")])
+    for name in ("evaluations/own", "voting-sp-math-s0"):
+        (tmp_path / "tiny-r" / name).mkdir(parents=True)
+        (tmp_path / "tiny-r" / name / "config.json").write_text("{}")
+    for folder in (tmp_path, tmp_path / "tiny-r"):  # a folder of runs is no run, and one of them is named
+        with pytest.raises(UserError, match=f"of one run, such as {tmp_path}/tiny-r/voting-sp-math-s0."):
+            signal([str(folder)])
+    with pytest.raises(UserError, match="nowhere contains no finished run: there is no such folder"):
+        inspect([str(tmp_path / "nowhere")])
     with pytest.raises(UserError, match="holds no measurements of `multirole signal`"):
         pack([str(tmp_path), "--measurements"])
 

@@ -54,19 +54,20 @@ def test_nothing_is_fetched_from_elsewhere(site):
         assert loaded == [], page.name
 
 
-def test_the_file_that_the_docs_begin_with_is_a_workflow_and_a_task(tmp_path):
+@pytest.mark.parametrize("rows", ["of the page", "of examples/data"])
+def test_the_file_that_the_docs_begin_with_is_a_workflow_and_a_task(tmp_path, rows):
+    """Its reward also reads the rows of examples/data, which the page names, and whose answers are numbers."""
     text = (ROOT / "docs" / "own_workflow.md").read_text(encoding="utf-8")
     blocks = dict(reversed(re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL)))  # the first of each language
-    for name, content in {
-        "pair.py": blocks["python"],
-        "train.jsonl": blocks["json"],
-        "validation.jsonl": blocks["json"],
-    }.items():
+    data = {name: (ROOT / "examples" / "data" / name).read_text() for name in ("train.jsonl", "validation.jsonl")}
+    if rows == "of the page":
+        data = dict.fromkeys(data, blocks["json"])
+    for name, content in {"pair.py": blocks["python"], **data}.items():
         (tmp_path / name).write_text(content, encoding="utf-8")
     words = blocks["shell"].replace("pair.py:", f"{tmp_path}/pair.py:").split()
     parameters = {words[i + 1]: words[i + 2] for i, word in enumerate(words) if word == "-p"}
     cell = Cell.from_parameters(parameters | {"iterations": int(parameters["iterations"])})[0]
-    (problem,) = cell.make_task().problems("train")
+    problem = cell.make_task().problems("train")[0]
 
     async def call(role, messages, slot=0):
         return SimpleNamespace(text=f"{role} {slot}: \\boxed{{{problem.reference['answer']}}}")

@@ -1,6 +1,7 @@
 """An evaluation plays a run's own checkpoints as its validation did, the base without adapters, a transfer with one adapter."""
 
 import json
+import re
 from dataclasses import replace
 
 import pandas as pd
@@ -26,7 +27,7 @@ def results_dir(tmp_path_factory):
     return folder
 
 
-def test_own_checkpoints_repeat_the_runs_validation_problem_by_problem(results_dir):
+def test_own_checkpoints_repeat_the_runs_validation_problem_by_problem(results_dir, capsys):
     cell = Cell("voting", "ip", **SMALL)
     evaluation = Evaluation(cell, "own", "0,2,terminal")
     folder = run_evaluation(evaluation, results_dir)
@@ -39,7 +40,12 @@ def test_own_checkpoints_repeat_the_runs_validation_problem_by_problem(results_d
     pd.testing.assert_frame_equal(played.loc[validated.index, ["correct", "answer"]], validated[["correct", "answer"]])
     assert is_done(folder) and evaluation.folder(results_dir) == folder and folder.parent.name == "own-0_2_terminal"
     before = (folder / "DONE").stat().st_mtime_ns
+    printed = capsys.readouterr().out.splitlines()
+    assert re.fullmatch(r"  adapters    own, at iterations 0, 2 \(.*\), 4 \(.*terminal\)", printed[1])
+    lines = [line for line in printed if line.startswith("evaluation at iteration")]
+    assert len(lines) == 3 and all(line.endswith("95 % interval over 12 episodes") for line in lines)
     assert run_evaluation(evaluation, results_dir) == folder and (folder / "DONE").stat().st_mtime_ns == before
+    assert capsys.readouterr().out.splitlines() == [*lines, f"{folder} is already finished."]
     (folder / "eval.parquet").write_bytes(b"altered")
     assert not is_done(folder)
 

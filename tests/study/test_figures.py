@@ -21,7 +21,7 @@ from multirole_study.labels import POLICY_COLOURS, ROLE_COLOURS, WORKFLOW_MARKER
 from multirole_study.paper import figures as drawing
 from multirole_study.paper.claims import REGIMES
 from multirole_study.paper.dynamics import extremes, matched, over_first, smoothed, typical
-from multirole_study.paper.figures import figure_2, figure_of_controls, figure_of_regimes, figures
+from multirole_study.paper.figures import figure_2, figure_6, figure_of_controls, figure_of_regimes, figures
 from multirole_study.paper.grid import POLICIES, WORKFLOWS
 from multirole_study.paper.output import STYLE, Plate, Table, write_figure
 from multirole_study.paper.results import Results
@@ -148,6 +148,12 @@ def test_figure_3_has_even_ticks_and_figure_6_ticks_that_do_not_touch(plates):
         ]
         boxes = sorted((label.get_window_extent() for label in labels), key=lambda box: box.y0)
         assert all(below.y1 <= above.y0 + 1 for below, above in pairwise(boxes)), [label.get_text() for label in labels]
+
+
+def test_a_grid_without_the_cliff_cells_is_drawn_without_a_warning(grid_results, tmp_path, recwarn):
+    gone = [(*cell, seed) for cell in (("voting", "ip", "math"), ("orch_workers", "sp", "math")) for seed in (0, 1, 2)]
+    legends = [axes.get_legend() for axes in figure_6(Results(without(grid_results, gone, tmp_path))).figure.axes[-2:]]
+    assert legends == [None, None] and not [warning for warning in recwarn if "legend" in str(warning.message)]
 
 
 def test_controls_draw_every_peak_in_the_row_of_its_budget(finished):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from multirole.diagnostics.gradient_signal import AdapterGradients, Estimate
-from multirole_study.experiment.role_gradients import cell_of, measure_run, rows_of, with_interval
+from multirole_study.experiment.role_gradients import adapters_of, cell_of, measure_run, rows_of, with_interval
 from multirole_study.paper.gradient_signal_table import (
     DECLARED,
     answers,
@@ -106,5 +106,8 @@ def test_intervals_are_students():
 def test_a_folder_without_the_steps_is_refused(finished, tmp_path):
     with pytest.raises(ValueError, match="is not the folder of a run"):
         cell_of(tmp_path)
+    with pytest.raises(ValueError, match="has saved no adapters yet.* write --at 0"):
+        adapters_of(tmp_path, None)
+    assert adapters_of(tmp_path, [0]) == {0: None}
     with pytest.raises(ValueError, match=r"`--at` must name 0 or saved steps of .*, got \[999\]"):
         measure_run(finished, [999], 4)

@@ -16,7 +16,8 @@ import yaml
 from multirole_study.experiment.evaluation import Evaluation
 from multirole_study.experiment.presets import MODELS, TINY
 from multirole_study.experiment.run_folder import folder_of
-from multirole_study.paper.declarations import declare
+from multirole_study.experiment.settings import UserError
+from multirole_study.paper.declarations import declaration_of, declare
 from multirole_study.paper.grid import Grid
 
 ROOT = Path(__file__).parents[2]
@@ -186,6 +187,59 @@ def test_the_study_is_one_of_the_default_grid():
     grid = Grid(declared["scale"], **declared["scales"][declared["scale"]])
     study = declare(grid, yaml.safe_load((ROOT / "study.yaml").read_text()))
     assert study.command == "paper" and len(study.cells()) > len(grid.cells())
+
+
+CONFIGURATION = yaml.safe_load((ROOT / "grid.yaml").read_text())
+VARIANT = {"question": "setup", "parameters": {"learning_rate": 0.006}, "cells": ["voting sp math"]}
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"seeds": ["a"]}, "`seeds.0` must be a valid integer, got 'a'."),
+        ({"seeds": 3}, "`seeds` must be a valid list, got 3."),
+        ({"seeds": [0, 0]}, "`seeds` must not repeat, got [0, 0]."),
+        ({"scale": "tiny"}, "`scale` must be .*, got 'tiny'. Did you mean 'tiny-r'?"),
+        ({"workflow": ["voting"]}, "`workflow` is not an option of a grid. Did you mean 'workflows'?"),
+        ({"jobs": 3}, "`jobs` is not an option of a grid. Options are scale, results_dir, study, gpus, .*."),
+        ({"learning_rate": "1e-3"}, "`learning_rate` is a setting of the cells. Write 'parameters={learning_rate: 1e-3}'."),
+        ({"parameters": {"iteration": 3}}, "`iteration` is not a known parameter. Did you mean 'iterations'?"),
+        ({"parameters": "iterations"}, "`parameters` must be a map such as {iterations: 60}, got 'iterations'."),
+        ({"gpus": "two"}, "`gpus` must be a number of GPUs, got 'two'."),
+        ({"study": "no-such.yaml"}, "STUDY must name a file such as study.yaml, got 'no-such.yaml', which is looked for in .*."),
+    ],
+)  # fmt: skip
+def test_options_that_cannot_work_are_refused_in_a_sentence(options, sentence):
+    with pytest.raises(UserError) as error:
+        declaration_of(CONFIGURATION | options)
+    assert re.fullmatch(re.sub(r"([\[\]{}?])", r"\\\1", sentence), str(error.value)), str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("grid: [", "is not a valid YAML file"),
+        ("- a", "must hold a map of fields"),
+        ("grid: [1]", "must hold a map of fields"),
+        ({"seeds": [0], "variant": {"fast": VARIANT}}, "`variants` is missing.\n`variant` is not a known field."),
+        ({"seeds": [0], "variants": {"fast": VARIANT | {"question": "set"}}}, "`variants.fast.question` must be 'updates'"),
+        ({"seeds": [0], "variants": {"fast": VARIANT | {"cells": ["voting-sp-math"]}}},
+         "`cells` of the variant 'fast' must be written 'workflow policy task', such as 'voting sp math', got 'voting-sp-math'."),
+    ],
+)  # fmt: skip
+def test_a_study_that_cannot_work_is_refused_in_a_sentence(text, sentence, tmp_path):
+    study = tmp_path / "mine.yaml"
+    study.write_text(text if isinstance(text, str) else yaml.safe_dump(text))
+    with pytest.raises(UserError) as error:
+        declaration_of(CONFIGURATION | {"study": str(study)})
+    assert sentence in str(error.value) and "pydantic" not in str(error.value)
+
+
+def test_a_refused_grid_ends_without_a_traceback(checkout):
+    done = snakemake(checkout, "--dry-run", study=("seeds=[a]",))
+    last = done.stdout.strip().splitlines()[-1]
+    assert done.returncode == 1 and last == "`seeds.0` must be a valid integer, got 'a'.", done.stdout
+    assert "File " not in done.stdout
 
 
 @pytest.mark.parametrize("name", ["default", "slurm"])

@@ -327,5 +327,5 @@ def test_a_folder_of_another_study_is_refused():
     for folder, command in (("results/tiny-r", "clock"), ("results/clock/tiny-r", "leaderboard"), ("nowhere", "clock")):
         with pytest.raises(ValueError, match=f"records no study for `multirole {command}`"):
             read_declaration(ROOT / folder, command)
-    with pytest.raises(UserError, match="records no study for `multirole leaderboard`"):
+    with pytest.raises(UserError, match="such as results/credit/tiny-r. The first lines of study_credit.yaml say"):
         leaderboard([str(ROOT / "results/tiny-r")])

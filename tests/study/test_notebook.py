@@ -51,6 +51,9 @@ def test_a_toy_cell_runs_to_done_and_its_notebook_stays_small(tmp_path):
     printed = "".join("".join(o.get("text", "")) for o in outputs)
     assert "is finished" in printed and "iteration 1/2" not in printed  # the live lines are replaced
     assert "iteration 1/2   reward" in done.stdout and "validation at iteration 2" in done.stdout
+    shown = "".join("".join(o.get("data", {}).get("text/plain", "")) for o in outputs)
+    assert "GiB per process" in shown  # the plan, and not in the terminal, where the README says how `make cell` ends
+    assert "GiB per process" not in printed + done.stdout
 
 
 @pytest.mark.parametrize(
@@ -78,6 +81,25 @@ def test_an_unknown_make_variable_is_refused(variable):
     done = make("cell", variable)
     assert done.returncode == 2 and f"{variable.partition('=')[0]}= is not a variable" in done.stderr
     assert make("cell", "ITERATIONS=3", "OMP_NUM_THREADS=2").returncode == 0
+
+
+@pytest.mark.parametrize(
+    "words", [("cell", "SEEDS=1,2"), ("grid", "SEED=3"), ("study", "ITERATIONS=3"), ("paper", "SEEDS=1")]
+)
+def test_a_variable_of_another_target_is_refused(words):
+    """`make grid ITERATIONS=3` would train the whole grid with 60."""
+    done = make(*words)
+    assert done.returncode == 2
+    assert f"{words[1].partition('=')[0]}= is not a variable of make {words[0]}. Variables are " in done.stderr
+    assert make("grid", "SEEDS=1,2", "JOBS=2", "SCALE=smollm2", "STUDY=study.yaml").returncode == 0
+
+
+@pytest.mark.parametrize("target", ["grid", "study", "grid-status"])
+def test_a_grid_is_not_given_the_parameters_of_a_cell(target):
+    """Snakemake has another -p, and would look for a file called learning_rate."""
+    done = make(target, "ARGS=-p learning_rate 1e-3")
+    assert done.returncode == 2 and "ARGS=\"'parameters={NAME: VALUE}'\"" in done.stderr
+    assert make("cell", "ARGS=-p learning_rate 1e-3").returncode == 0
 
 
 def test_make_variables_reach_papermill_as_they_are():

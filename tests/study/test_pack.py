@@ -195,9 +195,13 @@ def test_a_log_prob_out_of_range_is_the_least_that_can_be_stored(folder, tmp_pat
     assert unpacked["logprobs"][0].tolist() == pytest.approx([-32.76, 0, -0.01])
 
 
-def test_the_command_prints_what_it_packed(folder, capsys):
+def test_the_command_prints_what_it_packed_and_which_measurements_it_did_not(folder, capsys):
     assert command([str(folder)]) == 0
     assert capsys.readouterr().out.splitlines()[-1] == f"packed 2 runs and evaluations; {folder} holds 2"
+    pd.DataFrame([{"run": IP.id, "step": 5, "value": 1.5}]).to_parquet(folder / IP.id / "role_value.parquet")
+    assert command([str(folder)]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == "The runs' role_value are packed with --measurements."
+    assert not (folder / "role_value.parquet").exists()
 
 
 RETIRED = {

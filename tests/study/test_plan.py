@@ -2,6 +2,7 @@
 
 import inspect
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -22,6 +23,7 @@ from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.launch import Launch
 from multirole_study.experiment.presets import MODELS
 from multirole_study.experiment.settings import UserError
+from multirole_study.paper.grid import Grid
 from multirole_study.plan import (
     GIB,
     adapters,
@@ -163,6 +165,12 @@ def test_a_run_that_this_machine_cannot_hold_is_refused(monkeypatch, tmp_path):
     monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=2**20))
     with pytest.raises(ValueError, match="1 MiB free"):
         planner.check(cell, launch)
+    need = planner.disk_need(cell)
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=need - 1))
+    with pytest.raises(ValueError, match="MiB free") as error:  # a byte too few: the two numbers must differ
+        planner.check(cell, launch)
+    free, needed = map(int, re.findall(r"(\d+) MiB", str(error.value)))
+    assert free < needed
     monkeypatch.setattr(planner, "this_device", lambda: ("CPU", 2**28))
     with pytest.raises(ValueError, match="does not fit"):
         planner.check(cell, launch)
@@ -248,6 +256,36 @@ def test_the_command_line(capsys):
         command([*cell, "--memory-gib", "80", "-p", "vllm_server_base_url", "http://node1:8000"])
     with pytest.raises(SystemExit, match="2"):
         command(["--unknown"])
+
+
+def test_the_grid_is_estimated_on_gpus_that_hold_its_cells(capsys):
+    """4B does not fit on one GPU of 24 GiB, and of Orch-Workers' three adapters some need more than Voting's."""
+    cell = ["-p", "workflow", "voting", "-p", "scale", "4b"]
+    assert command([*cell, "--memory-gib", "80", "--devices", "8"]) == 0
+    assert "The grid of 14 cells at this scale, one seed, a GPU each:" in capsys.readouterr().out
+    assert command([*cell, "--memory-gib", "24"]) == 1  # no cell of it
+    for size, devices in ((24, 4), (32, 8)):
+        assert command([*cell, "--memory-gib", str(size), "--devices", str(devices), "-p", "sharding", "fsdp2"]) == 0
+        out = capsys.readouterr().out
+        launch = Launch(n_processes=devices, sharding="fsdp2")
+        memory = [plan(one, settled(one, launch, size * GIB), size * GIB) for one in Grid("4b").cells()]
+        assert not plan(Cell("voting", "sp", scale="4b"), Launch(), size * GIB).fits
+        expected = f", {devices} GPUs each: " if all(one.fits for one in memory) else ", is not estimated: "
+        assert f"The grid of 14 cells at this scale, one seed{expected}" in out, out[-500:]
+
+
+def test_the_plan_remarks_on_what_does_less_than_it_says(capsys):
+    assert command(["-p", "iterations", "3"]) == 0
+    assert "The warm-up of 5 ticks does not end within the run's 3" in capsys.readouterr().out
+
+
+def test_a_base_is_not_sharded_over_one_process(capsys, tmp_path):
+    for words in (["--devices", "1"], ["-p", "scale", "4b", "--memory-gib", "80"]):
+        with pytest.raises(UserError, match="`n_processes` is 1. Write a larger n_processes, or sharding='none'"):
+            command([*words, "-p", "sharding", "fsdp2"])
+    with pytest.raises(ValueError, match="shards the base model over several processes"):
+        planner.check(Cell("voting", "sp"), Launch(sharding="fsdp2", results_dir=str(tmp_path)))
+    assert command(["--devices", "2", "-p", "sharding", "fsdp2"]) == 0
 
 
 def test_without_a_gpu_the_error_asks_for_the_memory_of_one(monkeypatch):

@@ -321,10 +321,24 @@ def test_captions_name_the_regime_the_sample_and_the_intervals(built_tables):
             assert "All runs are finished" in table.caption
 
 
-def test_a_rate_that_is_not_the_presets_is_named(tmp_path):
-    Grid("tiny-r", [0], {"learning_rate": 6e-3, "lr_schedule": "constant"}).write(tmp_path)
-    regime = "Regime `stress`: learning rate 6e-3, constant schedule, 3 times the preset's rate; seed 0 alone."
-    assert regime in sentences(Results(tmp_path / "tiny-r"))["regime"]
+@pytest.mark.parametrize(
+    ("parameters", "regime"),
+    [
+        ({"learning_rate": 6e-3, "lr_schedule": "constant"},
+         "Regime `stress`: learning rate 6e-3, constant schedule, 3 times the preset's rate;"),
+        ({"learning_rate": 6e-3, "lr_schedule": "constant", "updates": "one"}, "Regime `stress, one step`: learning rate 6e-3"),
+        ({"iterations": 30}, "Regime `paper`: learning rate 2e-3, cosine schedule, the preset's rate;"),
+        ({"learning_rate": 1e-3}, "A regime of its own: learning rate 1e-3, cosine schedule, 0.5 times the preset's rate;"),
+        ({"learning_rate": 6e-3}, "A regime of its own: learning rate 6e-3, cosine schedule, 3 times the preset's rate;"),
+        ({"lr_schedule": "constant"}, "A regime of its own: learning rate 2e-3, constant schedule, the preset's rate;"),
+        ({"updates": "one"}, "A regime of its own: learning rate 2e-3"),
+    ],
+)  # fmt: skip
+def test_a_regime_has_its_name_only_with_its_own_rate_schedule_and_steps(parameters, regime, tmp_path):
+    Grid("tiny-r", [0], parameters).write(tmp_path)
+    said = sentences(Results(tmp_path / "tiny-r"))
+    assert regime in said["regime"] and "seed 0 alone." in said["regime"]
+    assert f"The grid is {regime[0].lower() + regime[1:].partition(':')[0]}".replace("regime `", "`") in said["regimes"]
 
 
 def test_an_unfinished_grid_pairs_the_seeds_that_both_have(folder, built_tables, tmp_path):

@@ -1,8 +1,27 @@
 """The lines that a run prints to the terminal."""
 
+import shlex
+
 import pandas as pd
 
-from multirole_study.experiment.progress import iteration_line, result_lines, validation_line
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.progress import conclude, introduce, iteration_line, result_lines, validation_line
+
+
+def test_the_command_that_a_run_ends_with_can_be_copied(tmp_path, capsys):
+    folder = tmp_path / "my runs" / "voting-sp-math-s0"
+    folder.mkdir(parents=True)
+    pd.DataFrame({"step": [0], "correct": [True]}).to_parquet(folder / "eval.parquet")
+    conclude(folder, "is finished")
+    command = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("  to see it"))
+    assert shlex.split(command)[3:] == ["multirole", "inspect", str(folder)]
+
+
+def test_a_run_begins_with_what_does_less_than_it_says(tmp_path, capsys):
+    counts = {"train": 8, "train_overlong": 0, "validation": 4}
+    for cell, n_notes in ((Cell("single", "sp", iterations=4, n_voters=5), 2), (Cell("single", "sp"), 0)):
+        introduce(cell, 1, tmp_path, counts, None)
+        assert capsys.readouterr().out.count("\n  note        ") == n_notes
 
 
 def test_the_lines_of_a_run_by_hand():

@@ -76,7 +76,7 @@ def test_rows_that_are_not_problems_are_refused(data, message):
 
 
 def test_a_count_or_a_split_that_does_not_exist_is_refused():
-    with pytest.raises(DataError, match="holds 5 problems, got count=6"):
+    with pytest.raises(DataError, match="holds 5 problems, got count=6.*In a cell this is `n_train`."):
         task().problems("train", 6)
     with pytest.raises(ValueError, match="must be 'train' or 'validation', got 'test'"):
         task().problems("test")

@@ -130,12 +130,22 @@ def test_the_compose_file_serves_and_trains_the_same_cell():
 
 STANDINS = {
     "scontrol": 'if [ "$1" = show ]; then printf "node1\\nnode2\\n"; else echo "scontrol $*" >> "$NOTES"; fi\n',
-    "srun": 'echo "srun with ${SRUN_CPUS_PER_TASK:-1} cores" >> "$NOTES"; while [[ $1 == --* ]]; do [[ $1 == --nodelist=* ]] && export NODE=${1#*=}; shift; done; exec "$@"\n',
+    "srun": """while [[ $1 == --* ]]; do options+=" $1"; [[ $1 == --nodelist=* ]] && export NODE=${1#*=}; shift; done
+echo "srun$options" >> "$NOTES"; exec "$@"
+""",
     "multirole": """echo "$NODE ${CUDA_VISIBLE_DEVICES:-} ${#VLLM_API_KEY} $*" >> "$NOTES"
 if [ "$1" = vllm_server ]; then exec -a "server of $VENV" sleep 60; fi
 sleep 1; exit "$CODE"
 """,
 }
+
+
+def test_the_batch_scripts_of_the_docs_pass_their_cores_on():
+    text = (ROOT / "docker" / "README.md").read_text(encoding="utf-8")
+    started = re.findall(r"^srun .*", text, re.MULTILINE)
+    assert len(started) == 2 and all(
+        line.startswith('srun --cpus-per-task="$SLURM_CPUS_PER_TASK" ') for line in started
+    )
 
 
 @pytest.mark.parametrize("code", [0, 75])
@@ -147,7 +157,8 @@ def test_the_slurm_script_serves_on_the_first_node_and_trains_on_the_second(tmp_
     notes = tmp_path / "notes"
     environment = os.environ | {
         "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "VENV": str(tmp_path), "NOTES": str(notes), "CODE": str(code),
-        "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_GPUS_PER_NODE": "h100:2", "SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "64", "RESULTS_DIR": str(tmp_path),
+        "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_GPUS_PER_NODE": "h100:2", "SLURM_JOB_ID": "7", "RESULTS_DIR": str(tmp_path),
+        "SLURM_CPUS_PER_TASK": "64",
     }  # fmt: skip
     words = ["-p", "workflow", "voting", "-p", "scale", "1.7b"]
     done = subprocess.run(
@@ -155,7 +166,10 @@ def test_the_slurm_script_serves_on_the_first_node_and_trains_on_the_second(tmp_
     )
     lines = notes.read_text().splitlines()
     assert done.returncode == code
-    assert lines.count("srun with 64 cores") == 2
+    steps = sorted(
+        line for line in lines if line.startswith("srun ")
+    )  # srun has no cores of sbatch's, since SLURM 22.05
+    assert steps == [f"srun --nodes=1 --ntasks=1 --cpus-per-task=64 --nodelist=node{node}" for node in (1, 2)]
     served = sorted(line for line in lines if line.startswith("node1 "))
     assert [re.sub(r" -p.*--host", " ... --host", line) for line in served] == [
         f"node1 {gpu} 32 vllm_server ... --host 0.0.0.0 --port {8000 + gpu}" for gpu in (0, 1)

@@ -45,14 +45,14 @@ def check_staleness(args: MultiRoleGRPOConfig, engine: Any, is_sharded: bool) ->
         return
     if is_sharded:
         raise ValueError(
-            f"`max_staleness={args.max_staleness}` needs the whole model in one process, and FSDP2 shards it. Leave it at 0, or train "
+            f"`max_staleness={args.max_staleness}` needs the whole model in one process, but FSDP2 shards it. Leave it at 0, or train "
             "without FSDP2."
         )
     if not plays_during_update(engine):
         name = engine.__name__ if isinstance(engine, type) else type(engine).__name__
         raise ValueError(
-            f"`max_staleness={args.max_staleness}` plays episodes while the update runs, and {name} cannot: it shares weights or memory "
-            "with the trainer. Leave it at 0, or use engine='vllm_server', engine='transformers' in float32, or an engine of your own that "
+            f"`max_staleness={args.max_staleness}` plays episodes while the update runs, but {name} cannot: it shares weights or memory "
+            "with the trainer. Leave it at 0, or use engine='vllm_server', engine='transformers' in float32, or your own engine that "
             "says `plays_during_update = True`."
         )
 

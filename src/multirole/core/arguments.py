@@ -86,8 +86,8 @@ def check_adapter(config: Any, source: str = "peft_config") -> None:
     if config is None or isinstance(config, LoraConfig):
         if config is not None and config.alora_invocation_tokens:
             raise ValueError(
-                f"`{source}` has `alora_invocation_tokens={config.alora_invocation_tokens}`, and an activated LoRA acts after these tokens "
-                "alone: PEFT looks for them in a forward pass of its own, which neither TRL's loss nor the rollout engines run. Leave them out."
+                f"`{source}` has `alora_invocation_tokens={config.alora_invocation_tokens}`, but an activated LoRA acts only after these "
+                "tokens: PEFT looks for them in its own forward pass, which neither TRL's loss nor the rollout engines run. Leave them out."
             )
         return
     if not isinstance(config, PeftConfig):
@@ -127,7 +127,7 @@ def check_processes(args: MultiRoleGRPOConfig) -> None:
     """Refuse problems that the processes cannot share evenly, and `max_staleness` with several processes (ValueError)."""
     if args.max_staleness and args.world_size > 1:
         raise ValueError(
-            f"`max_staleness={args.max_staleness}` works in one process, and this run has {args.world_size}. Leave it at 0, or train in one "
+            f"`max_staleness={args.max_staleness}` works in one process only, but this run has {args.world_size}. Leave it at 0, or train in one "
             "process."
         )
     if args.n_problems % args.world_size:

@@ -64,7 +64,7 @@ def check_checkpoint(folder: Path, policy: dict[str, str], model_adapters: set[s
     if unknown := saved - model_adapters:
         raise ValueError(f"{folder} also holds the adapters {sorted(unknown)}, which this run does not have. {advice}")
     if (before := saved_policy(folder)) not in (None, policy):
-        raise ValueError(f"{folder} was trained with the policy map {before}, and this run has {policy}. {advice}")
+        raise ValueError(f"{folder} was trained with the policy map {before}, but this run has {policy}. {advice}")
 
 
 def saved_policy(folder: Path) -> dict[str, str] | None:

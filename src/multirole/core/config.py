@@ -74,22 +74,22 @@ class MultiRoleGRPOConfig(GRPOConfig):
       `gradient_accumulation_steps` are only used to compute it, as in TRL. `max_steps`, `eval_steps`, `save_steps`,
       `logging_steps` and `warmup_steps` count iterations.
     - With `max_steps=-1`, an epoch is as many iterations as in TRL: the dataset's rows divided by the problems of an iteration, rounded
-      down. What is left over starts the next pass. A strategy `"epoch"` acts once per that many iterations.
-    - `bf16` is off by default where there is no GPU that computes in it, or with `use_cpu=True`.
-    - `max_completion_length` and `temperature` hold for every turn.
-    - `beta` is the weight of KL(policy || reference) for every role (`role_beta`: for one). The reference is the frozen base, or the adapters of a
-      `PeftModel` that was trained before, with their initial weights. The estimate is k3.
-    - `use_vllm=True` is `engine="vllm"`, and with `vllm_mode="server"` it is `engine="vllm_server"`; `vllm_gpu_memory_utilization` is
+      down. Leftover rows start the next pass. A strategy `"epoch"` acts once per that many iterations.
+    - `bf16` is off by default if no GPU supports it, or with `use_cpu=True`.
+    - `max_completion_length` and `temperature` apply to every turn.
+    - `beta` is the weight of KL(policy || reference) for every role; `role_beta` sets it by role. The reference is the frozen base or, if a
+      `PeftModel` with trained adapters was passed, the initial weights of these adapters. The estimator is k3.
+    - `use_vllm=True` means `engine="vllm"`, and with `vllm_mode="server"` it means `engine="vllm_server"`; `vllm_gpu_memory_utilization` is
       passed on.
     - `vllm_server_base_url` may name several servers, separated by commas. `vllm_server_timeout` is the number of seconds to wait for a server
       that does not answer, at the start and in a rollout. The servers' API key is read from the environment variable `VLLM_API_KEY`.
-    - `num_iterations` passes over the same mini-batches, against the same old log-probs: as many times the optimizer steps. The
+    - `num_iterations` is the number of passes over the same mini-batches, against the same old log-probs; it multiplies the optimizer steps. The
       schedule, `max_steps` and the logs still count iterations.
     - `entropy_coef`, `use_adaptive_entropy` and `top_entropy_quantile` act on the mini-batch of an optimizer step, not on a
-      micro-batch. The adaptive coefficient is kept adapter by adapter. The quantile costs another forward pass.
+      micro-batch. Each adapter has its own adaptive coefficient. The quantile costs another forward pass.
     - `mask_truncated_completions` leaves turns that reached `max_completion_length` out of the loss, but not the other turns of their episodes.
-    - Dropout and NEFTune are switched off, since the ratio compares the trainer's log-probs with the engine's.
-    - `num_generations_eval` episodes per evaluation problem, 1 by default.
+    - Dropout and NEFTune are switched off, because the ratio compares the trainer's log-probs with the engine's.
+    - `num_generations_eval` is the number of episodes per evaluation problem, 1 by default.
     - `loss_type` is the paper's "grpo" by default, `use_bias_correction_kl` is off, and processes wait for each other two hours
       (`ddp_timeout`).
     - Qwen3's thinking is off; `chat_template_kwargs={"enable_thinking": True}` turns it on.
@@ -103,15 +103,15 @@ class MultiRoleGRPOConfig(GRPOConfig):
             Optimizer steps of an adapter in an iteration. `"per_batch"`: one per `generation_batch_size` rows (paper section 5.1: a role
             with three slots takes three). `"one"`: one on all its rows. `"tokens"`: one per about `step_tokens` completion tokens.
         step_tokens (`int`, *optional*):
-            Completion tokens of an optimizer step with `updates="tokens"`.
+            Completion tokens per optimizer step with `updates="tokens"`.
         old_logprobs (`str`, defaults to `"sampled"`):
             Denominator of the PPO ratio: `"sampled"` uses the engine's log-probs, `"recomputed"` the trainer's, computed before the update.
         max_staleness (`int`, defaults to `0`):
-            Largest number of updates between the adapters that sample a row and those that train it. With 0 the rollout waits for the update;
-            with k the next k iterations are played while it runs, by an engine that can (`"vllm_server"`, or `"transformers"` in float32). The correction is
+            Largest number of updates between the adapters that sample a row and those that train it. With 0, the rollout waits for the update; with k, the
+            next k iterations are played while it runs, by an engine that supports this (`"vllm_server"`, or `"transformers"` in float32). The correction is
             the PPO ratio with `old_logprobs="sampled"`, and TRL's importance weights with `"recomputed"`.
         role_beta (`dict[str, float]`, *optional*):
-            KL weight of single roles, in place of `beta`; also as text, `"judge=0.1,solver=0"`, or as JSON.
+            KL weights of individual roles, which replace `beta`; also as text, `"judge=0.1,solver=0"`, or as JSON.
         micro_batch_tokens (`int`, defaults to `16384`):
             Largest number of tokens in one forward pass, padding included. Changes memory and speed, not the gradient.
         max_prompt_tokens (`int`, defaults to `2048`):
@@ -122,26 +122,26 @@ class MultiRoleGRPOConfig(GRPOConfig):
             What seeds the sampling of a turn besides run, iteration, problem and episode: `"position"` is (role, slot, round), `"prompt"`
             is (role, prompt, occurrence), as for calls without a slot.
         strip_thoughts (`bool`, defaults to `True`):
-            Cut thoughts such as `<think>...</think>` out of `turn.text`, which other roles read and reward functions score. With False it is the
-            whole reply with the tags.
+            Cut thoughts such as `<think>...</think>` out of `turn.text`, which other roles read and reward functions score. With False, `turn.text`
+            is the whole reply, tags included.
         max_failed_episodes (`int`, defaults to `0`):
-            Number of episodes of one rollout whose workflow may raise. Such an episode is logged, counted (`failed_episodes`), gets no reward and
-            trains nothing; its group is compared without it. One more ends the run; by default the first one does.
+            Number of episodes of one rollout whose workflow may raise. Such an episode is logged, counted (`failed_episodes`), gets no reward and is
+            not trained on; its group is compared without it. One more failure ends the run; by default the first one does.
         engine (`str`, defaults to `"auto"`):
-            Rollout engine: `"transformers"`, `"generate"`, `"vllm"`, `"vllm_server"`, `"module:Class"`, or `"auto"`: vLLM where its CUDA build is
-            installed, a GPU is visible and the model computes in half precision; else `"transformers"` where it implements the model and
-            its adapters (Qwen3 and Llama with LoRA); else `"generate"`, which runs any decoder and is slower. vLLM reads the base from where `model` was loaded: save a base
+            Rollout engine: `"transformers"`, `"generate"`, `"vllm"`, `"vllm_server"`, `"module:Class"`, or `"auto"`: vLLM if its CUDA build is installed,
+            a GPU is visible and the model computes in half precision; else `"transformers"` if it implements the model and its adapters (Qwen3 and Llama
+            with LoRA); else `"generate"`, which runs any decoder and is slower. vLLM reads the base from where `model` was loaded: save a base
             that was changed in memory first, and load it from that folder.
         vllm_max_num_seqs (`int`, defaults to `512`):
-            Maximum number of concurrent requests of vLLM, or of one server.
+            Maximum number of concurrent requests of vLLM. With several servers, the limit of all together is this times their number.
         vllm_max_num_batched_tokens (`int`, defaults to `8192`):
             Maximum number of tokens of one vLLM step.
         vllm_server_model (`str`, *optional*):
-            Name under which the servers have the base model; by default the name or folder that `model` was loaded from.
+            Name under which the servers serve the base model; by default the name or folder that `model` was loaded from.
         vllm_server_adapter_dir (`str`, *optional*):
-            Folder for the published adapters, which the servers see under the same path. Only servers on this machine need none.
+            Folder for the published adapters, which the servers see under the same path. Not needed if all servers run on this machine.
         vllm_server_copy_command (`str`, *optional*):
-            Command that copies `{folder}`, this run's part of that folder, to the same path on `{host}`, where servers do not share it:
+            Command that copies `{folder}`, this run's part of that folder, to the same path on `{host}`, for servers that do not share it:
             for example `"rsync -a --mkpath --delete {folder}/ {host}:{folder}/"`.
         vllm_server_request_timeout (`float`, defaults to `1800.0`), vllm_server_max_retries (`int`, defaults to `3`):
             Timeout of a request in seconds, and how often a request that failed or timed out is sent again (with the same seed).
@@ -197,7 +197,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
             raise ValueError(
                 f"`steps_per_generation` ({self.steps_per_generation}) differs from `gradient_accumulation_steps` "
                 f"({self.gradient_accumulation_steps}), which in TRL means several optimizer steps per sampled batch. Here `updates` "
-                "decides on those. Set only `generation_batch_size`."
+                "sets their number. Set only `generation_batch_size`."
             )
         # One HF step is one iteration, and its dataloader yields all episodes of this process at once.
         self.__dict__.update(
@@ -238,8 +238,8 @@ class MultiRoleGRPOConfig(GRPOConfig):
         """Refuse settings that would have HF's loop or an optimizer take its own steps inside an iteration (ValueError)."""
         if self.accelerator_config.split_batches:
             raise ValueError(
-                "`accelerator_config` sets `split_batches`, but an iteration plays `generation_batch_size` episodes, of which every process gets its "
-                "share already. Leave it out."
+                "`accelerator_config` sets `split_batches`, but an iteration plays `generation_batch_size` episodes, and every process already gets its "
+                "share of them. Leave it out."
             )
         accumulated = (self.accelerator_config.gradient_accumulation_kwargs or {}).get("num_steps", 1)
         if accumulated != 1:
@@ -250,7 +250,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
         optimizer = OptimizerNames(self.optim).value
         if optimizer.startswith("schedule_free"):
             raise ValueError(
-                f"`optim={optimizer!r}` counts steps in which an adapter has no gradient, of which every iteration has some, and so averages "
+                f"`optim={optimizer!r}` counts steps in which an adapter has no gradient, which occur in every iteration, and so averages the "
                 "wrong weights. Use an optimizer with a schedule, such as 'adamw_torch'."
             )
         if any(part in optimizer.lower() for part in ("lomo", "layerwise")):
@@ -279,13 +279,13 @@ class MultiRoleGRPOConfig(GRPOConfig):
         is_corrected = self.old_logprobs == "sampled" or self.vllm_importance_sampling_correction
         if self.max_staleness and not is_corrected:
             raise ValueError(
-                f"`max_staleness={self.max_staleness}` needs a correction for older rows, and `old_logprobs='recomputed'` with "
+                f"`max_staleness={self.max_staleness}` needs a correction for older rows, but `old_logprobs='recomputed'` with "
                 "`vllm_importance_sampling_correction=False` has none. Leave the latter at True, or use old_logprobs='sampled'."
             )
         if self.max_staleness and self.ignore_data_skip:
             raise ValueError(
-                f"`max_staleness={self.max_staleness}` plays the problems that come next in the run's order, and `ignore_data_skip=True` would "
-                "begin the order anew when a run is resumed. Leave it at False."
+                f"`max_staleness={self.max_staleness}` plays the problems that come next in the run's order, but `ignore_data_skip=True` would "
+                "restart that order when a run is resumed. Leave it at False."
             )
         self._check_importance()
         for name in (
@@ -309,7 +309,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
             )
         if reserved := {"add_generation_prompt", "tokenize", "return_dict"} & set(self.chat_template_kwargs or {}):
             raise ValueError(
-                f"`chat_template_kwargs` sets {sorted(reserved)}, which prompts need as they are. Leave them out, or pass `render` to the trainer."
+                f"`chat_template_kwargs` sets {sorted(reserved)}, which the trainer sets itself. Leave them out, or pass `render` to the trainer."
             )
         if isinstance(self.pad_to_multiple_of, int) and self.pad_to_multiple_of < 1:
             raise ValueError(
@@ -347,7 +347,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
             is_by_token = self.vllm_importance_sampling_mode.startswith("token")
             if self.loss_type == "vespo" and self.vllm_importance_sampling_correction and not is_by_token:
                 raise ValueError(
-                    f"`loss_type='vespo'` multiplies the importance weights of a sequence's tokens itself, and "
+                    f"`loss_type='vespo'` multiplies the importance weights of a sequence's tokens itself, but "
                     f"`vllm_importance_sampling_mode={self.vllm_importance_sampling_mode!r}` has one weight per sequence. As in TRL, set it to "
                     "'token_truncate' or 'token_mask'."
                 )
@@ -384,7 +384,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
             is_servers = name == "vllm_mode" or name.startswith("vllm_server_")
             if is_servers and value != option.default and not is_server:
                 raise ValueError(
-                    f"`{name}={value!r}` is for rollouts on vLLM's servers, and `engine` is {self.engine!r}. Write "
+                    f"`{name}={value!r}` is for rollouts on vLLM's servers, but `engine` is {self.engine!r}. Write "
                     "engine='vllm_server', or use_vllm=True with vllm_mode='server'."
                 )
 
@@ -402,7 +402,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
         """Turn epochs of a dataset of `n_rows` rows into iterations: `max_steps`, and the strategies that are "epoch"."""
         if self.max_steps <= 0 and self.num_train_epochs <= 0:  # type: ignore[has-type]
             raise ValueError(
-                f"`num_train_epochs={self.num_train_epochs}` and `max_steps={self.max_steps}` train nothing. Set one above 0."  # type: ignore[has-type]
+                f"`num_train_epochs={self.num_train_epochs}` and `max_steps={self.max_steps}` train nothing. Set one of them above 0."  # type: ignore[has-type]
             )
         for name, (setting, derived) in self.__dict__.pop("_from_epochs", {}).items():
             if vars(self)[name] == derived:  # of another dataset

@@ -17,7 +17,7 @@ By default every turn gets its episode's advantage (`CREDITS["outcome"]`). The o
 
 `credit_callback` returns the callback of a name. The docstring of each function lists the parts of the paper that it omits. SHARP
 (arXiv:2602.08335) is not included: its abstract names the parts (a broadcast reward, a marginal credit found by masking one
-agent, a reward of tool calls, all normalised by agent), but we know neither their weights nor its approximation of the Shapley value.
+agent, a reward for tool calls, all normalised by agent), but not their weights or how the Shapley value is approximated.
 """
 
 import itertools
@@ -81,11 +81,11 @@ def joint_return(rows: Sequence[Row], num_generations: int) -> list[float]:
 
 
 def mean_over_turns(rows: Sequence[Row], num_generations: int) -> list[float]:
-    """1/G sum_i 1/T_i sum_t A_i l_it, the multi-turn objective whose 1/T_i Dr. MAMR (arXiv:2511.02303) finds to reward short episodes.
+    """1/G sum_i 1/T_i sum_t A_i l_it, the objective with the 1/T_i that, as Dr. MAMR (arXiv:2511.02303) finds, rewards short episodes.
 
     The loss is a mean over all N rows, sum_it A_i l_it / N, which has no 1/T_i: the default is Dr. MAMR's objective already. This
     puts the factor back: each advantage times N / (G T_i), with T_i turns of the G episodes. Dr. MAMR's other terms, the causal influence
-    of a step and the reward for restarts, are not done.
+    of a step and the reward for restarts, are not implemented.
     """
     turns: dict[int, int] = {}
     for row in rows:
@@ -97,8 +97,8 @@ def mean_over_turns(rows: Sequence[Row], num_generations: int) -> list[float]:
 def permuted(rows: Sequence[Row], num_generations: int, seed: int) -> list[float]:
     """Placebo: the advantages of a problem's episodes in a random order, which `seed` draws for every group.
 
-    Each episode's advantage is that of a uniformly drawn episode of its group, itself included, so that the advantages have the
-    size and the mean of `outcome` and no correlation with the episode that they train. All turns of an episode get the same one.
+    Each episode's advantage is that of a uniformly drawn episode of its group, itself included, so the advantages have the size and the
+    mean of `outcome`, but no correlation with the episode that they train. All turns of an episode get the same one.
     """
     groups: dict[Hashable, list[Episode]] = {}
     for episode in {id(row.episode): row.episode for row in rows}.values():
@@ -116,7 +116,7 @@ def critic_minus_generators(rows: Sequence[Row], num_generations: int, structure
     A_C = R_C - acc_G. Critics are the roles that judge, select or merge, R_C is the outcome, and acc_G the share of right turns among
     those that the critic could read in its episode: of its `Duty.of`, up to its round. Generators, the roles that solve, are compared
     by their own correctness within the problem's turns of their role and round. The paper's rewards are twice as large and
-    have a term for length, which is not done; its generators are trained first. Other roles, and turns that nobody has
+    have a term for length, which is not implemented; its generators are trained first. Other roles, and turns that nobody has
     judged (`Turn.is_right`), keep the episode's advantage.
     """
     duties, advantages = structure.duties, [row.episode.advantage for row in rows]
@@ -269,7 +269,7 @@ ROW_ESTIMATORS: dict[str, Callable[[Sequence[Row], int], list[float]]] = {
 
 
 class BranchCredit(MultiRoleCallback):
-    """Callback that compares replies to the same prompt: it forks every turn, and also trains the other replies.
+    """Callback that compares replies to the same prompt: it forks every turn, and also trains on the other replies.
 
     The rest of the episode is replayed with its seeds, so that the rewards of a group differ by one turn and what follows from it.
     C3 replays under fixed continuations as well; its estimate without a critic model is this one with `leave_one_out`. AT-GRPO's tree
@@ -319,8 +319,8 @@ class ShapleyCredit(MultiRoleCallback):
     """Callback that gives each role its Shapley value over coalitions of trained roles, while the base plays the other roles.
 
     Every turn of a role gets the role's value, compared among the n episodes of the problem as (phi - mean) / (std + 1e-6). An episode of
-    r roles is replayed 2^r - 1 times; where one of the replays has no reward, the episode's rows get 0. The base's replies have seeds of their own: with those of the roles a new adapter, which is equal to the
-    base, would be worth exactly 0 in every episode, and never be trained.
+    r roles is replayed 2^r - 1 times; where one of the replays has no reward, the episode's rows get 0. The base's replies have their own
+    seeds: with the roles' seeds, a new adapter, which equals the base, would be worth exactly 0 in every episode and would never be trained.
     """
 
     def __init__(self, score: Score) -> None:

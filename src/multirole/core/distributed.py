@@ -101,7 +101,7 @@ def check_launch(accelerator: Accelerator, is_sharded: bool, is_deepspeed: bool)
     if parallelism is not None and (parallelism.tp_enabled or parallelism.cp_enabled or parallelism.sp_enabled):
         raise ValueError(
             "This run was launched with tensor, context or sequence parallelism, in which several processes compute one row. Here every process "
-            "computes rows of its own. Launch it with FSDP2 (`fsdp_version: 2`) or with data parallelism alone."
+            "computes its own rows. Launch it with FSDP2 (`fsdp_version: 2`) or with data parallelism alone."
         )
     if is_deepspeed or accelerator.scaler or (is_sharded and not accelerator.is_fsdp2):
         raise ValueError(

@@ -51,7 +51,7 @@ def warn_of_loss_as_metric(args: MultiRoleGRPOConfig) -> None:
     """Warn of checkpoints that are compared by their loss, which is transformers' default with `load_best_model_at_end`."""
     if args.metric_for_best_model in ("loss", "eval_loss"):
         logger.warning(
-            "`metric_for_best_model=%r`: the loss of an evaluation is about 0 for every policy, as in TRL, so it says nothing of which is "
+            "`metric_for_best_model=%r`: the loss of an evaluation is about 0 for every policy, as in TRL, so it does not say which is "
             "best. Write metric_for_best_model='reward'.", args.metric_for_best_model,
         )  # fmt: skip
 

@@ -18,14 +18,14 @@ def fork(
     """Replay an episode `n` times with a turn, or all turns of a role, changed. All other turns keep their seeds.
 
     The engine must serve the weights that played the episode, so fork before the next update. After an evaluation the engine is at rest:
-    a callback on `on_episodes_evaluated` calls `trainer.play(attempts, -1, replays=...)`, which publishes them again. Replies do not depend on what else is
-    played at the same time, as far as the engine's do not: bit for bit on a CPU.
+    a callback on `on_episodes_evaluated` calls `trainer.play(attempts, -1, replays=...)`, which publishes them again. Replies depend on what else is
+    played at the same time only as far as the engine's do: on a CPU, not at all.
 
     Args:
         rollout: the rollout that played the episode, such as `trainer.rollout`.
         episode, at, how: see `Fork`.
-        n: number of replays; only 1 for a twin, whose reply is always the same.
-        iteration: the iteration that the episode was played in, which is part of the seeds; -1 for an evaluation.
+        n: number of replays; must be 1 for a twin, whose reply is always the same.
+        iteration: the iteration in which the episode was played, which is part of the seeds; -1 for an evaluation.
         sampling: how its replies were sampled, such as `trainer.sampling`.
 
     Returns:
@@ -33,7 +33,7 @@ def fork(
 
     Raises:
         ValueError: for a turn, role, `how` or `n` that cannot be forked.
-        WorkflowError: if the workflow fails, or does not make the call again that is forked.
+        WorkflowError: if the workflow fails, or does not repeat the forked call.
     """
     if n < 1 or how == "twin" and n > 1:
         limit = "1, because a twin says the same each time" if how == "twin" else "1 or more"

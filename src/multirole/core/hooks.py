@@ -55,10 +55,10 @@ class MultiRoleCallback(TrainerCallback):
         return getattr(type(self), event) is not getattr(MultiRoleCallback, event)
 
     def on_episode_end(self, trainer: Trainer, episode: Episode) -> None:
-        """Called as soon as an episode of this process has its answer: before its reward, while others still run. Also in evaluations.
+        """Called as soon as an episode of this process has its answer, before it is scored and while others run; in evaluations, too.
 
-        It runs in the rollout's thread, which steps the engine, so it must return quickly. The object is not the one that later
-        events get: keep `(episode.problem.id, episode.index)`. With `max_staleness` the episode may belong to a later
+        It runs in the rollout's thread, which steps the engine, so it must return quickly. Later events get other objects, so
+        keep `(episode.problem.id, episode.index)` and not the episode. With `max_staleness` the episode may belong to a later
         iteration than the one that is trained meanwhile.
         """
 
@@ -66,7 +66,7 @@ class MultiRoleCallback(TrainerCallback):
         """Called when all episodes are finished and scored; each has its reward and its advantage."""
 
     def on_rows(self, trainer: Trainer, rows: list[Row]) -> list[Row]:
-        """Return the rows to train on: may change advantages or leave rows out. Called before the rows are ordered.
+        """Return the rows to train on; may change advantages or leave rows out. Called before the rows are ordered.
 
         `rows` are in the order of the episodes. `row.advantage` is the episode's advantage, `row.episode.reward` its reward.
         """

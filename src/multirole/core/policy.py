@@ -25,8 +25,8 @@ def parse_policy(policy: str | dict[str, str], roles: list[str]) -> dict[str, st
     elif isinstance(policy, dict):
         if nameless := [role for role, adapter in policy.items() if adapter is None]:
             raise ValueError(
-                f"`policy={policy!r}` names no adapter for {nameless}, and every role has one. To keep a role from being trained, give it an "
-                "adapter of its own and leave its rows out in `MultiRoleCallback.on_rows`."
+                f"`policy={policy!r}` names no adapter for {nameless}, but every role needs one. To keep a role from being trained, give it its "
+                "own adapter and leave its rows out in `MultiRoleCallback.on_rows`."
             )
         pairs = [(str(role), str(adapter)) for role, adapter in policy.items()]
     else:

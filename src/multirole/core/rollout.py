@@ -311,7 +311,7 @@ class Rollout:
                 )
             if self.n_embeddings is not None and ids and max(ids) >= self.n_embeddings:
                 raise ValueError(
-                    f"the prompt has the token {self.tokenizer.decode([max(ids)])!r} with id {max(ids)}, and the model has embeddings for "
+                    f"the prompt has the token {self.tokenizer.decode([max(ids)])!r} with id {max(ids)}, but the model has embeddings for only "
                     f"{self.n_embeddings} tokens. Call `model.resize_token_embeddings(len(tokenizer))` before training."
                 )
             self._encoded[key] = ids
@@ -541,7 +541,7 @@ class Rollout:
         if not isinstance(answer, Answer) or not isinstance(answer.text, str):
             kind, value = ("an Answer of a ", answer.text) if isinstance(answer, Answer) else ("a ", answer)
             raise WorkflowError(
-                f"The workflow {self.workflow.name!r} returned {kind}{type(value).__name__} on problem {problem.id!r}, and only "
+                f"The workflow {self.workflow.name!r} returned {kind}{type(value).__name__} on problem {problem.id!r}, but only "
                 "the text of an `Answer` can be scored. End `run` with `return Answer(text)`, where `text` is, for example, `turn.text`."
             )
         if not is_encodable(answer.text):

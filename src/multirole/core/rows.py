@@ -1,7 +1,7 @@
 """Cut turns into rows, mini-batches (one optimizer step each) and micro-batches (one forward pass each), and collate tensors.
 
-Every turn is one row: its prompt, which may quote other roles, is masked; its completion is trained, end-of-turn token
-included. So the rows' completion masks partition the trained tokens by role.
+Every turn is one row: its prompt, which may quote other roles, is masked; its completion, end-of-turn token included, is trained on. So the
+rows' completion masks partition the trained tokens by role.
 """
 
 import itertools
@@ -24,8 +24,8 @@ class Row:
     """One turn as a training sequence.
 
     `advantage` is the weight of its tokens' log-ratios. `old_logps` and `ref_logps` (C,) are the trainer's own log-probs of
-    the completion under the weights at the start of the update and under the reference of `beta`, where the loss needs them. A row that `is_masked`
-    (`mask_truncated_completions`) is left out of the loss but counted where the loss is a mean over rows, as in TRL.
+    the completion under the weights at the start of the update and under the reference of `beta`, if the loss needs them. A row that `is_masked`
+    (`mask_truncated_completions`) is left out of the loss but counted if the loss is a mean over rows, as in TRL.
     """
 
     episode: Episode
@@ -43,7 +43,7 @@ class Row:
 
 
 class MiniBatch(NamedTuple):
-    """The rows of one optimizer step. Their losses are summed and divided by `divisor`: by the number of rows, unless a callback says else."""
+    """The rows of one optimizer step. Their losses are summed and divided by `divisor`: by the number of rows, unless a callback sets another."""
 
     rows: list[Row]
     divisor: int
@@ -121,7 +121,7 @@ def plan_steps(rows: list[Row], adapters: list[str], args: MultiRoleGRPOConfig) 
 
 
 def later_rows(steps: Steps, num_iterations: int) -> list[Row]:
-    """Return the rows that need old log-probs: those trained after a step of their adapter. For the others the current ones are the old ones."""
+    """Return the rows that need old log-probs: those trained after a step of their adapter. For all others, the current log-probs are the old ones."""
     n_first = 1 if num_iterations == 1 else 0  # steps on rows that are not trained again
     return [row for planned in steps.values() for mini_batch in planned[n_first:] for row in mini_batch.rows]
 

@@ -134,7 +134,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     - `_get_per_token_logps_and_entropies`: the same numbers from right-padded rows without an attention mask.
     - `get_high_entropy_mask`: the tokens of the mini-batch's top quantile.
     - `_clip_grad_norm`, `_get_grad_norm`: report the largest norm of the iteration's steps, since HF finds no gradient to clip.
-    - `_get_learning_rate`: reports the rate of our last step, where a callback changes the schedule's.
+    - `_get_learning_rate`: reports the rate of the last optimizer step, if a callback changes the schedule's.
     - `log`: TRL's; `epoch` counts passes over the dataset, and the table of completions of an evaluation holds its own episodes.
     - `evaluate`: checks the dataset that is passed, or `eval_dataset` if it was replaced, and reads a stream.
     - `predict`: an evaluation of the dataset; there are no `predictions`, only metrics.
@@ -145,29 +145,29 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
 
     Args:
         model (`str`, `PreTrainedModel` or `PeftModel`):
-            As in TRL. A `PeftModel` must hold an adapter for each name of the policy map, or the one adapter "default" for a policy with
-            one. Otherwise pass `peft_config`.
+            As in TRL. A `PeftModel` must hold an adapter for each name of the policy map or, for a policy with one adapter, the adapter
+            "default". Otherwise pass `peft_config`.
         workflow ([`Workflow`]):
             Any object with `name`, `roles` (role to its number of slots) and `async def run(problem, call) -> Answer`.
         reward_funcs (`Callable`, `str`, `PreTrainedModel` or a list of these):
             As in TRL: `f(prompts, completions, **columns) -> list[float | None]`, one number per episode. `completions` are the
-            episodes' answers: texts, or message lists where the prompts are messages; `completion_ids` are their tokens. A function that
+            episodes' answers: texts, or lists of messages if the prompts are messages; `completion_ids` are their tokens. A function that
             takes `episodes` gets the episodes with all their turns. A function may set `episode.reward` to a [`Reward`] with a reason and
             `is_correct`, which accuracy counts; its value is then the weighted sum of all functions.
         args ([`MultiRoleGRPOConfig`], *optional*):
-            Configuration; by default that of TRL with shared policy.
+            Configuration; by default TRL's, with a shared policy.
         train_dataset, eval_dataset (`datasets.Dataset` or `datasets.IterableDataset`):
-            A "prompt" column (text, or messages that end with a user's) and any others. "id" names a problem; without it, its index does.
-            "task" names the prompt templates of the built-in workflows. A stream is read as training goes on, which needs `max_steps`;
-            an evaluation set that is one, or a dict of several, is read whole.
+            A "prompt" column (text, or messages that end with a user message) and any other columns. "id" identifies a problem; without it,
+            the row's index does. "task" names the prompt templates of the built-in workflows. A stream is read during training, which needs
+            `max_steps`; an evaluation set that is a stream, or a dict of streams, is read completely.
         processing_class (`PreTrainedTokenizerBase`, *optional*), reward_processing_classes, callbacks, optimizers:
             As in TRL. Callbacks that are [`MultiRoleCallback`] take part in the iteration.
         peft_config (`LoraConfig`, *optional*):
-            One adapter with this configuration is made per name of the policy map.
+            One adapter with this configuration is created for each name in the policy map.
         engine ([`Engine`], *optional*):
             The engine that generates the replies; by default the one that `args.engine` names.
         is_answer (`Callable[[str], bool]`, *optional*):
-            Whether a reply holds an answer, for the rate of unparsed turns. By default any text does.
+            Returns whether a reply holds an answer, for the rate of unparsed turns. By default, any text does.
         render (`Callable[[PreTrainedTokenizerBase, list[Message]], list[int]]`, *optional*):
             Turns messages into the token ids of a prompt. By default the tokenizer's chat template, with `args.chat_template_kwargs`.
         quantization_config, tools, rollout_func, environment_factory:

@@ -1,7 +1,7 @@
 """Define the data types of the library: problem -> episode -> turn.
 
 A *problem* is attempted `n` times; each attempt is an *episode* (the paper's "workflow rollout"); each model call in it is
-a *turn*. A turn is also one training sequence (a *row*): its prompt is masked, its completion is trained.
+a *turn*. A turn is also one training sequence (a *row*): its prompt is masked, and its completion is trained on.
 """
 
 import re
@@ -44,8 +44,8 @@ REPLAYING_CREDITS: tuple[CreditName, ...] = ("branches", "leave_one_out", "shapl
 class Problem:
     """One row of a dataset.
 
-    `question` is the dataset's "prompt", or the text of the last user message where the prompt is a conversation; `history` then holds
-    the messages before it: system messages and earlier turns. `reference` is the data that the reward function compares with
+    `question` is the dataset's "prompt", or the text of the last user message if the prompt is a conversation; `history` then holds the
+    messages before it: system messages and earlier turns. `reference` is the data that the reward function compares with
     (for a dataset, its other columns); no role may see it. `task` names the prompt templates of the built-in workflows
     (`workflows.prompts`).
     """
@@ -86,8 +86,7 @@ class Turn:
     final token is the end-of-turn token unless `finish_reason == "length"`. `outcome` says how the turn was parsed: a
     workflow sets it for turns that are verdicts, selections or plans; for every other turn the rollout records
     "answered" or "unparsed" from the task's answer extraction. `is_right` says whether the turn by itself was right, None if it
-    has not been judged. `version` is the number of iterations after which the adapter that sampled it had its weights; None
-    outside a trainer.
+    has not been judged. `version` is the number of iterations for which the adapter had been trained when it sampled the turn; None outside a trainer.
     """
 
     role: str
@@ -105,7 +104,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Answer:
-    """The result of a workflow: the text that is scored. `reason`, if set, replaces the reward's reason, as for "no answer"."""
+    """The result of a workflow: the text that is scored. `reason`, if set, replaces the reward's reason, for example by "no answer"."""
 
     text: str
     reason: str | None = None
@@ -139,10 +138,10 @@ class Episode:
 class Call(Protocol):
     """`await call(role, messages, slot=0, round=0)`: one model call by `role`, with that role's adapter.
 
-    Calls of the same stage run together under `asyncio.gather(call(...), call(...))`. `slot` must be below the role's number of
-    slots, and (role, slot, round) unique within an episode: it identifies the turn and seeds its sampling. With `slot=None`
-    role, prompt and occurrence seed the sampling, and slot and round are set from the prompts when the episode ends, so that
-    the order of the calls does not matter. `max_tokens` lowers the length cap of one reply. `tools` are function descriptions in
+    Calls of the same stage run together under `asyncio.gather(call(...), call(...))`. `slot` must be less than the role's number of slots,
+    and (role, slot, round) must be unique within an episode: it identifies the turn and seeds its sampling. With `slot=None`, role, prompt
+    and occurrence seed the sampling, and slot and round are derived from the prompts when the episode ends, so the order of the calls does
+    not matter. `max_tokens` lowers the length cap of one reply. `tools` are function descriptions in
     OpenAI's format, for chat templates that support them.
     """
 
@@ -156,7 +155,7 @@ class Workflow(Protocol):
     """Interface of a workflow: a name, its roles, and one coroutine per episode.
 
     `roles` maps each role to its multiplicity, the number of slots it fills in one stage (paper sec 3). Optional attributes: `structure`
-    (a `Structure`), and `waits_outside`, which is True where all episodes may wait for tools or other threads for more than a minute at once.
+    (a `Structure`), and `waits_outside`, which is True if all episodes may at once wait for tools or other threads for more than a minute.
     """
 
     name: str
@@ -176,7 +175,7 @@ class Duty:
         kind: "solves" (its replies answer the problem), "judges" (its `outcome` is "correct" or "incorrect", about the reply of
             role `of` in the same slot and round), "selects" (picks one of the replies of `of`), "merges" (answers from the replies of `of`)
             or "plans" (the replies of `of` follow its plan).
-        of: the role whose replies it works on or, for "plans", that follows its plan; None for "solves".
+        of: the role whose replies it works on or, for "plans", the role that follows its plan; None for "solves".
         twin: returns what a trivial role in its place would reply, given the turns of the episode that have been answered (`core.replay`).
             Without it, the twin of a role that merges repeats the reply of slot 0, and other roles have none.
     """
@@ -208,7 +207,7 @@ class Structure:
         twins: name of a trivial workflow -> a function that takes, for each slot, whether the solver's first turn is right, and
             returns whether the trivial workflow's answer is right.
         edges: the arrows of the diagram; without them only the order of the roles is drawn.
-        chats: the chat roles of the messages of its calls, after the problem's history. They are rendered with the tokenizer's chat
+        chats: for each kind of call, the chat roles of its messages after the problem's history. They are rendered with the tokenizer's chat
             template before the first rollout.
     """
 

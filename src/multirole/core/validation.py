@@ -57,7 +57,7 @@ def with_adapters(
             raise ValueError("`model` is a PeftModel already, so `peft_config` cannot apply. Pass only one of the two.")
         if missing := [name for name in adapters if name not in model.peft_config]:
             raise ValueError(
-                f"The policy map needs adapters {missing}, and the model holds {list(model.peft_config)}. Pass the base model and "
+                f"The policy map needs adapters {missing}, but the model holds {list(model.peft_config)}. Pass the base model and "
                 "a `peft_config`, or a PeftModel with an adapter for each name. An adapter that a map calls 'a' is named 'adapter_a'."
             )
         for name in adapters:
@@ -119,7 +119,7 @@ def check_shared_base(peft_config: Any, adapters: list[str]) -> None:
     """Raise ValueError if several adapters would each take over a part of one base."""
     if changes_base(peft_config) and len(adapters) > 1:
         raise ValueError(
-            f"`init_lora_weights={peft_config.init_lora_weights!r}` changes the base model, so that {len(adapters)} adapters cannot share it. "
+            f"`init_lora_weights={peft_config.init_lora_weights!r}` changes the base model, so {len(adapters)} adapters cannot share it. "
             "Use True, or policy='sp'."
         )
 
@@ -308,7 +308,7 @@ def check_thought_rewards(reward_funcs: Iterable[Any], args: MultiRoleGRPOConfig
         called = function.func if isinstance(function, partial) else function
         if args.strip_thoughts and called in (think_format_reward, reasoning_accuracy_reward):
             raise ValueError(
-                f"The reward function {get_callable_name(function)!r} reads the thought of a completion, and `strip_thoughts=True` cuts thoughts out. Set "
+                f"The reward function {get_callable_name(function)!r} reads the thought of a completion, but `strip_thoughts=True` cuts thoughts out. Set "
                 "`strip_thoughts=False` in the configuration."
             )
 

@@ -3,14 +3,13 @@
 A mini-batch gradient is the mean gradient plus sampling noise, and its squared norm is mostly noise: E|g|^2 = |G|^2 + tr(Sigma). This module
 draws independent batches of episodes at fixed weights, as training draws them, and separates both terms:
 
-- *signal* |G|^2: the mean of the inner products of the gradients of two *different* batches. It is unbiased (a U-statistic), so that it can be
-  negative where there is no signal.
+- *signal* |G|^2: the mean of the inner products of the gradients of two *different* batches. It is unbiased (a U-statistic), so it can be negative if there is no signal.
 - *noise* tr(Sigma): the mean squared norm of one batch's gradient minus the signal.
 - *noise scale* tr(Sigma) / |G|^2, in batches: about how many batches an optimizer step has to average before signal and noise are
   equal (the simple noise scale of McCandlish et al. 2018, arXiv:1812.06162, there in examples).
 
-The parts of one batch share its problems and advantages, so that their noise is correlated. All comparisons of mean gradients, such as the cosine
-between two roles, are therefore made of inner products between different batches. Standard errors are delete-one jackknife errors over
+The parts of one batch share its problems and advantages, so their noise is correlated. All comparisons of mean gradients, such as the cosine between
+two roles, therefore use inner products between different batches. Standard errors are delete-one jackknife errors over
 batches. They say nothing about other checkpoints or seeds.
 
 Not covered: the preconditioning of AdamW, which moves weights by another vector than the gradient, clipping, and sharded models (FSDP2).

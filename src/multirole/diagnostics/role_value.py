@@ -1,15 +1,15 @@
 """Measure what each role is worth: the change of an evaluation's outcomes if the role is changed.
 
 Every episode is replayed with the turns of one role resampled, played by the base model, or replaced by the role's trivial twin
-(`core.replay`); all other turns keep their seeds, so the difference is the role's effect and what follows from it.
+(`core.replay`); all other turns keep their seeds, so the difference is the effect of the role and of what follows from it.
 
 * `change` is the mean outcome of the replays minus that of the episodes. A role's worth is what is lost without it: minus `change`
   under "base" (what its training adds) or "twin" (what it adds over a trivial one). Under "resample" its expectation is 0.
 * `moved` is the mean of |replay - episode|: with outcomes of 0 and 1, how often the outcome flips. Under "resample" it says how much
   the outcome depends on the random draw of this role's replies.
 
-Both are means over problems. `changes` and `moves` hold the problems' own values, for an interval: it covers other problems and draws, not other
-training seeds.
+Both are means over problems. `changes` and `moves` hold the problems' own values, for an interval, which accounts for other problems and draws, but
+not for other training seeds.
 
 `turn_effects` changes single turns instead, and counts the replays whose outcome differs from the episode's: it says which turn decided.
 """
@@ -35,7 +35,7 @@ class RoleEffect:
     Args:
         role, how: which turns were forked, and how (`core.replay.Fork`).
         replays: number of replayed episodes in all.
-        before, after: mean outcome of the episodes and of their replays, each problem weighing the same.
+        before, after: mean outcome of the episodes and of their replays, with equal weight for each problem.
         changes, moves: `change` and `moved` of each problem, see the module.
     """
 
@@ -81,7 +81,7 @@ def role_values(
         trainer: a `MultiRoleGRPOTrainer` that holds the weights that played the episodes.
         episodes: scored episodes; those without a reward are left out.
         score: sets `reward` of a list of episodes.
-        iteration: the iteration that the episodes were played in, -1 for an evaluation.
+        iteration: the iteration in which the episodes were played, -1 for an evaluation.
         how: interventions. "twin" is skipped for roles that have none.
         n_draws: replays of each episode under "resample" and "base"; a twin needs one.
 
@@ -194,8 +194,8 @@ def _mean(values: Sequence[float]) -> float:
 class RoleValue(MultiRoleCallback):
     """Callback that measures each role's worth at each evaluation: `effects`, and `<prefix>_<role>_<how>_change` and `..._moved`.
 
-    It replays evaluation episodes, so it costs rollouts: with r roles about 2 r `n_draws` times as many episodes as it
-    reads, of which only what follows from the role is generated.
+    It replays evaluation episodes, so it costs rollouts: with r roles, about 2 r `n_draws` replays of each episode that it reads. Only what follows
+    from the role is generated again.
 
     Args:
         score: sets `reward` of a list of episodes, for example a function that calls your reward function.

@@ -22,15 +22,13 @@ from multirole.endpoint.session import Session
 
 def listening(host: str, port: int) -> socket.socket:
     """Return a socket that listens on an address. ValueError if there is no such address or another process has the port."""
+    if not 0 <= port < 2**16:
+        raise ValueError(f"The port must be from 0 to 65535, got {port}. Port 0 takes a free one.")
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
-    except (OSError, OverflowError) as error:
-        is_taken = isinstance(error, OSError) and error.errno in (errno.EADDRINUSE, errno.EACCES)
-        advice = (
-            "Port 0 takes a free one."
-            if is_taken
-            else "The host must be an address of this machine, and the port below 65536."
-        )
+    except OSError as error:
+        is_taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
+        advice = "Port 0 takes a free one." if is_taken else "The host must be an address of this machine."
         raise ValueError(f"Nothing can be served at {host}:{port}: {error}. {advice}") from error
 
 

@@ -108,21 +108,21 @@ def from_openai(
 
     Args:
         agent: `async def agent(question, client) -> str` with an `openai.AsyncOpenAI` client, or a synchronous function with an
-            `openai.OpenAI` client, which runs in a thread. `client.base_url` and `client.api_key` make any other client: the key
-            names the episode. `question` is the row's prompt: a text, or the messages of a conversation with more than one.
+            `openai.OpenAI` client, which runs in a thread. Any other client can be made from `client.base_url` and `client.api_key`: the
+            key identifies the episode. `question` is the row's prompt: a text, or the messages of a conversation with more than one.
         roles: role -> number of slots, or a list of roles of one slot each. A role may be called more often than it has slots.
-        name: of the workflow; by default the function's.
+        name: the workflow's name; by default the function's.
         structure: what the roles do, for diagnostics and the diagram.
-        ignore: fields of requests that are left out instead of refused, such as `("temperature",)`.
+        ignore: request fields that are dropped instead of refused, such as `("temperature",)`.
         use_socket: serve on the loopback interface, for frameworks that make their own connections. Otherwise calls stay in memory.
-        patience: seconds that an agent may neither call nor return.
+        patience: the most seconds that an agent may go without making a call or returning.
     """
     if isinstance(roles, str):
         raise TypeError(
             f"`roles` must be a list of roles or a dict of their slots, got {roles!r}. Write roles=[{roles!r}]."
         )
     if name is None and not hasattr(agent, "__name__"):
-        raise ValueError("The agent has no name of its own, as a `functools.partial` has none. Pass `name=`.")
+        raise ValueError("The agent has no name, as a `functools.partial` has none. Pass `name=`.")
     slots = dict(roles) if isinstance(roles, Mapping) else dict.fromkeys(roles, 1)
     return OpenAIWorkflow(agent, slots, name or agent.__name__, structure or Structure(), ignore, use_socket, patience)
 

@@ -84,7 +84,7 @@ def llm_options(
         }  # fmt: skip
     if dtype == torch.float32:
         raise ValueError(
-            "vLLM's LoRA kernels for CUDA take half precision only, and this model is in float32. Load it in bfloat16, or use "
+            "vLLM's LoRA kernels for CUDA take half precision only, but this model is in float32. Load it in bfloat16, or use "
             "engine='transformers'."
         )
     return options | {
@@ -156,7 +156,7 @@ class VLLMEngine:
             if "max_model_len" not in str(error):
                 raise
             raise ValueError(
-                f"A prompt and its reply may have {max_length} tokens (`max_prompt_tokens` + `max_completion_length`), and {model_path!r} is made "
+                f"A prompt and its reply may have {max_length} tokens (`max_prompt_tokens` + `max_completion_length`), but {model_path!r} is made "
                 "for fewer (`max_position_embeddings` in its config.json). Lower `max_prompt_tokens`."
             ) from error
 
@@ -281,7 +281,7 @@ def checked_configs(model: PeftModel, adapters: Sequence[str]) -> list[LoraConfi
         if found:
             values = ", ".join(f"{name}={getattr(config, name)!r}" for name in found)
             raise ValueError(
-                "vLLM serves adapters of two matrices per layer, with one rank and scaling, on the unchanged base, and the `LoraConfig` has "
+                "vLLM serves adapters of two matrices per layer, with one rank and scaling, on the unchanged base, but the `LoraConfig` has "
                 f"{values}. Leave it out, or use engine='generate'."
             )
     return configs
@@ -296,14 +296,14 @@ def base_source(model: PeftModel) -> str:
     quantizer = getattr(base, "hf_quantizer", None)
     if quantizer is not None and not quantizer.pre_quantized:
         raise ValueError(
-            "vLLM loads the base model from where `model` was loaded, as it is stored there, and this one was quantised while it was loaded. "
+            "vLLM loads the base model from where `model` was loaded, as it is stored there, but this one was quantised while it was loaded. "
             "Load it in bfloat16, or use engine='generate'."
         )
     adapter = model.peft_config[model.active_adapters[0]]
     if source := base.name_or_path or adapter.base_model_name_or_path:
         return str(source)
     raise ValueError(
-        "vLLM loads the base model from where `model` was loaded, and this one was built in memory. Save it with `save_pretrained`, and load it "
+        "vLLM loads the base model from where `model` was loaded, but this one was built in memory. Save it with `save_pretrained`, and load it "
         "from that folder, or use engine='transformers'."
     )
 
@@ -328,8 +328,8 @@ def check_class(trainer: Trainer) -> None:
     stored = (config.get("architectures") or [loaded])[0]
     if stored.endswith("ForConditionalGeneration") and loaded != stored:
         raise ValueError(
-            f"vLLM serves {base.name_or_path!r} as the {stored} of its config.json, and `model` was loaded as a {loaded}, whose modules have "
-            f"other names, so that vLLM would ignore the adapters. Load it as a {stored}, or use engine='generate'."
+            f"vLLM serves {base.name_or_path!r} as the {stored} of its config.json, but `model` was loaded as a {loaded}, whose modules have "
+            f"other names, so vLLM would ignore the adapters. Load it as a {stored}, or use engine='generate'."
         )
 
 

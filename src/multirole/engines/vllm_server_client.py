@@ -74,7 +74,7 @@ def checked_urls(text: str) -> list[str]:
             shown = url.rpartition("@")[2]  # without a password
             raise ValueError(
                 f"`vllm_server_base_url` has {shown!r}, which is not the address of a server. Write addresses such as "
-                f"'http://node1:8000', separated by commas; a key belongs into the environment variable {API_KEY}."
+                f"'http://node1:8000', separated by commas; set a key in the environment variable {API_KEY}."
             )
     if not urls or len(set(urls)) < len(urls):
         raise ValueError(f"`vllm_server_base_url` must name one or several different servers, got {text!r}.")
@@ -158,7 +158,7 @@ class Server:
         number = _field(self.url, await self.call("/version"), "version")
         if str(number).partition("+")[0] not in VLLM_VERSIONS:  # a local label names the build
             raise ServerUnfit(
-                f"The server at {self.url} runs vLLM {number}, and {' or '.join(VLLM_VERSIONS)} was tested. Start it from the lock "
+                f"The server at {self.url} runs vLLM {number}, but only {' or '.join(VLLM_VERSIONS)} was tested. Start it from the lock "
                 "file's environment."
             )
 
@@ -187,7 +187,7 @@ class Server:
         done = await self.complete(body | {"allowed_token_ids": [0]}, seconds)  # the first request may take long
         if done.logprobs != [0.0]:
             raise ServerUnfit(
-                f"The server at {self.url} gives log-probs of the raw logits, and not of the distribution after temperature. Start it "
+                f"The server at {self.url} gives log-probs of the raw logits instead of the distribution after temperature. Start it "
                 "with --logprobs-mode processed_logprobs."
             )
 
@@ -212,7 +212,7 @@ class Server:
             raise Refused(self.url, "/v1/completions", 500, f"the reply ended with finish_reason={reason!r}")
         if not 0 < len(token_ids) == len(logprobs) <= body["max_tokens"]:
             raise ServerError(
-                f"{self.url} sent {len(token_ids)} tokens with {len(logprobs)} log-probs, and 1 to {body['max_tokens']} of both were "
+                f"{self.url} sent {len(token_ids)} tokens with {len(logprobs)} log-probs, but 1 to {body['max_tokens']} of both were "
                 "asked for."
             )
         return Completion(token_ids, logprobs, reason)

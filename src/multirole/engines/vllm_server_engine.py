@@ -316,12 +316,12 @@ class VLLMServerEngine:
         models, base, url = await server.models(), self.options.model, server.url
         if base not in models.bases:
             raise ServerUnfit(
-                f"The server at {url} serves {sorted(models.bases)}, and the base model is {base!r}. Start it with that model, or write the "
-                "name under which it has this model as `vllm_server_model`."
+                f"The server at {url} serves {sorted(models.bases)}, but this run's base model is {base!r}. Start it with that model, or set "
+                "`vllm_server_model` to the name under which it serves this model."
             )
         if (longest := models.bases[base] or self.max_length) < self.max_length:
             raise ServerUnfit(
-                f"The server at {url} takes sequences of {longest} tokens, and this run has up to {self.max_length}. Start it with "
+                f"The server at {url} takes sequences of {longest} tokens, but this run needs {self.max_length}. Start it with "
                 f"--max-model-len {self.max_length}."
             )
         others = [name for name in models.adapters if name.startswith(PREFIX) and not name.startswith(self.prefix)]
@@ -337,7 +337,7 @@ class VLLMServerEngine:
         needed, n_slots = len(self.adapters) + n_other, await server.n_slots()
         if n_slots is not None and n_slots < needed:
             raise ServerUnfit(
-                f"The server at {url} holds {n_slots} adapters at once, and this run needs {needed}"
+                f"The server at {url} holds {n_slots} adapters at once, but this run needs {needed}"
                 f"{f', with the {n_other} that others have loaded' * bool(n_other)}. Start it with --max-loras {needed + len(self.adapters)}."
             )
 
@@ -451,8 +451,8 @@ def adapter_folder(urls: Sequence[str], options: ServerOptions, run: str) -> Pat
         remote = [url for url in urls if urlsplit(url).hostname not in (*LOCAL_HOSTS, socket.gethostname())]
         if remote:
             raise ValueError(
-                f"The servers {remote} are on other machines, and read adapters from a path that they share with this one. Name a folder "
-                "that all of them see as `vllm_server_adapter_dir`, or one that `vllm_server_copy_command` copies."
+                f"The servers {remote} are on other machines and read adapters from a path that they share with this one. Set "
+                "`vllm_server_adapter_dir` to a folder that all of them see, or to one that `vllm_server_copy_command` copies."
             )
         parent = folder_with_room(2**30)
     else:

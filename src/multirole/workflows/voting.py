@@ -32,7 +32,7 @@ def parse_selection(text: str, n: int, fallback: str = "candidate_1", box_rule: 
     The last box that holds the number of a candidate counts, in any style. Without such a box the last line counts if it
     only names a candidate ("I choose **Solution 2**."), or if the whole reply is its number; with `box_rule="last_box"` only boxes
     count, with `box_rule="first_literal"` the first literal `\\boxed{k}`. If there is none, candidate 1 is selected and the outcome is "unparsed". `fallback="first_digit"` is the
-    released code's rule: the first literal box, else the first digit from 1 to 9 without another digit beside it ("digit:k").
+    released code's rule: the first literal box, else the first digit from 1 to 9 without another digit next to it ("digit:k").
     """
     if fallback == "first_digit" or box_rule == "first_literal":
         number = _first_literal(text)

@@ -51,6 +51,8 @@ GYM_TRAIN, GYM_VALIDATION = 8192, 256
 """Number of reasoning-gym problems at the paper's scales."""
 COORDINATES = ("workflow", "policy", "task", "scale", "seed", "preset")
 """The settings that place a cell in the matrix."""
+EVALUATION_NAMES = ("adapters", "checkpoints", "n_rollouts")
+"""The parameters that an evaluation has and a training lacks."""
 IPYTHON_NAMES = re.compile(r"In|Out|_+|_i+|_i?\d+|_[dio]h|_exit_code|__\w+__")
 """Names that IPython adds to a notebook's globals."""
 
@@ -243,9 +245,10 @@ class Cell(Settings):
             yield f"`kl_anchor` must be a number >= 0, or a dict of them by role ({', '.join(self.policy)}), got {self.kl_anchor}."
         if self.n_train is not None and self.n_train < self.n_problems:
             yield f"`n_train` must be at least `n_problems` ({self.n_problems}), got {self.n_train}."
-        ticks = self.iterations * (len(set(self.policy.values())) if self.lr_clock != "iteration" else 1)
-        if self.warmup_iterations > ticks and "warmup_iterations" in self.changed():  # the preset's may exceed a trial
-            yield f"`warmup_iterations` must be at most the {ticks} ticks of `iterations`, got {self.warmup_iterations}."
+        if (
+            self.warmup_iterations > self.ticks and "warmup_iterations" in self.changed()
+        ):  # the preset's may exceed a trial
+            yield f"`warmup_iterations` must be at most the {self.ticks} ticks of `iterations`, got {self.warmup_iterations}."
         if (self.updates == "tokens") != (self.step_tokens is not None):
             yield f"`step_tokens` must be set, for example to 4096, if `updates='tokens'`, and only then; got {self.step_tokens} with `updates={self.updates!r}`."
         if self.updates == "tokens" and self.minibatch_split == "sequential":
@@ -260,15 +263,43 @@ class Cell(Settings):
                 f"`credit={self.credit!r}` decides what is compared, so `advantage_group` must be 'episode', got {self.advantage_group!r}."
             )
         for name, path in (("model", self.model), ("data", self.data)):
-            if path is not None and name == "data" and (is_small(self.scale) or self._gym):
+            if path is not None and name == "data" and self._task is not None:
+                yield "`data` replaces the rows of task='math' or 'code', but a user-supplied task has its own rows. Leave `data` out."
+            elif path is not None and name == "data" and (is_small(self.scale) or self._gym):
                 yield f"`data` replaces the rows of task='math' or 'code' at a paper scale and cannot be used here; got {path!r}. Write scale='0.6b'."
             elif name == "model" and path in OTHER_BASES:
                 if not is_tiny(self.scale) or self.task == "code":
                     yield f"`model={path!r}` is a base for scale='tiny-r' and task='math', got scale={self.scale!r} and task={self.task_label!r}. Leave `model` out."
             elif path is not None and not (path and Path(path).expanduser().exists()):
                 yield f"`{name}` must be an existing local path, got {path!r}{looked_in(path)}. Leave it out for the pinned download."
-        if self._task is not None and self.data is not None:
-            yield "`data` replaces the rows of task='math' or 'code', but a user-supplied task has its own rows. Leave `data` out."
+
+    @property
+    def ticks(self) -> int:
+        """The number of ticks of the learning-rate schedule."""
+        return self.iterations * (len(set(self.policy.values())) if self.lr_clock != "iteration" else 1)
+
+    def remarks(self) -> list[str]:
+        """Return a sentence for each setting that is allowed and does less than its name says; a run prints them when it starts."""
+        said = []
+        if self.warmup_iterations >= self.ticks:
+            said.append(
+                f"The warm-up of {self.warmup_iterations} ticks does not end within the run's {self.ticks}, so the learning rate stays below "
+                f"{self.learning_rate:g}. Write warmup_iterations=0 for a trial at full rate."
+            )
+        used_by = {
+            "rounds": "eval_opt",
+            "n_voters": "voting",
+            "aggregator_fallback": "voting",
+            "n_workers": "orch_workers",
+        }
+        idle = [name for name, workflow in used_by.items() if name in self.changed() and self.workflow_name != workflow]
+        if "credit_branches" in self.changed() and self.credit not in ("branches", "leave_one_out"):
+            idle.append("credit_branches")
+        if idle:
+            said.append(
+                f"Not used by workflow={self.workflow_name!r} with credit={self.credit!r}: {', '.join(idle)}. Only the run's name changes."
+            )
+        return said
 
     # ---- workflow, task and policy
 
@@ -397,6 +428,11 @@ class Cell(Settings):
         values = {name: v for name, v in values.items() if isinstance(v, plain) and not IPYTHON_NAMES.fullmatch(name)}
         known = [parameter.name for parameter in cell_parameters()]
         for name in values:
+            if name in EVALUATION_NAMES and not others:
+                raise ValueError(
+                    f"`{name}` is not a known parameter of a training, but of an evaluation. Leave it out, or evaluate the trained cell "
+                    "with `multirole evaluate` or notebooks/eval_cell.ipynb."
+                )
             if name not in known and name not in TRL_NAMES:
                 raise ValueError(unknown_name(name, [*others, *known]))
         values = {"workflow": "voting", "policy": "sp"} | with_cell_names(values)

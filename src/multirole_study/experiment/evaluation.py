@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from multirole.core.types import structure_of
-from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.cell import EVALUATION_NAMES, Cell
 from multirole_study.experiment.launch import Launch
 from multirole_study.experiment.run_folder import folder_of, is_done, saved_steps
 from multirole_study.experiment.settings import Parameter, Settings, option, parameters, user_errors
@@ -29,7 +29,7 @@ class Evaluation(Settings):
             adapter (same task, scale, seed and options) to the solver role and none to the others (paper Table 3);
             "transfer_all" gives it to every role.
         checkpoints: "all" saved ones, or a comma-separated list of steps (0 is the untrained model) and of
-            "early" (the checkpoint nearest to halfway between the first and best), "best" (highest validation accuracy; the earlier of equals)
+            "early" (the checkpoint nearest to halfway between the first and best), "best" (highest validation accuracy after step 0; the earlier of equals)
             and "terminal" (the last one). None takes `CHECKPOINTS`; the base model has no other than 0.
     """
 
@@ -65,9 +65,9 @@ class Evaluation(Settings):
     @user_errors()
     def from_parameters(cls, values: dict[str, Any]) -> "tuple[Evaluation, Launch]":
         """Build an evaluation and its launch options from a notebook's `globals()`; see `Cell.from_parameters`."""
-        names = [name for name in cls.model_fields if name != "cell"]
-        options = {name: values[name] for name in names if name in values}
-        cell, launch = Cell.from_parameters({k: v for k, v in values.items() if k not in options}, others=names)
+        options = {name: values[name] for name in EVALUATION_NAMES if name in values}
+        rest = {name: value for name, value in values.items() if name not in options}
+        cell, launch = Cell.from_parameters(rest, others=EVALUATION_NAMES)
         if launch.n_processes > 1:
             raise ValueError(
                 f"`n_processes` must be 1 for an evaluation, which runs on one GPU, got {launch.n_processes}."
@@ -124,12 +124,17 @@ def named_steps(accuracy: "pd.Series") -> dict[str, int]:
     return {"early": min(steps, key=lambda step: abs(step - middle)), "best": best, "terminal": steps[-1]}
 
 
+def steps_by_name(run: Path) -> dict[str, int]:
+    """Return the steps of a finished run that are named early, best and terminal."""
+    import pandas as pd
+
+    return named_steps(pd.read_parquet(run / "eval.parquet").groupby("step")["correct"].mean())
+
+
 def steps_of(evaluation: Evaluation, results_dir: str | Path) -> list[int]:
     """Return the steps to evaluate in ascending order. Raises ValueError if their adapters are missing."""
     if evaluation.source is None:
         return [0]
-    import pandas as pd
-
     run = folder_of(evaluation.source, results_dir)
     saved = saved_steps(run)
     if not is_done(run):
@@ -139,8 +144,8 @@ def steps_of(evaluation: Evaluation, results_dir: str | Path) -> list[int]:
         )
     if evaluation.checkpoints == "all":
         return saved
-    named = named_steps(pd.read_parquet(run / "eval.parquet").groupby("step")["correct"].mean())
+    named = steps_by_name(run)
     steps = sorted({named[n] if n in named else int(n) for n in evaluation.checkpoints.split(",")})
     if missing := [step for step in steps if step not in saved and step != 0]:
-        raise ValueError(f"`checkpoints` must be among {saved}, the saved steps of {run}, got {missing}.")
+        raise ValueError(f"`checkpoints` must be 0 or among {saved}, the saved steps of {run}, got {missing}.")
     return steps

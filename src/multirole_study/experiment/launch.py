@@ -70,6 +70,14 @@ class Launch(Settings):
             )
         return self.replace(n_processes=n_processes)
 
+    def check_sharding(self) -> None:
+        """Raise ValueError if the base is to be sharded and there is one process only."""
+        if self.is_sharded and self.n_processes == 1:
+            raise ValueError(
+                "`sharding='fsdp2'` shards the base model over several processes, and `n_processes` is 1. Write a larger n_processes, "
+                "or sharding='none'."
+            )
+
     def check_engine(self, engine: str) -> None:
         """Raise ValueError for options of vLLM's servers with another engine, where they would do nothing."""
         for name, value in self.vllm_servers().items():

@@ -5,6 +5,7 @@ immediately. A stored notebook keeps only the closing block.
 """
 
 import math
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -45,7 +46,7 @@ def introduce(cell: Cell, n_processes: int, folder: Path, counts: dict[str, int]
         f"LoRA rank {cell.lora_rank}; {engine_of(cell)} engine, {n_processes} process{'es' * (n_processes > 1)}{threads}\n"
         f"  training    {cell.iterations} iterations of {cell.n_problems} problems x {cell.n_episodes} episodes, "
         f"validation every {cell.eval_every}{f'; continues from {checkpoint.name}' if checkpoint else ''}\n"
-        f"  folder      {folder}"
+        f"  folder      {folder}" + "".join(f"\n  note        {remark}" for remark in cell.remarks())
     )
 
 
@@ -112,8 +113,18 @@ def conclude(folder: Path, how: str) -> None:
 
         clear_output(wait=True)
     shown = result_lines(pd.read_parquet(folder / "eval.parquet", columns=["step", "correct"]))
-    lines = [f"  folder      {folder}", f"  to see it   multirole inspect {folder}"]
+    lines = [f"  folder      {folder}", f"  to see it   multirole inspect {shlex.quote(str(folder))}"]
     say("\n".join([f"{folder.name} {how}", *shown, *lines]))
+
+
+def evaluation_line(step: int, outcomes: pd.DataFrame) -> str:
+    """Format the line of one evaluated step, from its rows of an evaluation's `eval.parquet`."""
+    judged = outcomes["correct"].dropna()
+    right, n = int(judged.sum()), len(judged)
+    accuracy = (
+        f"accuracy {interval(right, n)}, 95 % interval over {n} episodes" if n else "the task defines no accuracy"
+    )
+    return f"evaluation at iteration {step}   reward {outcomes['reward'].mean():.3f}   {accuracy}"
 
 
 def result_lines(outcomes: pd.DataFrame) -> list[str]:

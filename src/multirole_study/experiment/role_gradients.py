@@ -120,6 +120,11 @@ def adapters_of(folder: Path, steps: Sequence[int] | None) -> dict[int, Path | N
     """
     saved = saved_steps(folder)
     chosen = saved if steps is None else list(steps)
-    if not chosen or set(chosen) - {0, *saved}:
+    if not chosen:
+        raise ValueError(
+            f"{folder} has saved no adapters yet, which a run does at each evaluation but the first. Measure a run that has, or write "
+            "--at 0 for the untrained adapters."
+        )
+    if set(chosen) - {0, *saved}:
         raise ValueError(f"`--at` must name 0 or saved steps of {folder}, which are {saved}, got {chosen}.")
     return {step: adapters_folder(folder, step) if step else None for step in sorted(chosen)}

@@ -19,23 +19,23 @@ import os
 from contextlib import ExitStack
 from pathlib import Path
 
+import pandas as pd
 import torch
 from transformers import AutoTokenizer, TrainerCallback
 
 from multirole.core.distributed import gather_objects, processes
 from multirole.core.engine import EngineError
-from multirole.core.episode_metrics import mean_reward
 from multirole.core.threads import use_fitting_threads
 from multirole.diagnostics.turn_grading import grade
 from multirole_study.experiment.announce import announced, say
 from multirole_study.experiment.base_models import check_base_of_run, locate, shape_of
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import TaskReward, load_adapters, make_trainer
-from multirole_study.experiment.evaluation import Evaluation, solver_of, steps_of
+from multirole_study.experiment.evaluation import Evaluation, solver_of, steps_by_name, steps_of
 from multirole_study.experiment.launch import ONE_PROCESS, Launch, is_launched, spawn
 from multirole_study.experiment.preflight import load_problems, preflight
 from multirole_study.experiment.presets import is_tiny
-from multirole_study.experiment.progress import Progress, conclude, interval, introduce
+from multirole_study.experiment.progress import Progress, conclude, evaluation_line, introduce
 from multirole_study.experiment.record import Recorder, add_session, outcome_row, provenance, turn_row
 from multirole_study.experiment.run_folder import (
     adapters_folder,
@@ -158,6 +158,8 @@ def run_evaluation(evaluation: Evaluation, launch: Launch | str | Path = ONE_PRO
             config = {name: value for name, value in evaluation if name != "cell"} | {"cell": evaluation.cell.to_dict()}
             stack.enter_context(open_folder(folder, config))
             if is_done(folder):
+                outcomes = pd.read_parquet(folder / "eval.parquet", columns=["step", "reward", "correct"])
+                say("\n".join(evaluation_line(step, rows) for step, rows in outcomes.groupby("step")))
                 say(f"{folder} is already finished.")
                 return folder
             steps = steps_of(evaluation, launch.results_dir)
@@ -177,8 +179,13 @@ def _play(evaluation: Evaluation, launch: Launch, folder: Path, steps: list[int]
         use_fitting_threads(shape_of(cell).parameters)
     problems = task.problems("validation", cell.n_validation)
     reward = TaskReward(task, problems)
+    names = steps_by_name(folder_of(source, launch.results_dir)) if source else {}
+    named = [
+        f"{step} ({', '.join(is_)})" if (is_ := [n for n in names if names[n] == step]) else str(step) for step in steps
+    ]
     say(
-        f"{cell.id}\n  adapters    {evaluation.adapters}, at iterations {', '.join(map(str, steps))}\n  folder      {folder}"
+        f"{cell.id}\n  adapters    {evaluation.adapters}, at iteration{'s' * (len(steps) > 1)} {', '.join(named)}\n"
+        f"  folder      {folder}"
     )
     attempts = [(problem, index) for problem in problems for index in range(evaluation.n_rollouts)]
     trainer = make_trainer(cell, str(folder), launch, problems=(problems, problems))
@@ -210,9 +217,7 @@ def _play(evaluation: Evaluation, launch: Launch, folder: Path, steps: list[int]
                 }
                 for episode in episodes
             ]
-            judged = [bool(row["correct"]) for row in rows if row["correct"] is not None]
-            accuracy = f"accuracy {interval(sum(judged), len(judged))}" if judged else "the task defines no accuracy"
-            say(f"evaluation at iteration {step}   reward {mean_reward(episodes):.3f}   {accuracy}")
+            say(evaluation_line(step, pd.DataFrame(rows)))
             read = {problem.id for problem in problems[:N_READ]}
             outcomes += rows
             turns += [

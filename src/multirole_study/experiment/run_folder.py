@@ -21,7 +21,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from multirole_study.experiment.cell import Cell
-from multirole_study.experiment.settings import UnfinishedRun, UserError
+from multirole_study.experiment.settings import UnfinishedRun, UserError, looked_in
 from multirole_study.experiment.storage import checksums_of, damage, publish, remove, write_text
 
 logger = logging.getLogger(__name__)
@@ -41,10 +41,10 @@ def read_config(folder: Path, may_be_evaluation: bool = False) -> dict:
     """Read the run's settings, or those of an evaluation if it may be one; ValueError for another folder."""
     path = folder / "config.json"
     if not path.is_file():
-        raise ValueError(
-            f"{folder} is not the folder of a run: it has no config.json. Give the folder of one run, such as "
-            "runs/tiny-r/voting-sp-math-s0, or a folder that contains runs."
-        )
+        why = "it has no config.json" if folder.is_dir() else f"there is no such folder{looked_in(folder)}"
+        inside = sorted(path.parent for below in ("*", "*/*") for path in folder.glob(f"{below}/config.json"))
+        example = next((run for run in inside if "evaluations" not in run.parts), "runs/tiny-r/voting-sp-math-s0")
+        raise ValueError(f"{folder} is not the folder of a run: {why}. Give the folder of one run, such as {example}.")
     config = json.loads(path.read_text(encoding="utf-8"))
     if "cell" in config and not may_be_evaluation:
         raise ValueError(

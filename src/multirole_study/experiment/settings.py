@@ -36,8 +36,27 @@ def user_errors() -> Iterator[None]:
         yield
     except UserError:
         raise
+    except ValidationError as error:
+        raise UserError("\n".join(map(_in_words, error.errors()))) from error
     except (ValueError, OSError) as error:
         raise UserError(str(error)) from error
+
+
+def _in_words(error: Any) -> str:
+    """Return a sentence for one error of a pydantic dataclass."""
+    name, cause = ".".join(map(str, error["loc"])), error.get("ctx", {}).get("error")
+    if cause is not None:
+        return str(cause)
+    if error["type"] == "unexpected_keyword_argument":
+        return f"`{name}` is not a known field."
+    if error["type"].startswith("missing"):
+        return f"`{name}` is missing."
+    return f"`{name}` {_must(error)}, got {error['input']!r}."
+
+
+def _must(error: Any) -> str:
+    """Return pydantic's message as the rest of a sentence, such as "must be a valid integer"."""
+    return re.sub("^[A-Z][a-z]+ should", "must", error["msg"].partition(", unable to parse")[0])
 
 
 def option(
@@ -74,8 +93,8 @@ class Settings(BaseModel):
     def _sentence(cls, name: str, error: Any) -> str:
         if error["type"] == "extra_forbidden":
             return unknown_name(name, cls.model_fields)
-        problem, raw = re.sub("^[A-Z][a-z]+ should", "must", error["msg"]), error["input"]
-        return f"`{name}` {problem}, got {raw!r}." + did_you_mean(raw, choices(cls.model_fields[name].annotation))
+        raw = error["input"]
+        return f"`{name}` {_must(error)}, got {raw!r}." + did_you_mean(raw, choices(cls.model_fields[name].annotation))
 
     def replace(self, **changes: Any) -> Self:
         """Return a copy with some fields changed."""

@@ -26,7 +26,10 @@ RESUMABLE = 75  # EX_TEMPFAIL: the same command continues from the checkpoint
 TERMINAL = (signal.SIGINT, signal.SIGHUP)
 SIGNALS = (signal.SIGTERM, signal.SIGUSR1, *TERMINAL)
 ECHO = 2.0  # seconds: a scheduler and a launcher may both pass on one signal
-STOPPED = "The run was stopped by a signal and is not finished. The same command continues from its newest checkpoint."
+STOPPED = (
+    "The run was stopped by a signal and is not finished. The same command continues from its newest checkpoint, or starts again "
+    "if it has none."
+)
 
 
 class Stopped(SystemExit):

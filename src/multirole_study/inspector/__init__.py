@@ -171,7 +171,7 @@ def inspect_all(results_dir: Path) -> list[Path]:
         rows.append(row)
     if not pages and not faults:
         raise ValueError(
-            f"{results_dir} contains no finished run. Give a folder that does, or the folder of one run (the one with config.json). "
+            f"{results_dir} contains no finished run{'' if results_dir.is_dir() else ': there is no such folder'}. Give a folder that does, or the folder of one run (the one with config.json). "
             "Packed runs become folders with multirole_study.paper.pack.unpack."
         )
     title = f"{len(pages)} runs in {results_dir.resolve().name}"

@@ -208,7 +208,8 @@ def figure_6(results: Results) -> Plate:
                 validated.plot(points.mean(axis=1), lw=1.6, marker=".", label=POLICY_NAMES[policy], **look)
         _in_percent(validated.yaxis)
         validated.set_xlabel("iteration")
-        validated.legend(ncols=2, loc="lower right")
+        if validated.get_lines():  # a grid may lack the cell
+            validated.legend(ncols=2, loc="lower right")
         above = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": 2, "fontsize": 7}
         measured[0].legend(handles=handles, title=at + cell_name(*cell), **above)
     figure.align_ylabels()

@@ -202,7 +202,12 @@ class Study(Declaration):
 
     def cell(self, name: str, coordinates: str, seed: int) -> Cell:
         """Create the variant of the grid's cell `coordinates`, such as "voting ip math"."""
-        return self.grid.cell(*coordinates.split(), seed, **self.variants[name].parameters)
+        words = coordinates.split()
+        if len(words) != 3:
+            raise ValueError(
+                f"`cells` of the variant {name!r} must be written 'workflow policy task', such as 'voting sp math', got {coordinates!r}."
+            )
+        return self.grid.cell(*words, seed, **self.variants[name].parameters)
 
     @property
     def command(self) -> str:

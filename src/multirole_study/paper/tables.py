@@ -50,14 +50,16 @@ COST = {
 def sentences(results: Results) -> dict[str, str]:
     """Return the sentences that captions share: regime, sample, meaning of the brackets, and missing runs."""
     cell, seeds = results.grid.cells()[0], results.grid.seeds
-    times = cell.learning_rate / Cell("single", "sp", cell.task, cell.scale, preset=cell.preset).learning_rate
+    preset = Cell("single", "sp", cell.task, cell.scale, preset=cell.preset)
+    name = regime_of(cell, preset)
+    times = cell.learning_rate / preset.learning_rate
     times = "" if times == 1 else f"{times:.3g} times "
     lr = f"{cell.learning_rate:.1e}".replace(".0e", "e").replace("e-0", "e-")
     rate = f"learning rate {lr}, {cell.lr_schedule} schedule, {times}the preset's rate"
     model = MODEL_SENTENCES.get(cell.scale, f"Scale {cell.scale}.")
     if cell.model is not None:
         model = f"Base {results.grid.base}. {model}"
-    regime = f"{model} Regime `{'stress' if times else 'paper'}`: {rate};"
+    regime = f"{model} {f'Regime `{name}`' if name else 'A regime of its own'}: {rate};"
     over = f"seeds {', '.join(map(str, seeds[:-1]))} and {seeds[-1]}" if seeds[1:] else f"seed {seeds[0]} alone"
     n_planned = len(results.grid.cells()), len(results.grid.evaluations())
     runs, evaluations = n_planned[0] - len(results.runs), n_planned[1] - len(results.evaluations)
@@ -65,7 +67,7 @@ def sentences(results: Results) -> dict[str, str]:
     read = results.evaluated("own", "turns")
     facts = RULES | {
         "model": model,
-        "grid_regime": "stress" if times else "paper",
+        "grid_regime": f"`{name}`" if name else "a regime of its own",
         "rate": rate,
         "regime": f"{regime} {over}.",
         "sample": f"{regime} n = {cell.n_validation or 'all'} validation problems per task, one episode each; {over}.",
@@ -82,6 +84,18 @@ def sentences(results: Results) -> dict[str, str]:
     for name, sentence in DECLARED["sentences"].items():
         facts[name] = sentence.format(**facts)
     return facts
+
+
+def regime_of(cell: Cell, preset: Cell) -> str:
+    """Return the name of the regime that a grid's cell is trained in, as tables.yaml describes them; empty for any other."""
+    times = round(cell.learning_rate / preset.learning_rate, 6)
+    changed = (times, cell.lr_schedule, cell.updates)
+    names = {
+        (1, preset.lr_schedule, preset.updates): "paper",
+        (3, "constant", preset.updates): "stress",
+        (3, "constant", "one"): "stress, one step",
+    }
+    return names.get(changed, "")
 
 
 def other_bases(results: Results) -> str:

@@ -105,7 +105,7 @@ def take(problems: list[Problem], split: str, count: int | None) -> list[Problem
     if count is not None and not 0 < count <= len(problems):
         raise DataError(
             f"The {split} split holds {len(problems)} problems, got count={count}. Write 1 <= count <= {len(problems)}, "
-            "or None for all of them."
+            f"or None for all of them. In a cell this is `n_{split}`."
         )
     return problems[:count]
 

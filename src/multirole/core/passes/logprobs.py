@@ -146,7 +146,7 @@ def check_head(model: PeftModel, temperature: float, tolerance: float) -> None:
     if trains_tokens:
         raise ValueError(
             "`trainable_token_indices` changes the embedding of tokens that the model's head shares, and TRL's fused head does not compute "
-            "with such a head. Leave it out, or use a model whose head has weights of its own."
+            "with such a head. Leave it out, or use a model whose head has its own weights."
         )
     ids = torch.arange(8, device=model.device)[None]  # (1, 8)
     logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float() / temperature  # (1, 7, V)

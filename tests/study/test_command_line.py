@@ -1,0 +1,54 @@
+"""What the command line says to someone who writes a command wrongly, or whose terminal lacks a character."""
+
+import io
+import sys
+
+import pytest
+
+from multirole_study import __main__ as command_line
+
+
+def said(monkeypatch, capsys, *words: str) -> str:
+    """Run a command that is refused, and return what it printed to stderr after its usage."""
+    monkeypatch.setattr(sys, "argv", ["multirole", *words])
+    try:
+        code = command_line.main()
+    except SystemExit as error:
+        code = error.code
+    assert code == 2
+    return capsys.readouterr().err.split("error: ")[-1].strip()
+
+
+def test_no_command_is_answered_with_the_commands(monkeypatch, capsys):
+    assert said(monkeypatch, capsys).startswith("write a command, one of plan, doctor, fetch, train, evaluate")
+
+
+@pytest.mark.parametrize(
+    "words", [["-p", "seed=1"], ["-p", "seed=1", "-p", "task", "math"], ["seed", "1"], ["--seed", "1"]]
+)
+def test_a_parameter_that_is_written_wrongly_is_answered_with_how_it_is_written(monkeypatch, capsys, words):
+    for command in ("train", "evaluate", "plan", "doctor", "role_value"):
+        assert said(monkeypatch, capsys, command, *words).endswith(
+            "Write each parameter as -p NAME VALUE, such as -p seed 1."
+        )
+    assert "-p NAME" not in said(monkeypatch, capsys, "inspect", "runs", "extra")  # it has no parameters
+
+
+def test_a_missing_file_of_parameters_is_named_with_the_folder(monkeypatch, capsys, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    text = said(monkeypatch, capsys, "train", "--parameters", "no-such.json")
+    where = f"got 'no-such.json', which is looked for in {tmp_path}: No such file or directory."
+    assert text == f"--parameters must name a JSON file, {where}"
+
+
+def test_a_character_that_the_terminal_lacks_is_escaped_and_nothing_is_lost(monkeypatch):
+    def measure(argv: list[str]) -> int:
+        sys.stdout.write("−2.5 points\n")
+        return 0
+
+    monkeypatch.setitem(command_line.COMMANDS, "measure", measure)
+    monkeypatch.setattr(sys, "argv", ["multirole", "measure"])
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BytesIO(), "latin-1"))
+    assert command_line.main() == 0
+    sys.stdout.flush()
+    assert sys.stdout.buffer.getvalue() == b"\\u22122.5 points\n"
