@@ -90,7 +90,7 @@ class Pair:
         ({"peft_config": PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)}, ValueError, "got a `PromptTuningConfig`: the rollout"),
         ({"peft_config": IA3Config()}, ValueError, "got a `IA3Config`: the rollout"),
         ({"peft_config": LoraConfig(task_type="CAUSAL_LM", alora_invocation_tokens=[1, 2])}, ValueError, r"`peft_config` has `alora_invocation_tokens=\[1, 2\]`"),
-        ({"peft_config": LoraConfig(init_lora_weights="pissa"), "workflow": Pair(), "args": "ip"}, ValueError, "so that 2 adapters cannot share it"),
+        ({"peft_config": LoraConfig(init_lora_weights="pissa"), "workflow": Pair(), "args": "ip"}, ValueError, "so 2 adapters cannot share it"),
         ({"args": "no epoch"}, ValueError, "`num_train_epochs=0` and `max_steps=-1` train nothing"),
         ({"tools": [size]}, ValueError, "`tools` is not supported by multi-role training: a workflow calls its tools"),
         ({"environment_factory": dict}, ValueError, "`environment_factory` is not supported.*`Workflow.run`"),

@@ -123,13 +123,13 @@ def test_a_failing_process_ends_the_run_and_says_why(tmp_path, capfd):
 
 
 def run_with_a_bad_row(parameters: dict) -> None:
-    """A run in which the engine gives one token of the second iteration no log-prob: one process computes that row."""
+    """A run in which one row of the second iteration has the advantage NaN: one process computes that row."""
     prepare = MultiRoleGRPOTrainer.prepare_rows
 
     def prepare_rows(trainer, episodes):
         rows = prepare(trainer, episodes)
         if trainer.state.global_step == 1:
-            rows[0].turn.logprobs[0] = float("nan")
+            rows[0].advantage = float("nan")
         return rows
 
     MultiRoleGRPOTrainer.prepare_rows = prepare_rows
