@@ -154,10 +154,15 @@ def test_workflows_win_at_equal_iterations_which_is_not_equal_training():
 def test_the_single_agent_ends_above_workflows_on_smollm2():
     lines = [row for row in answers(Results(ROOT / "results/smollm2")) if row["question"] == "gain"]
     gaps = [-100 * row["mean"] for row in lines]
+    of_code = answers(Results(ROOT / "results/programs/smollm2"), "code")
+    programs = {row["line"]: row for row in of_code if row["question"] == "gain"}
+    of_programs = [-100 * programs[f"Voting, {policy}"]["mean"] for policy in POLICIES]
     said = finding(
-        r"ends\]\(\S+\) N to N points above workflows \(declared, N to N seeds; all six intervals exclude zero"
+        r"ends\]\(\S+\) N to N points above workflows on sums, N and N above Voting on programs "
+        r"\(declared, N to N seeds; all eight intervals exclude zero"
     )
-    assert said == [round(min(gaps)), round(max(gaps)), 3, 5] and len(lines) == 6
+    assert said == [round(min(gaps)), round(max(gaps)), *map(round, of_programs), 3, 5] and len(lines) == 6
+    assert {programs[f"Voting, {policy}"]["verdict"] for policy in POLICIES} == {"no"}
     assert {row["verdict"] for row in lines} == {"no"} and {row["seeds"] for row in lines} == {3, 5}
 
 
@@ -177,7 +182,7 @@ def test_sharing_costs_stability_at_three_times_the_rate():
     falls = rows("setup", task="math", variant="stress").pivot_table("value", ["workflow", "policy"], "number")
     assert (falls["falls"] == falls["runs"]).all(), "a run of a workflow did not fall"
     mean, low, high = judged("ip_falls_back", "stress", "fails")  # decidedly the other way
-    assert finding("Every run of a workflow falls\\]\\(\\S+\\), I farther under SP") == [-mean, -high, -low]
+    assert finding("Every workflow run falls\\]\\(\\S+\\), I farther under SP") == [-mean, -high, -low]
     mean, low, high = judged("ip_falls_back", "stress, one step", "fails")
     assert rows("claims", claim="ip_falls_back", regime="stress, one step")["seed"].nunique() == 10
     assert finding("; I with one step per adapter") == [-mean, -high, -low]
