@@ -168,6 +168,14 @@ def doctor(argv: list[str]) -> int:
         return smoke_run.run(cell, settled, planner.plan(cell, settled).per_process)
 
 
+def _check_run(folder: Path) -> None:
+    """Refuse a folder that is not a run's before torch is imported, which takes seconds."""
+    from multirole_study.experiment.run_folder import read_config
+
+    with user_errors():
+        read_config(folder)
+
+
 def serve(argv: list[str]) -> int:
     """Serve the roles of a run as models of OpenAI's API, until Ctrl-C."""
     parser = _parser(serve)
@@ -179,6 +187,7 @@ def serve(argv: list[str]) -> int:
     ignore = "a field of requests that is dropped instead of refused, such as response_format; may be repeated"
     parser.add_argument("--ignore", action="append", default=[], metavar="FIELD", help=ignore)
     options = parser.parse_args(argv)
+    _check_run(options.folder)
     with user_errors():
         from multirole_study.serve import serve_run
 
@@ -281,6 +290,7 @@ def signal(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     if options.batches < 2:
         parser.error(f"--batches must be 2 or more, got {options.batches}: noise is what differs between batches.")
+    _check_run(options.folder)
     from multirole_study.experiment.role_gradients import measure_run
 
     with user_errors():
@@ -299,6 +309,7 @@ def credit(argv: list[str]) -> int:
     parser.add_argument("--problems", type=int, default=128, help=problems)
     parser.add_argument("--model", help=LOCAL_MODEL)
     options = parser.parse_args(argv)
+    _check_run(options.folder)
     from multirole_study.experiment.credit_measurement import measure_run
 
     with user_errors():

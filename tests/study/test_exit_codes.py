@@ -121,3 +121,12 @@ def test_a_cell_out_of_time(tmp_path, processes):
     assert processes[0].wait(PATIENCE) == 1
     run = run_of(tmp_path / "run")
     assert newest_intact(run) and not (run / "DONE").exists()
+
+
+@pytest.mark.parametrize("command", ["serve", "signal", "credit"])
+def test_a_wrong_folder_is_refused_before_torch_is_imported(command):
+    script = "import sys; sys.modules['torch'] = None; from multirole_study.__main__ import main; sys.exit(main())"
+    done = subprocess.run(
+        [sys.executable, "-c", script, command, "nowhere"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2 and "nowhere is not the folder of a run" in done.stdout + done.stderr
