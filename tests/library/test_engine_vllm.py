@@ -97,13 +97,16 @@ def test_the_given_tokens_alone_end_a_reply(engine, model, tokenizer, monkeypatc
     engine.publish(model, 0)
     asked = make_requests(24, len(tokenizer), seed=5)
     replies = [done.token_ids for done in run_all(engine, asked)]
-    folders, own = replies[0][0], next(ids[1] for ids in replies if len(ids) > 2 and ids[1] != replies[0][0])
-    monkeypatch.setattr(engine.llm.llm_engine.renderer, "get_eos_token_id", lambda: folders)
-    assert run_all(engine, asked[:1])[0].token_ids == [folders]
-    monkeypatch.setattr(engine, "stop_ids", [own])
+    eos_of_folder, eos_of_trainer = (
+        replies[0][0],
+        next(ids[1] for ids in replies if len(ids) > 2 and ids[1] != replies[0][0]),
+    )
+    monkeypatch.setattr(engine.llm.llm_engine.renderer, "get_eos_token_id", lambda: eos_of_folder)
+    assert run_all(engine, asked[:1])[0].token_ids == [eos_of_folder]
+    monkeypatch.setattr(engine, "stop_ids", [eos_of_trainer])
     for ids, done in zip(replies, run_all(engine, asked), strict=True):
-        assert done.token_ids == ids[: ids.index(own) + 1 if own in ids else None]
-        assert (done.finish_reason == "stop") == (done.token_ids[-1] == own)
+        assert done.token_ids == ids[: ids.index(eos_of_trainer) + 1 if eos_of_trainer in ids else None]
+        assert (done.finish_reason == "stop") == (done.token_ids[-1] == eos_of_trainer)
 
 
 def test_an_adapter_of_modules_that_vllm_does_not_have_is_refused(engine, model, monkeypatch):

@@ -28,10 +28,10 @@ class Given(Exception):
 
 def test_every_process_gets_the_callbacks_of_a_run(tmp_path, monkeypatch):
     """They may take part in collectives, or change the gradient."""
-    callback, given = TrainerCallback(), []
+    callback, passed = TrainerCallback(), []
 
     def make_trainer(cell, folder, launch, callbacks, *_, **__):
-        given.extend(callbacks)
+        passed.extend(callbacks)
         raise Given
 
     other = SimpleNamespace(is_main_process=False, num_processes=2, wait_for_everyone=lambda: None)
@@ -41,4 +41,4 @@ def test_every_process_gets_the_callbacks_of_a_run(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(Given):
         run_cell(SMALL_RUN, tmp_path, [callback])
-    assert callback in given
+    assert callback in passed

@@ -18,7 +18,7 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from multirole.core.arguments import accepts
-from multirole.core.types import Message, Problem, Workflow, structure_of
+from multirole.core.types import Message, Problem, Workflow, structure_of, text_of_parts
 
 Renderer = Callable[..., list[int]]
 """`render(tokenizer, messages)` returns the token ids of the prompt."""
@@ -177,18 +177,10 @@ def as_parts(messages: list[Message]) -> list[dict[str, Any]]:
 
 def as_texts(messages: list[Message]) -> list[Message]:
     """Join the parts of each message whose content is a list of texts, as most templates need it."""
+    texts = [text_of_parts(message.get("content")) for message in messages]
     return [
-        message | {"content": _joined(message["content"])} if "content" in message else message for message in messages
+        message if text is None else message | {"content": text} for message, text in zip(messages, texts, strict=True)
     ]
-
-
-def _joined(content: Any) -> Any:
-    """Return the text of a list of texts, and any other content as it is."""
-    parts = content if isinstance(content, list) else []
-    is_text = [
-        isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str) for part in parts
-    ]
-    return "".join(part["text"] for part in parts) if parts and all(is_text) else content
 
 
 def _render(tokenizer: PreTrainedTokenizerBase, messages: list[Message], options: dict[str, Any]) -> str:

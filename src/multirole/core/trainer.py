@@ -283,9 +283,9 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         else:
             args.set_epochs(len(train_dataset))
             self.train_rows = IndexedRows(train_dataset, INDEX)
-            if "id" in self.train_rows[0]:
-                check_ids("the dataset", (problem.id for problem in Problems(self.train_rows)))
         self.problems = Problems(self.train_rows)
+        if isinstance(self.train_rows, IndexedRows) and "id" in self.train_rows[0]:
+            check_ids("the dataset", (problem.id for problem in self.problems))
         self._rows_source = train_dataset
 
     def _set_up_passes(self, has_initial_adapters: bool) -> None:

@@ -329,6 +329,14 @@ def conversation_of(prompt: Any) -> list[Message]:
     return messages
 
 
+def text_of_parts(content: Any) -> str | None:
+    """Return the joined text of a list of text parts, as OpenAI's messages may have them; None for any other content."""
+    if not isinstance(content, list) or not content:
+        return None
+    is_text = (isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str) for p in content)
+    return "".join(part["text"] for part in content) if all(is_text) else None
+
+
 def _message_of(message: Any) -> Message:
     """Return one message of a dataset with its text and without the empty fields that Arrow adds."""
     if not isinstance(message, dict) or message.get("role") not in CHAT_ROLES:
@@ -337,9 +345,7 @@ def _message_of(message: Any) -> Message:
         )
     present = {key: value for key, value in message.items() if value is not None}
     content = present.get("content", "" if "tool_calls" in present else None)
-    parts: list[Any] = content if isinstance(content, list) and content else [{"type": "text", "text": content}]
-    if not all(isinstance(part, dict) and part.get("type") == "text" for part in parts) or not all(
-        isinstance(part.get("text"), str) for part in parts
-    ):
+    text = content if isinstance(content, str) else text_of_parts(content)
+    if text is None:
         raise ValueError(f"the content of a message must be text, got {message!r}. Images and audio are not supported.")
-    return present | {"content": "".join(part["text"] for part in parts)}
+    return present | {"content": text}

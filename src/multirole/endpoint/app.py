@@ -23,7 +23,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from multirole.core.rollout import PromptOverflow
-from multirole.core.types import Message, Turn
+from multirole.core.types import Message, Turn, text_of_parts
 from multirole.endpoint.session import Session
 
 MAX_BODY_BYTES = 4 * 2**20
@@ -269,8 +269,9 @@ def _text(content: Any, place: str) -> str:
     if content is None or isinstance(content, str):
         return content or ""
     if isinstance(content, list) and all(isinstance(part, dict) for part in content):
-        if all(part.get("type") == "text" and isinstance(part.get("text"), str) for part in content):
-            return "".join(part["text"] for part in content)
+        text = text_of_parts(content) if content else ""
+        if text is not None:
+            return text
         raise BadRequest(f"`{place}` has content other than text, and only text is supported.", param=place)
     raise BadRequest(f"`{place}.content` must be a text or a list of text parts.", param=place)
 

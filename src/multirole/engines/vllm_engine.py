@@ -276,10 +276,12 @@ def checked_configs(model: PeftModel, adapters: Sequence[str]) -> list[LoraConfi
     if not all(isinstance(config, LoraConfig) for config in configs):
         raise ValueError("vLLM serves LoRA adapters only. Pass a `LoraConfig`, or use engine='generate'.")
     for config in configs:
-        found = [name for name in UNSERVED if getattr(config, name, None)]
-        found += ["bias"] * (config.bias != "none") + ["init_lora_weights"] * (config.init_lora_weights not in STARTS)
-        if found:
-            values = ", ".join(f"{name}={getattr(config, name)!r}" for name in found)
+        unserved = [name for name in UNSERVED if getattr(config, name, None)]
+        unserved += ["bias"] * (config.bias != "none") + ["init_lora_weights"] * (
+            config.init_lora_weights not in STARTS
+        )
+        if unserved:
+            values = ", ".join(f"{name}={getattr(config, name)!r}" for name in unserved)
             raise ValueError(
                 "vLLM serves adapters of two matrices per layer, with one rank and scaling, on the unchanged base, but the `LoraConfig` has "
                 f"{values}. Leave it out, or use engine='generate'."
