@@ -12,7 +12,7 @@ import yaml
 from markupsafe import escape
 from test_inspector import make_run, read
 
-from multirole_study.inspector.landing_page import figure, findings, landing_page, table
+from multirole_study.inspector.landing_page import figure, findings, landing_page, study, table
 from multirole_study.paper.build import publish
 
 ROOT = Path(__file__).parents[2]
@@ -48,14 +48,17 @@ def test_every_linked_file_is_committed():
 
 
 def test_the_pages_are_small():
-    assert PAGE.stat().st_size < 500_000 and max(run.stat().st_size for run in RUNS) < 400_000
+    assert PAGE.stat().st_size < 700_000 and max(run.stat().st_size for run in RUNS) < 400_000
 
 
 def test_the_findings_the_tables_and_the_captions_are_up_to_date():
     """If this fails, `multirole paper results/tiny-r --page` writes the page anew."""
     text = PAGE.read_text(encoding="utf-8")
-    parts = [findings(ROOT / "README.md"), *(table(path)["body"] for path in SCALE.glob("tables/*.md"))]
-    parts += [escape(figure(SCALE / "figures" / f"{name}.md", "")["rest"]) for name in SHOWN["figures"]]
+    parts = [findings(ROOT / "README.md"), *(table(path, RESULTS)["body"] for path in SCALE.glob("tables/*.md"))]
+    parts += [escape(figure(SCALE / "figures" / f"{name}.md", "", RESULTS)["rest"]) for name in SHOWN["figures"]]
+    for declared in [*SHOWN["language_models"], *SHOWN["studies"]]:
+        section = study(declared, RESULTS)
+        parts += [one["body"] for one in section["tables"]] + [escape(one["rest"]) for one in section["figures"]]
     assert [part[:200] for part in parts if part not in text] == []
 
 
@@ -77,7 +80,13 @@ def test_a_page_from_its_parts_by_hand(tmp_path):
     (scale / "page.yaml").write_text(yaml.safe_dump({
         "title": "What <i>they</i> show", "about": "Two runs.", "runs": {"one": "It falls."}, "figures": {"f": "make grid"},
         "notebooks": {"tables": "all"},
+        "studies": [{"id": "other", "title": "Another", "about": "Of *words*.", "figures": {"other/f": "make study"},
+                     "tables": {"other/q": "Questions", "tiny-r/tables/t": None}, "pages": {"other/run.html": {"title": "A run", "shows": "it rises"}}}],
     }))  # fmt: skip
+    (scale.parent / "other").mkdir()
+    (scale.parent / "other" / "f.md").write_text("Of others. The rest.\n")
+    (scale.parent / "other" / "q.md").write_text("Asked: **why?**\n")
+    (scale.parent / "other" / "q.csv").touch()
     (scale / "figures" / "f.md").write_text("Figure 1.5. Accuracy of 0.3M parameters. More of it. And more.\n")
     (scale / "tables" / "t.md").write_text(
         "# Table 1: <b>\n\n| a | b |\n|---|---|\n| 1 | <img src=x> |\n\nA caption.\n"
@@ -97,6 +106,12 @@ def test_a_page_from_its_parts_by_hand(tmp_path):
         and "It falls. one: tiny-r, iterations 20" in text
     )
     assert read(page.parent / "inspector" / "one.html")[1]["episodes"]["problems"]
+    other = text[text.index('<section id="other">') : text.index('<section id="notebooks">')]
+    assert "Of <em>words</em>." in other and 'src="other/f.png"' in other and "<code>make study</code>" in other
+    assert '<a href="other/run.html">A run</a>: it rises' in other and "Asked: <strong>why?</strong>" in other
+    assert (
+        '<a href="other/q.csv">' in other and "LaTeX" not in other and "<summary>Table 1: &lt;b&gt;</summary>" in other
+    )
     readme.write_text("# x\n")
     with pytest.raises(ValueError, match="has no findings between"):
         landing_page(scale, lambda name: run, readme)

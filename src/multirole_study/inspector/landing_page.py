@@ -1,12 +1,14 @@
-"""Write `results/index.html`, which presents the results of one scale to a reader who has only a browser.
+"""Write `results/index.html`, which presents the committed results to a reader who has only a browser.
 
-It has the README's findings, figures, tables and notebooks of `results/<scale>`, and a few of its runs in the inspector, with
-links to files below `results/` only, so that the folder can be put on any static host. `<scale>/page.yaml` says which figures and runs.
+It has the README's findings, figures, tables and notebooks of `results/<scale>`, and a few of its runs in the inspector. Sections of
+other studies under `results/`, such as that of a language model, have their figures, tables and pages. Links lead to files below
+`results/` only, so that the folder can be put on any static host. `<scale>/page.yaml` says what is shown.
 """
 
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import mistune
 import yaml
@@ -34,16 +36,33 @@ def findings(readme: Path) -> Markup:
     return markup(re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", match[1]))  # its links point outside the results
 
 
-def figure(path: Path, made_by: str) -> dict[str, object]:
-    """Read one figure from the file with its caption."""
+def figure(path: Path, made_by: str, results: Path) -> dict[str, object]:
+    """Read one figure from the file with its caption; `file` is its path without the suffix, from the page in `results`."""
     first, rest = re.split(r"(?<!\d)\. ", path.read_text(encoding="utf-8").strip(), maxsplit=1)
-    return {"name": path.stem, "first": f"{first}.", "rest": rest, "made_by": made_by}
+    return {"file": relative(path.with_suffix(""), results), "first": f"{first}.", "rest": rest, "made_by": made_by}
 
 
-def table(path: Path) -> dict[str, object]:
-    """Read one table from its Markdown."""
-    title, body = path.read_text(encoding="utf-8").removeprefix("# ").split("\n", 1)
-    return {"name": path.stem, "title": title, "body": markup(body)}
+def table(path: Path, results: Path, title: str = "") -> dict[str, object]:
+    """Read one table from its Markdown, whose first line is the title unless one is given."""
+    text = path.read_text(encoding="utf-8")
+    if not title:
+        title, text = text.removeprefix("# ").split("\n", 1)
+    formats = [suffix for suffix in ("csv", "tex") if path.with_suffix(f".{suffix}").exists()]
+    return {
+        "file": relative(path.with_suffix(""), results), "title": title, "body": markup(text), "formats": formats,
+    }  # fmt: skip
+
+
+def study(declared: dict[str, Any], results: Path) -> dict[str, object]:
+    """Read the section of a study: paths of page.yaml are below `results`, and those of figures and tables have no suffix."""
+    return {
+        "id": declared["id"],
+        "title": declared["title"],
+        "about": markup(declared["about"]),
+        "figures": [figure(results / f"{name}.md", made_by, results) for name, made_by in declared["figures"].items()],
+        "pages": declared.get("pages", {}),
+        "tables": [table(results / f"{name}.md", results, title or "") for name, title in declared["tables"].items()],
+    }
 
 
 def table_order(path: Path) -> tuple[bool, bool, str]:
@@ -66,16 +85,19 @@ def landing_page(folder: str | Path, unpack: Callable[[str], Path], readme: Path
         inspect_run(run, page, index, N_PROBLEMS)
         row = index_row(run, page, index)
         runs.append(row | {"about": f"{about} {row['about']}"})
+    results, plates = index.parent, shown["figures"].items()
     text = render(
         "landing.html",
         title=shown["title"],
         about=shown["about"],
-        folder=relative(folder, index.parent),
+        folder=relative(folder, results),
         findings=findings(readme),
-        figures=[figure(folder / "figures" / f"{name}.md", made_by) for name, made_by in shown["figures"].items()],
+        language_models=[study(declared, results) for declared in shown.get("language_models", [])],
+        figures=[figure(folder / "figures" / f"{name}.md", made_by, results) for name, made_by in plates],
         facts=INDEXED,
         runs=runs,
-        tables=[table(path) for path in sorted(folder.glob("tables/*.md"), key=table_order)],
+        tables=[table(path, results) for path in sorted(folder.glob("tables/*.md"), key=table_order)],
+        studies=[study(declared, results) for declared in shown.get("studies", [])],
         notebooks={f"{name}.html": about for name, about in shown["notebooks"].items()},
     )
     write_text(index, text)

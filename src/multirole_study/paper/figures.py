@@ -208,6 +208,7 @@ def figure_6(results: Results) -> Plate:
                 validated.plot(points.mean(axis=1), lw=1.6, marker=".", label=POLICY_NAMES[policy], **look)
         _in_percent(validated.yaxis)
         validated.set_xlabel("iteration")
+        validated.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
         if validated.get_lines():  # a grid may lack the cell
             validated.legend(ncols=2, loc="lower right")
         above = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": 2, "fontsize": 7}
@@ -371,7 +372,8 @@ def _budget(numbers: pd.DataFrame, single: str, is_single: bool, variant: str) -
     """Label a budget with its cells, and with the optimizer steps and sampled tokens of a whole run."""
     rows = numbers[((numbers["cell"] == single) == is_single) & (numbers["variant"] == variant)]
     steps, tokens = (rows.loc[rows["number"] == name, "value"] for name in ("optimizer steps", "tokens sampled (M)"))
-    spent = f"{_from_to(steps.round().astype(int))} steps, {_from_to((tokens / 1e6).round(1))} M tokens"
+    sampled, unit = ((tokens / 1e6).round(1), "M") if tokens.max() >= 5e5 else ((tokens / 1e3).round().astype(int), "k")
+    spent = f"{_from_to(steps.round().astype(int))} steps, {_from_to(sampled)} {unit} tokens"
     return f"{'single agent' if is_single else 'workflows'}, {variant or 'as in the grid'}\n{spent}"
 
 

@@ -23,7 +23,7 @@ from multirole_study.experiment.launch import Launch
 from multirole_study.experiment.run_folder import ROLE_VALUE_FILE, TURN_EFFECTS_FILE, adapters_folder, claim, folder_of
 from multirole_study.experiment.storage import add_steps
 from multirole_study.labels import POLICY_NAMES, WORKFLOW_NAMES, cell_name
-from multirole_study.paper.output import Plate, Table
+from multirole_study.paper.output import STYLE, Plate, Table
 from multirole_study.paper.statistics import t_interval
 
 POINTS = ("before", "after", "change", "change_low", "change_high", "moved", "moved_low", "moved_high")
@@ -177,6 +177,7 @@ MARKS = {"resample": "another draw", "base": "the base plays it", "twin": "a tri
 """Intervention -> its name in the figure."""
 
 
+@plt.rc_context(STYLE)
 def plot(table: pd.DataFrame) -> Figure:
     """Plot the change of accuracy and how often the outcome turns, by role and intervention, beside the role's shares of tokens and gradient.
 
@@ -184,7 +185,7 @@ def plot(table: pd.DataFrame) -> Figure:
     """
     parts, roles = list(table.groupby(["run", "step"], sort=False)), list(table["role"].unique())
     figure, grid = plt.subplots(
-        len(parts), 3, figsize=(9, 1.2 + (0.5 + 0.45 * len(roles)) * len(parts)), sharex="col", sharey=True, squeeze=False,
+        len(parts), 3, figsize=(7.5, 1.0 + (0.4 + 0.4 * len(roles)) * len(parts)), sharex="col", sharey=True, squeeze=False,
         layout="constrained",
     )  # fmt: skip
     for axes, ((_, step), here) in zip(grid, parts, strict=True):
@@ -212,15 +213,15 @@ def plot(table: pd.DataFrame) -> Figure:
         axes[0].set_ylim(len(roles) - 0.5, -0.5)
         name = cell_name(here["workflow"].iloc[0], here["policy"].iloc[0])
         accuracy = f"accuracy {100 * here['before'].iloc[0]:.1f} %"
-        axes[0].set_title(f"{name}, iteration {step}, {accuracy}", loc="left", fontsize=9)
+        axes[0].set_title(f"{name}, iteration {step}, {accuracy}", loc="left")
     titles = ("change of accuracy (points)", "episodes whose outcome turns (%)", "share of the role over the run (%)")
     for ax, title in zip(grid[-1], titles, strict=True):
         ax.set_xlabel(title)
-    for ax in grid.flat:
-        ax.spines[["top", "right"]].set_visible(False)
     handles, labels = grid[0][0].get_legend_handles_labels()
     more, names = grid[0][2].get_legend_handles_labels()
-    figure.legend([*handles, *more], [*labels, *names], loc="outside upper center", ncols=5, frameon=False, fontsize=8)
+    figure.legend(
+        [*handles, *more], [*labels, *names], loc="outside upper center", ncols=5, columnspacing=1.2, handletextpad=0.4
+    )
     return figure
 
 
