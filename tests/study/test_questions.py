@@ -131,6 +131,8 @@ def test_a_question_may_leave_out_seeds_that_were_read_before_it(tiny):
         ("skill", "sp", [0, 1, 99], [3, 4], 2),  # nor has one of the first
         ("skill", "ip", [0, 1, 2, 5, 6, 7, 8, 9], [3, 4], 8),  # decided
         ("verbose", "ip", [0, 1, 2], [3, 4], 3),  # not a question with later seeds
+        ("farther", "sp − ip", [0, 1, 2], [3, 4], 5),
+        ("farther", "sp", [0, 1, 2], [3, 4], 5),  # not judged: shown by the seeds of the difference
     ],
 )
 def test_later_seeds_count_where_the_first_decide_nothing(tiny, monkeypatch, name, policy, first, later, used):

@@ -94,7 +94,14 @@ def declared_seeds(results: Results, question: dict, task: str) -> list[int]:
 def judged_numbers(
     results: Results, study: Study | None, question: dict, line: dict, policy: str, task: str
 ) -> pd.Series:
-    """Return `numbers`, with the scale's later seeds if the declared ones leave the line undecided and every later seed has runs."""
+    """Return `numbers`, with the scale's later seeds if the declared ones leave the line undecided and every later seed has runs.
+
+    A policy that the question does not judge is shown by the seeds of the line that it does judge.
+    """
+    judged = question.get("judged", [policy])
+    if policy not in judged:
+        seeds = judged_numbers(results, study, question, line, judged[0], task).index.tolist()
+        return numbers(results, study, question, line, policy, task, seeds)
     values = numbers(results, study, question, line, policy, task)
     later = DECLARED["later_seeds"].get(results.grid.scale, []) if question["name"] in DECLARED["later_in"] else []
     has_first = len(values) == len(declared_seeds(results, question, task))
