@@ -89,6 +89,7 @@ class StoredScores(torch.autograd.Function):
     """
 
     @staticmethod
+    @torch.autocast("cpu", enabled=False)  # the backward pass is in float32, and autograd runs it without autocast
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float) -> Tensor:  # type: ignore
         outputs, saved, n_kv = [], [], k.size(1)
         for group in packing.groups:
