@@ -2,9 +2,10 @@
 
 import pytest
 import torch
-from trainers import ready, rows_of, slow_but
+from trainers import library_trainer, ready, rows_of, slow_but
 
 from multirole.engines.transformers_engine import TransformersEngine
+from multirole.workflows import Voting
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import load_model, make_trainer
 
@@ -45,3 +46,15 @@ def test_log_probs_agree_before_and_after_a_sync(tmp_path, workflow, policy):
             trainer.optimizer_step(trainer.model, adapter, adapter_rows, len(adapter_rows), 5e-3)
         assert gaps(trainer, rows)[1] > 1e-3, "the update changed nothing"
     assert texts[0] != texts[1] != texts[2], "an update must change the next rollout"
+
+
+def test_a_callback_that_plays_after_an_update_gets_the_updated_adapters(tokenizer, tmp_path):
+    """Also in an iteration in which episodes were played before the update: both have one global step."""
+    trainer = library_trainer(Voting(), tokenizer, tmp_path, policy="ip", learning_rate=1e-2)
+    attempts = [(trainer.problems[0], index) for index in range(4)]
+    rows = rows_of(trainer, trainer.play(attempts, 0))
+    for i, row in enumerate(rows):
+        row.advantage = 1.0 - 2.0 * (i % 2)
+    trainer.update(trainer.model, rows)
+    assert gaps(trainer, rows)[1] > 1e-3, "the update changed nothing"
+    assert gaps(trainer, rows_of(trainer, trainer.play(attempts, 0)))[1] < 5e-5

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 import torch
 from datasets import Dataset, DatasetDict
-from peft import IA3Config, LoraConfig, PeftModel, PromptTuningConfig, get_peft_model
+from peft import IA3Config, LoraConfig, MontecloraConfig, PeftModel, PromptTuningConfig, get_peft_model
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig
@@ -90,6 +90,7 @@ class Pair:
         ({"peft_config": PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=4)}, ValueError, "got a `PromptTuningConfig`: the rollout"),
         ({"peft_config": IA3Config()}, ValueError, "got a `IA3Config`: the rollout"),
         ({"peft_config": LoraConfig(task_type="CAUSAL_LM", alora_invocation_tokens=[1, 2])}, ValueError, r"`peft_config` has `alora_invocation_tokens=\[1, 2\]`"),
+        ({"peft_config": LoraConfig(monteclora_config=MontecloraConfig())}, ValueError, "`peft_config` has a `monteclora_config`, but MonteCLoRA adds noise"),
         ({"peft_config": LoraConfig(init_lora_weights="pissa"), "workflow": Pair(), "args": "ip"}, ValueError, "so 2 adapters cannot share it"),
         ({"args": "no epoch"}, ValueError, "`num_train_epochs=0` and `max_steps=-1` train nothing"),
         ({"tools": [size]}, ValueError, "`tools` is not supported by multi-role training: a workflow calls its tools"),

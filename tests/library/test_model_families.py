@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from engine_checks import run_all
-from peft import LoraConfig, get_peft_model
+from peft import BdLoraConfig, KasaConfig, LoraConfig, VeloraConfig, get_peft_model
 from toy_qwen3 import toy_tokenizer
 from trainers import table
 from transformers import (
@@ -17,8 +17,11 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
 )
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 from multirole.core.engine import Request
+from multirole.core.passes.bfloat16_layers import needs_no_autocast
+from multirole.core.passes.tree_attention import can_share_prefixes
 from multirole.engines.qwen3 import unsupported
 from multirole.engines.transformers_engine import TransformersEngine
 from multirole_study.experiment.base_models import shape_of
@@ -122,11 +125,15 @@ WINDOWS = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers":
         (QWEN3, {}, {"target_modules": ["embed_tokens", "q_proj"]}, ["embed_tokens has an adapter that is not LoRA on"]),
         (QWEN3, {}, {"target_modules": ["q_proj"], "use_dora": True}, ["uses DoRA or has a LoRA bias"] * 2),
         (QWEN3, {}, {"target_modules": ["q_proj"], "lora_bias": True}, ["uses DoRA or has a LoRA bias"] * 2),
+        (QWEN3, {}, {"target_modules": ["q_proj"], "kasa_config": KasaConfig()}, ["a variant of LoRA, KasaLinearVariant"] * 2),
+        (QWEN3, {}, {"target_modules": ["q_proj"], "use_bdlora": BdLoraConfig(["q_proj"], nblocks=2)}, ["a variant of LoRA, Bd"] * 2),
+        (QWEN3, {}, {"target_modules": ["q_proj"], "velora_config": VeloraConfig()}, []),
+        (QWEN3, {}, {"target_modules": ["q_proj"], "init_lora_weights": "mica"}, []),
         (QWEN3, {}, {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, ["an adapter has modules_to_save"]),
     ],
     ids=[
         "qwen3", "llama", "gemma", "rope", "activation", "windows", "biases", "biases under LoRA", "embeddings", "dora",
-        "lora bias", "saved head",
+        "lora bias", "kasa", "bdlora", "velora", "mica", "saved head",
     ],
 )  # fmt: skip
 def test_the_fast_engine_lists_what_it_does_not_implement(family, fields, lora, expected):
@@ -138,14 +145,38 @@ def test_the_fast_engine_lists_what_it_does_not_implement(family, fields, lora, 
     assert all(words in problem for words, problem in zip(expected, problems, strict=True))
 
 
-def test_the_fast_engine_lists_merged_adapters_and_quantised_weights():
+@pytest.mark.parametrize("dtype", [torch.int8, torch.float8_e4m3fn])
+def test_the_fast_engine_lists_merged_adapters_and_quantised_weights(dtype):
     model = get_peft_model(small(*QWEN3), LoraConfig(r=2, target_modules=["q_proj"]))
     model.merge_adapter()
     assert [problem.rpartition(" ")[2] for problem in unsupported(model)] == ["merged", "merged"]
     model.unmerge_adapter()
     norm = model.get_base_model().model.norm
-    norm.weight = torch.nn.Parameter(norm.weight.to(torch.int8), requires_grad=False)
+    norm.weight = torch.nn.Parameter(norm.weight.to(dtype), requires_grad=False)
     assert list(unsupported(model)) == ["its weights are quantised, such as model.norm.weight"]
+
+
+class BoundedAttention(LlamaAttention):
+    def forward(self, *args, **kwargs):
+        output, weights = super().forward(*args, **kwargs)
+        return output.tanh(), weights
+
+
+def test_a_subclass_with_other_layers_has_no_fast_path():
+    """Also under the name of its parent, as code on the Hub may have it."""
+
+    class BoundedLlama(LlamaForCausalLM):
+        def __init__(self, config):
+            super().__init__(config)
+            for i, layer in enumerate(self.model.layers):
+                layer.self_attn = BoundedAttention(config, i)
+
+    model, parent = small(BoundedLlama, LlamaConfig), small(*LLAMA)
+    assert can_share_prefixes(parent) and needs_no_autocast(parent) and not list(unsupported(parent))
+    assert not can_share_prefixes(model) and not needs_no_autocast(model)
+    assert list(unsupported(model)) == ["it is a BoundedLlama"]
+    BoundedLlama.__name__ = "LlamaForCausalLM"
+    assert list(unsupported(model)) == ["it is a LlamaForCausalLM of other code"]
 
 
 def test_a_gemma_is_refused_by_the_fast_engine(tmp_path):

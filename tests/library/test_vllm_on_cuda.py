@@ -12,14 +12,22 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
 from safetensors import safe_open
 from toy_qwen3 import adapter_of
 from trainers import build_model
+from transformers import AutoModelForCausalLM
 
 from multirole.core.engine import Request
 from multirole.engines import vllm_engine
-from multirole.engines.vllm_engine import VLLMEngine, check_class, checked_configs, folder_with_room, llm_options
+from multirole.engines.vllm_engine import (
+    VLLMEngine,
+    check_class,
+    check_unchanged,
+    checked_configs,
+    folder_with_room,
+    llm_options,
+)
 from multirole_study.experiment.base_models import locate
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.launch import Launch
@@ -100,6 +108,26 @@ def test_a_language_model_that_vllm_serves_within_a_larger_one_is_refused(tmp_pa
         check_class(trainer)
     base.name_or_path = ""
     check_class(trainer)
+
+
+@pytest.mark.parametrize("max_shard_size", ["1GB", "200KB"])
+def test_a_base_that_was_changed_after_it_was_loaded_is_refused(tmp_path, max_shard_size):
+    """Its name is still that of the folder that vLLM would load."""
+    loaded = AutoModelForCausalLM.from_pretrained(locate(Cell("single", "sp")))
+    loaded.save_pretrained(tmp_path, max_shard_size=max_shard_size)
+    lora = LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
+
+    def trainer_of(base) -> SimpleNamespace:
+        return SimpleNamespace(model_options={}, peft_model=get_peft_model(base, lora))
+
+    check_unchanged(trainer_of(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)))
+    base = AutoModelForCausalLM.from_pretrained(tmp_path)
+    merged = get_peft_model(base, lora).merge_and_unload()
+    assert merged.name_or_path == str(tmp_path)
+    merged.save_pretrained(tmp_path / "merged")
+    with pytest.raises(ValueError, match=r"self_attn.q_proj.weight' has other values.*`save_pretrained`"):
+        check_unchanged(trainer_of(merged))
+    check_unchanged(trainer_of(AutoModelForCausalLM.from_pretrained(tmp_path / "merged")))
 
 
 class FakeLLM:

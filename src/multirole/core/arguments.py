@@ -82,12 +82,17 @@ def describe(value: Any) -> str:
 
 
 def check_adapter(config: Any, source: str = "peft_config") -> None:
-    """Raise TypeError or ValueError for the configuration of an adapter that is not LoRA, or that acts on some of the tokens only."""
+    """Raise TypeError or ValueError for the configuration of an adapter that is not LoRA, that acts on some of the tokens only, or that is noisy."""
     if config is None or isinstance(config, LoraConfig):
         if config is not None and config.alora_invocation_tokens:
             raise ValueError(
                 f"`{source}` has `alora_invocation_tokens={config.alora_invocation_tokens}`, but an activated LoRA acts only after these "
                 "tokens: PEFT looks for them in its own forward pass, which neither TRL's loss nor the rollout engines run. Leave them out."
+            )
+        if config is not None and getattr(config, "monteclora_config", None) is not None:
+            raise ValueError(
+                f"`{source}` has a `monteclora_config`, but MonteCLoRA adds noise to an adapter in every pass of the trainer, and replies are sampled "
+                "without it: the ratio of a policy that was not trained yet would not be 1. Leave it out."
             )
         return
     if not isinstance(config, PeftConfig):

@@ -341,7 +341,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     def _set_initial_state(self, args: MultiRoleGRPOConfig) -> None:
         """Initialise the attributes that change from one iteration to the next."""
         self._last_grad_norm, self._last_lr = torch.tensor(0.0), 0.0
-        self._published = -1  # the global step whose adapters the engine has
+        self._published: int | tuple[int, int] = -1  # what `_play` knows the engine's adapters by
+        self._n_steps = 0  # optimizer steps that were taken
         self._micro_batch: MicroBatch | None = None  # whose loss is being computed
         self._loss_metrics = LossMetrics(OF_ROWS + OF_RATIOS * (args.importance_sampling_level == "sequence"))
         self._weight_sums, self._zero_reward = WeightSums(), ZeroRewardWarning()
@@ -446,9 +447,11 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         policy: Mapping[str, str | None] | None = None, replays: Sequence[Replay] | None = None,
     ) -> list[Episode]:  # fmt: skip
         """Play episodes under the adapters of `model`, which are published if the engine has another version."""
-        if self._published != version:  # once per version of the weights
+        # once per version of the weights; those of the trainer's model also move within an iteration
+        weights = (version, self._n_steps) if model is self.peft_model else version
+        if self._published != weights:
             self.engine.publish(model, version)
-            self._published = version
+            self._published = weights
         self.rollout.policy, self.rollout.version = policy or self.policy, version
         episodes = self.rollout.run(own_share(attempts), iteration, self.sampling, replays and own_share(replays))
         played = itertools.chain.from_iterable(gather_objects([(e.turns, e.answer, e.failure) for e in episodes]))
@@ -619,6 +622,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             )
         with scaled_rates(self.optimizer, lr, self.lr_scheduler.get_last_lr()[0]):
             self.optimizer.step()
+        self._n_steps += 1
         self._last_lr = lr
         self.optimizer.zero_grad()  # to None: zeros would move the other adapters (momentum, decay)
         step = OptimizerStep(adapter, rows, lr, norm.item(), norm_after.item())

@@ -29,6 +29,10 @@ from multirole.core.passes.tree_attention import STATIC_ROPES
 from multirole.engines import SERVED, bfloat16_products
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
+PLAIN_VARIANTS = ("MiCALinearVariant", "VeloraLinearVariant")
+"""PEFT's variants of LoRA that compute what plain LoRA does: one starts from other matrices, one keeps fewer activations."""
+WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+"""Dtypes of weights that are numbers themselves; integers and 8-bit floats are multiples of a scale that is stored apart."""
 Served: TypeAlias = Qwen3ForCausalLM | LlamaForCausalLM
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor | None]
 """(layer, q (N, heads, d), k (N, n_kv, d), v (N, n_kv, d)) -> (N, heads * d), or None to end the pass there."""
@@ -294,15 +298,15 @@ def check_supported(model: PeftModel | Served) -> None:
 def unsupported(model: PeftModel | Served) -> Iterator[str]:
     """List the properties of a model and its adapters that this forward pass does not implement."""
     inner = _inner(model)
-    if type(inner).__name__ not in SERVED:
-        yield f"it is a {type(inner).__name__}"
+    if type(inner) not in (Qwen3ForCausalLM, LlamaForCausalLM):  # a model's own code may use one of these names
+        yield f"it is a {type(inner).__name__}" + " of other code" * (type(inner).__name__ in SERVED)
         return
     config = inner.config
     if config.rope_parameters["rope_type"] not in STATIC_ROPES:
         yield f"rope_type is {config.rope_parameters['rope_type']!r}"
     if config.hidden_act != "silu" or any("sliding" in kind for kind in config.to_dict().get("layer_types") or ()):
         yield "it has sliding windows or an activation other than silu"
-    if quantised := [name for name, weight in inner.named_parameters() if not weight.is_floating_point()]:
+    if quantised := [name for name, weight in inner.named_parameters() if weight.dtype not in WEIGHT_DTYPES]:
         yield f"its weights are quantised, such as {quantised[0]}"
     if any(name.endswith(("_proj.bias", "_proj.base_layer.bias")) for name, _ in inner.named_parameters()):
         yield "its linear layers have biases"
@@ -315,5 +319,7 @@ def unsupported(model: PeftModel | Served) -> Iterator[str]:
             yield f"{name} is merged"
         elif len(module.lora_magnitude_vector) or any(b.bias is not None for b in module.lora_B.values()):
             yield f"{name} uses DoRA or has a LoRA bias"
+        elif others := {type(v).__name__ for v in module.lora_variant.values()} - {*PLAIN_VARIANTS}:
+            yield f"{name} uses a variant of LoRA, {min(others)}"
     if isinstance(model, PeftModel) and any(config.modules_to_save for config in model.peft_config.values()):
         yield "an adapter has modules_to_save"

@@ -12,10 +12,11 @@ LoRA slot (one slot is always spare), seeded requests crash with chunked prefill
 """
 
 import gc
+import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -24,9 +25,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model_state_dict
+from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedConfig
+from transformers.utils import cached_file
 
 from multirole.core.distributed import full_tensor
 from multirole.core.engine import Completion, Request
@@ -174,6 +177,7 @@ class VLLMEngine:
         args, model = trainer.args, trainer.peft_model
         configs = checked_configs(model, trainer.adapters)
         check_class(trainer)
+        check_unchanged(trainer)
         at_once = args.generation_batch_size // args.world_size * max(trainer.workflow.roles.values())
         return cls(
             base_source(model), trainer.adapters, max(config.r for config in configs),
@@ -333,6 +337,43 @@ def check_class(trainer: Trainer) -> None:
             f"vLLM serves {base.name_or_path!r} as the {stored} of its config.json, but `model` was loaded as a {loaded}, whose modules have "
             f"other names, so vLLM would ignore the adapters. Load it as a {stored}, or use engine='generate'."
         )
+
+
+def check_unchanged(trainer: Trainer) -> None:
+    """Raise ValueError for a base that was changed after it was loaded, as by `merge_and_unload`: vLLM would serve it as it is stored.
+
+    Compares the first and the last layer with the stored weights of the same names, where these are in safetensors.
+    """
+    base = trainer.peft_model.get_base_model()
+    source, revision = base.name_or_path, base_revision(trainer)
+    if not source or getattr(base, "hf_quantizer", None) is not None:  # built in memory, or quantised
+        return
+    layers = ".0.", f".{base.config.get_text_config().num_hidden_layers - 1}."
+    named = {name.replace(".base_layer.", "."): weight for name, weight in base.named_parameters()}
+    live = {name: full_tensor(w.detach()).cpu() for name, w in named.items() if any(layer in name for layer in layers)}
+    for name, stored in stored_weights(source, revision, list(live)):
+        if live[name].shape != stored.shape or not torch.equal(live[name], stored.to(live[name].dtype)):
+            raise ValueError(
+                f"vLLM loads the base model from {source!r}, but {name!r} has other values in `model`: it was changed after it was loaded, "
+                "perhaps by `merge_and_unload`. Save it with `save_pretrained`, and load it from that folder, or use engine='generate'."
+            )
+
+
+def stored_weights(source: str, revision: str | None, names: list[str]) -> Iterator[tuple[str, Tensor]]:
+    """Yield those of the named tensors that the safetensors of a model hold."""
+    find = partial(
+        cached_file, source, revision=revision, _raise_exceptions_for_missing_entries=False,
+        _raise_exceptions_for_connection_errors=False,
+    )  # fmt: skip
+    index = find("model.safetensors.index.json")
+    files = dict.fromkeys(names, "model.safetensors")
+    if index is not None:
+        files = json.loads(Path(index).read_text())["weight_map"]
+    for file in dict.fromkeys(files[name] for name in names if name in files):
+        if (path := find(file)) is not None:
+            with safe_open(path, "pt") as tensors:
+                for name in sorted({*names} & {*tensors.keys()}):
+                    yield name, tensors.get_tensor(name)
 
 
 def ignored_modules(worker: Any, slot: int) -> list[str]:

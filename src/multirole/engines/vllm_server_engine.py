@@ -46,6 +46,7 @@ from multirole.engines.vllm_engine import (
     adapter_state,
     base_source,
     check_class,
+    check_unchanged,
     checked_configs,
     folder_with_room,
     save_adapter,
@@ -157,6 +158,7 @@ class VLLMServerEngine:
         args, model = trainer.args, trainer.peft_model
         checked_configs(model, trainer.adapters)
         check_class(trainer)
+        check_unchanged(trainer)
         options = ServerOptions(
             args.vllm_server_model or base_source(model), args.vllm_server_timeout,
             args.vllm_server_request_timeout, args.vllm_server_max_retries, args.vllm_server_adapter_dir,

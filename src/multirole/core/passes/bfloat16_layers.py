@@ -25,8 +25,8 @@ COVERED = (LlamaForCausalLM, Qwen3ForCausalLM)
 
 
 def needs_no_autocast(base: PreTrainedModel) -> bool:
-    """Return whether `half_layers` covers the whole model: a Llama or a Qwen3 on a CPU."""
-    return isinstance(base, COVERED) and base.config.hidden_act == "silu" and base.device.type == "cpu"
+    """Return whether `half_layers` covers the whole model: a Llama or a Qwen3 on a CPU, and no subclass, which may have other layers."""
+    return type(base) in COVERED and base.config.hidden_act == "silu" and base.device.type == "cpu"
 
 
 def cpu_has_bfloat16() -> bool:

@@ -33,7 +33,7 @@ STATIC_ROPES = ("default", "linear", "llama3", "yarn")
 
 def can_share_prefixes(model: PreTrainedModel) -> bool:
     """Return whether the model's attention can be replaced: one of `PACKABLE_MODELS`, with full attention in every layer and a static RoPE."""
-    if not isinstance(model, PACKABLE_MODELS):
+    if type(model) not in PACKABLE_MODELS:  # a subclass may have other layers
         return False
     config = model.config.to_dict()
     is_full = set(config.get("layer_types") or ["full_attention"]) == {"full_attention"}
@@ -89,6 +89,7 @@ class StoredScores(torch.autograd.Function):
     """
 
     @staticmethod
+    @torch.autocast("cpu", enabled=False)  # the backward pass is in float32, and autograd runs it without autocast
     def forward(ctx, q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float) -> Tensor:  # type: ignore
         outputs, saved, n_kv = [], [], k.size(1)
         for group in packing.groups:
