@@ -133,6 +133,10 @@ class Declaration:
         """Return id -> cell of each line's runs, in the order of training. A line waits for all lines before it."""
         return [{cell.id: cell for cell in self.grid.cells()}]
 
+    def stages(self) -> list[list[str]]:
+        """Return the ids of the runs that are trained at a time, in the order of training. A stage waits for all stages before it."""
+        return [list(line) for line in self.cells_by_line()]
+
     def cells(self) -> list[Cell]:
         """List the runs of all lines, in the order of training."""
         return [cell for line in self.cells_by_line() for cell in line.values()]
@@ -166,6 +170,15 @@ class Declaration:
         """Read the study of this kind in a results folder `<results_dir>/<scale>`; None if none is recorded."""
         path = Path(folder) / cls.RECORD
         return cls(Grid.read(folder), **json.loads(path.read_text())) if path.is_file() else None
+
+
+def seed_by_seed(lines: list[dict[str, Cell]]) -> list[list[str]]:
+    """Return the ids of each line's runs as one stage per seed. Snakemake starts the runs of a stage in any order."""
+    return [
+        [run for run, cell in line.items() if cell.seed == seed]
+        for line in lines
+        for seed in dict.fromkeys(cell.seed for cell in line.values())
+    ]
 
 
 @dataclass(frozen=True, config=CHECKED)

@@ -9,7 +9,7 @@ from pydantic.dataclasses import dataclass
 
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.evaluation import Evaluation
-from multirole_study.paper.grid import CHECKED, Declaration
+from multirole_study.paper.grid import CHECKED, Declaration, seed_by_seed
 
 Purpose = Literal["tuning", "scoring"]
 
@@ -138,6 +138,10 @@ class RateStudy(Declaration):
         for i, _, _, cell in self.runs():
             lines[i][cell.id] = cell
         return lines
+
+    def stages(self) -> list[list[str]]:
+        """Return the ids of each line's runs seed by seed: a seed waits for the one before it, in all arms."""
+        return seed_by_seed(self.cells_by_line())
 
     def evaluations(self) -> list[Evaluation]:
         """Return no evaluation: those of the runs are enough."""
