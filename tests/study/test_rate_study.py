@@ -75,11 +75,16 @@ def test_no_seed_tunes_and_scores_or_is_used_by_another_study():
 
 
 def test_an_arm_is_tuned_at_every_rate_and_scored_when_its_rate_is_chosen():
-    waiting, known = (declared(chosen=chosen).cells_by_line() for chosen in ({}, {"Voting-IP": 0.004}))
+    """A line waits for all lines above it, and so for the choice of their rates."""
+    first, second = TUNED[:5], TUNED[5:7]
+    chosen = ({}, {"Voting-IP": 0.004}, dict.fromkeys(first, 0.004), dict.fromkeys(first + second, 0.004))
+    waiting, one, known, more = (declared(chosen=rates).cells_by_line() for rates in chosen)
     n_tuned = 4 * 3  # rates and seeds
-    assert [len(line) for line in waiting] == [5 * n_tuned, 0, 2 * 3, 2 * n_tuned, 0, 2 * n_tuned, 0]
-    assert [len(line) for line in known] == [5 * n_tuned, 3, 2 * 3, 2 * n_tuned, 0, 2 * n_tuned, 0]
-    for cell in known[1].values():
+    assert [len(line) for line in waiting] == [5 * n_tuned, 0, 0, 0, 0, 0, 0]
+    assert [len(line) for line in one] == [5 * n_tuned, 3, 0, 0, 0, 0, 0]
+    assert [len(line) for line in known] == [5 * n_tuned, 5 * 3, 2 * 3, 2 * n_tuned, 0, 0, 0]
+    assert [len(line) for line in more] == [5 * n_tuned, 5 * 3, 2 * 3, 2 * n_tuned, 2 * 3, 2 * n_tuned, 0]
+    for cell in one[1].values():
         assert (cell.workflow, cell.policy_name, cell.learning_rate, cell.n_validation) == ("voting", "ip", 0.004, 1024)
     for cell in known[2].values():
         assert (cell.iterations, cell.updates, cell.learning_rate, cell.eval_every) == (240, "one", 0.002, 120)
