@@ -14,7 +14,7 @@ from paper_results import make_evaluation, make_run
 from multirole_study.__main__ import pack as command
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.evaluation import Evaluation
-from multirole_study.experiment.run_folder import is_done, write_done
+from multirole_study.experiment.run_folder import MEASUREMENTS, is_done, write_done
 from multirole_study.inspector.episodes import describe_turn
 from multirole_study.paper import pack
 from multirole_study.paper.grid import Grid
@@ -174,6 +174,16 @@ def test_packed_runs_stay_when_their_folders_are_removed(folder):
     pack.pack(folder)
     assert set(pack.index(folder)["run"]) == {IP.id, f"own/{IP.id}", SP.id}
     assert set(pack.read(folder, "cosines")["run"]) == {SP.id}
+
+
+def test_what_was_measured_after_training_is_no_part_of_a_packed_run(folder):
+    """Neither DONE nor the packed tables have it; the effects of turns are for the run's own page."""
+    for name in MEASUREMENTS:
+        pd.DataFrame([{"step": 5, "role": "generator"}]).to_parquet(folder / IP.id / name)
+    assert IP.id in pack.pack(folder)
+    assert not {path.name for path in folder.glob("*.parquet")} & set(MEASUREMENTS)
+    columns = json.loads(pack.index(folder).set_index("run").loc[IP.id, "columns"])
+    assert not {Path(name).stem for name in MEASUREMENTS} & set(columns)
 
 
 def test_a_folder_that_does_not_match_its_done_is_refused_by_name(folder):
