@@ -135,6 +135,20 @@ def test_a_new_folder_gets_the_grid_of_the_runs(folder, tmp_path):
     assert Grid.read(new) == Grid.read(folder) and IP.id in set(pack.index(new)["run"])
 
 
+def test_a_study_that_has_changed_since_the_first_packing_is_named(folder, tmp_path, capsys):
+    """As with a learning rate that is chosen between two packings: the tables would say that its runs are missing."""
+    Grid("tiny-r", seeds=[0], tasks=["math"], parameters=SETTINGS).write(tmp_path)
+    record, new = folder / "rates.json", tmp_path / "results" / "tiny-r"
+    record.write_text('{"chosen": {}}')
+    assert command([str(new), "--runs", str(folder)]) == 0
+    assert "declares other runs" not in capsys.readouterr().out
+    record.write_text('{"chosen": {"Voting-IP": 0.004}}')
+    assert command([str(new), "--runs", str(folder)]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith(f"{new / 'rates.json'} declares other runs than {record}, ")
+    assert (new / "rates.json").read_text() == '{"chosen": {}}'
+
+
 def test_a_text_is_kept_where_its_tokens_do_not_add_up_to_it(folder, tmp_path):
     path = folder / IP.id / "turns" / "step_00005.parquet"
     turns = pd.read_parquet(path)
