@@ -29,8 +29,8 @@ if LEFT_OUT and workflow.is_main_process:
           "runs again with another RESULTS_DIR.", file=sys.stderr)
 TRAINED = [f"{FOLDER}/{id}/DONE" for id in CELLS if id not in PACKED]
 EVALUATED = [f"{FOLDER}/evaluations/{id}/DONE" for id in EVALUATIONS if id not in {*PACKED, *LEFT_OUT}]
-LINES = [[id for id in line if id not in PACKED] for line in DECLARATION.cells_by_line()]
-BEFORE = {id: [f"{FOLDER}/{before}/DONE" for line in LINES[:i] for before in line] for i, line in enumerate(LINES) for id in line}
+STAGES = [[id for id in stage if id not in PACKED] for stage in DECLARATION.stages()]
+BEFORE = {id: [f"{FOLDER}/{before}/DONE" for stage in STAGES[:i] for before in stage] for i, stage in enumerate(STAGES) for id in stage}
 NOTEBOOKS = f"tables figures mechanisms $(test ! -f {quote(FOLDER)}/study.json || echo study)" if DECLARATION.command == "paper" else ""
 PAPERMILL = f"{quote(sys.executable)} -m papermill -k python3 --no-progress-bar --report-mode --start-timeout 600"  # seconds, on a busy machine
 

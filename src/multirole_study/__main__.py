@@ -329,7 +329,7 @@ def pack(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     folder = options.folder
     from multirole_study.paper import pack as packing
-    from multirole_study.paper.declarations import copy_declaration
+    from multirole_study.paper.declarations import copy_declaration, differing_records
     from multirole_study.paper.grid import detailed
 
     if options.measurements:
@@ -349,6 +349,10 @@ def pack(argv: list[str]) -> int:
     lines = [*added, f"packed {len(added)} runs and evaluations; {folder} holds {len(packed)}"]
     if measured := [name for name in packing.MEASUREMENTS if any((options.runs or folder).glob(f"*/{name}.parquet"))]:
         lines.append(f"The runs' {', '.join(measured)} are packed with --measurements.")
+    for name in differing_records(options.runs, folder) if options.runs is not None else []:
+        lines.append(
+            f"{folder / name} declares other runs than {options.runs / name}, and tables are made by the former. If the study has changed, copy it there."
+        )
     sys.stdout.write("\n".join([*lines, ""]))
     return 0
 

@@ -79,3 +79,11 @@ def test_questions_are_answered_and_unmeasured_cells_are_named(rows, tmp_path):
     assert set(table.values["question"].dropna()) == set(DECLARED["questions"])
     write_figure(accuracy_figure(rows), tmp_path)
     assert (tmp_path / "credit_accuracy.png").exists()
+
+
+def test_captions_have_the_problems_of_every_measurement(rows):
+    """The second one was stopped after 8 of 40 problems."""
+    stopped = rows[rows["problem"].isin([f"p{i}" for i in range(8)])].assign(step=60)
+    for rows_of_both, expected in ((rows, "40"), (pd.concat([rows, stopped]), "8 to 40")):
+        assert f"of each of {expected} training problems" in accuracy_table(rows_of_both).caption
+        assert f"over {expected} problems of one seed" in accuracy_figure(rows_of_both).caption

@@ -90,6 +90,13 @@ def test_the_table_says_what_was_not_measured(rows, tmp_path):
     assert (tmp_path / "figures" / "gradient_signal.png").exists()
 
 
+def test_captions_have_the_batches_of_every_measurement(rows):
+    later = rows.assign(step=30, batches=8)
+    for rows_of_both, expected in ((rows, "16"), (pd.concat([rows, later]), "8 to 16")):
+        assert f"Gradients of {expected} independent batches" in signal_table(rows_of_both, "tiny-r").caption
+        assert f"intervals over {expected} batches" in signal_figure(rows_of_both, "tiny-r").caption
+
+
 def test_cells_are_shown_in_declared_order_and_an_adapter_of_one_role_has_no_share(rows):
     alone = rows[rows["role"] == "generator"].assign(run="other", policy="ip", adapter="generator")
     shown = signal_table(pd.concat([alone, rows]), "tiny-r").shown

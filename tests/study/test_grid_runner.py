@@ -292,3 +292,17 @@ def test_the_clock_study_trains_its_lines_in_order_and_nothing_of_the_grid(check
         rf"^rule train:\n +input: runs/tiny-r/{first.id}/DONE\n +output: (\S+)$", done.stdout, re.MULTILINE
     )
     assert waiting is not None and waiting[1] == f"runs/tiny-r/{second.id}/DONE", done.stdout[-3000:]
+
+
+def test_a_line_is_trained_seed_by_seed(checkout):
+    """Both runs of the second seed wait for both of the first one; within a seed Snakemake may start any."""
+    about = yaml.safe_load((ROOT / "study_clock.yaml").read_text())
+    line = about["lines"][0] | {"arms": ["sp", "ip, wrapping"], "seeds": [11, 10]}
+    (checkout / "study_clock.yaml").write_text(yaml.safe_dump(about | {"lines": [line]}))
+    done = snakemake(checkout, "--dry-run", study=("study=study_clock.yaml",))
+    assert done.returncode == 0, done.stdout[-3000:]
+    jobs = re.findall(r"^rule train:\n(?: +input: (.*)\n)? +output: (\S+)$", done.stdout, re.MULTILINE)
+    before = {output: set(filter(None, inputs.split(", "))) for inputs, output in jobs}
+    first, second = ({path for path in before if f"-s{seed}-" in path} for seed in (11, 10))
+    assert len(first) == len(second) == 2, done.stdout[-3000:]
+    assert before == {path: set() for path in first} | dict.fromkeys(second, first)

@@ -14,7 +14,7 @@ from paper_results import make_evaluation, make_run
 from multirole_study.__main__ import pack as command
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.evaluation import Evaluation
-from multirole_study.experiment.run_folder import is_done, write_done
+from multirole_study.experiment.run_folder import MEASUREMENTS, is_done, write_done
 from multirole_study.inspector.episodes import describe_turn
 from multirole_study.paper import pack
 from multirole_study.paper.grid import Grid
@@ -135,6 +135,20 @@ def test_a_new_folder_gets_the_grid_of_the_runs(folder, tmp_path):
     assert Grid.read(new) == Grid.read(folder) and IP.id in set(pack.index(new)["run"])
 
 
+def test_a_study_that_has_changed_since_the_first_packing_is_named(folder, tmp_path, capsys):
+    """As with a learning rate that is chosen between two packings: the tables would say that its runs are missing."""
+    Grid("tiny-r", seeds=[0], tasks=["math"], parameters=SETTINGS).write(tmp_path)
+    record, new = folder / "rates.json", tmp_path / "results" / "tiny-r"
+    record.write_text('{"chosen": {}}')
+    assert command([str(new), "--runs", str(folder)]) == 0
+    assert "declares other runs" not in capsys.readouterr().out
+    record.write_text('{"chosen": {"Voting-IP": 0.004}}')
+    assert command([str(new), "--runs", str(folder)]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last.startswith(f"{new / 'rates.json'} declares other runs than {record}, ")
+    assert (new / "rates.json").read_text() == '{"chosen": {}}'
+
+
 def test_a_text_is_kept_where_its_tokens_do_not_add_up_to_it(folder, tmp_path):
     path = folder / IP.id / "turns" / "step_00005.parquet"
     turns = pd.read_parquet(path)
@@ -174,6 +188,16 @@ def test_packed_runs_stay_when_their_folders_are_removed(folder):
     pack.pack(folder)
     assert set(pack.index(folder)["run"]) == {IP.id, f"own/{IP.id}", SP.id}
     assert set(pack.read(folder, "cosines")["run"]) == {SP.id}
+
+
+def test_what_was_measured_after_training_is_no_part_of_a_packed_run(folder):
+    """Neither DONE nor the packed tables have it; the effects of turns are for the run's own page."""
+    for name in MEASUREMENTS:
+        pd.DataFrame([{"step": 5, "role": "generator"}]).to_parquet(folder / IP.id / name)
+    assert IP.id in pack.pack(folder)
+    assert not {path.name for path in folder.glob("*.parquet")} & set(MEASUREMENTS)
+    columns = json.loads(pack.index(folder).set_index("run").loc[IP.id, "columns"])
+    assert not {Path(name).stem for name in MEASUREMENTS} & set(columns)
 
 
 def test_a_folder_that_does_not_match_its_done_is_refused_by_name(folder):

@@ -163,6 +163,12 @@ def test_another_task_has_its_own_runs_and_name(tiny, tmp_path, capsys):
         questions([str(tiny.folder), "--task", "latin"])
 
 
+def test_a_scale_without_questions_is_refused(tmp_path):
+    Grid("0.6b").write(tmp_path)
+    with pytest.raises(UserError, match=r"declared for the scales tiny-r, smollm2, got runs of 0\.6b\."):
+        questions([str(tmp_path / "0.6b")])
+
+
 def test_programs_repeat_the_cells_of_arithmetic(study):
     """study_programs.yaml: every run of study_smollm2.yaml, on task code."""
     grid = yaml.safe_load((ROOT / "grid.yaml").read_text())["scales"]["smollm2"]

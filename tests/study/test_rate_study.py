@@ -14,7 +14,7 @@ from multirole_study.experiment.cell import Cell
 from multirole_study.paper.declarations import declare, read_declaration
 from multirole_study.paper.grid import Grid
 from multirole_study.paper.rate_study import RateStudy
-from multirole_study.paper.rate_tables import compared, rate_tables, scored_problems, tuned
+from multirole_study.paper.rate_tables import compared, rate_tables, scored_problems, tuned, tuning_sentences
 from multirole_study.paper.results import Results, Run
 
 ROOT = Path(__file__).parents[2]
@@ -75,11 +75,16 @@ def test_no_seed_tunes_and_scores_or_is_used_by_another_study():
 
 
 def test_an_arm_is_tuned_at_every_rate_and_scored_when_its_rate_is_chosen():
-    waiting, known = (declared(chosen=chosen).cells_by_line() for chosen in ({}, {"Voting-IP": 0.004}))
+    """A line waits for all lines above it, and so for the choice of their rates."""
+    first, second = TUNED[:5], TUNED[5:7]
+    chosen = ({}, {"Voting-IP": 0.004}, dict.fromkeys(first, 0.004), dict.fromkeys(first + second, 0.004))
+    waiting, one, known, more = (declared(chosen=rates).cells_by_line() for rates in chosen)
     n_tuned = 4 * 3  # rates and seeds
-    assert [len(line) for line in waiting] == [5 * n_tuned, 0, 2 * 3, 2 * n_tuned, 0, 2 * n_tuned, 0]
-    assert [len(line) for line in known] == [5 * n_tuned, 3, 2 * 3, 2 * n_tuned, 0, 2 * n_tuned, 0]
-    for cell in known[1].values():
+    assert [len(line) for line in waiting] == [5 * n_tuned, 0, 0, 0, 0, 0, 0]
+    assert [len(line) for line in one] == [5 * n_tuned, 3, 0, 0, 0, 0, 0]
+    assert [len(line) for line in known] == [5 * n_tuned, 5 * 3, 2 * 3, 2 * n_tuned, 0, 0, 0]
+    assert [len(line) for line in more] == [5 * n_tuned, 5 * 3, 2 * 3, 2 * n_tuned, 2 * 3, 2 * n_tuned, 0]
+    for cell in one[1].values():
         assert (cell.workflow, cell.policy_name, cell.learning_rate, cell.n_validation) == ("voting", "ip", 0.004, 1024)
     for cell in known[2].values():
         assert (cell.iterations, cell.updates, cell.learning_rate, cell.eval_every) == (240, "one", 0.002, 120)
@@ -193,8 +198,16 @@ def test_the_command_writes_tables_and_says_which_rates_are_chosen(monkeypatch, 
     printed = capsys.readouterr().out
     assert "Voting-IP: 0.008; a better one may lie beyond.\n" in printed
     assert "Eval-Opt-SP: 0 of 12 tuning runs are there.\n" in printed
+    assert "Voting-IP is scored at 0.002, which its tuning did not choose: correct `chosen`.\n" in printed
     tuning = (folder / "tables/rates_tuning.md").read_text()
     assert "| **75.0 (3)** | +25.0 " in tuning and "nan" not in tuning.lower()
+
+
+def test_a_written_rate_that_was_chosen_needs_no_correction(monkeypatch):
+    study, ends = declared(chosen={"Voting-SP": 0.004}), {0.001: 0.25, 0.002: 0.5, 0.004: 0.75, 0.008: 0.5}
+    results = results_of(monkeypatch, lambda cell: {"end": ends[cell.learning_rate]})
+    sentences = list(tuning_sentences(results, study))
+    assert "Voting-SP: 0.004." in sentences and not any("correct" in sentence for sentence in sentences)
 
 
 def test_without_runs_every_line_says_so(monkeypatch):

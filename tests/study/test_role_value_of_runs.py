@@ -98,6 +98,11 @@ def test_the_figure_has_a_row_of_panels_per_checkpoint(measured):
     assert list(drawn) == [100 * value for value in rows["change"]]
 
 
+def test_the_caption_has_the_problems_of_every_run(measured):
+    other = measured.assign(run="other", problems=64)
+    assert "intervals over 4 to 64 problems" in value_figure(pd.concat([measured, other]), "tiny-r").caption
+
+
 def test_measured_runs_are_packed_into_a_table_and_a_figure(run_folder, measured, tmp_path):
     """With another run of two roles: one line per run, checkpoint, role and intervention, and one row of panels per run and checkpoint."""
     (path,) = pack.add_measurements(tmp_path, run_folder.parent)

@@ -357,3 +357,26 @@ def test_the_leaderboard_of_credit_trains_every_estimator_on_the_same_seeds():
     same_in_voting = {"agent", "agent_turn", "mean_over_turns"}
     assert {credit for workflow, credit, *_ in arms if workflow == "eval_opt"} == set(CREDITS)
     assert {credit for workflow, credit, *_ in arms if workflow == "voting"} == set(CREDITS) - same_in_voting
+
+
+@pytest.mark.parametrize(
+    ("name", "scale", "expected"),
+    [
+        ("smollm2", "smollm2", [{"voting", "single"}, {"eval_opt"}, {"orch_workers"}, {"voting", "eval_opt"}]),
+        ("programs", "smollm2", [{"voting", "single"}, {"eval_opt"}, {"orch_workers"}, {"voting", "eval_opt"}]),
+        ("vain", "tiny-r", [{"voting"}, {"single"}, {"voting"}]),
+    ],
+)
+def test_a_declared_order_is_that_of_the_lines(name, scale, expected):
+    """The first lines of the files say it: three times the rate comes last, a control with its single agent."""
+    grid = yaml.safe_load((ROOT / "grid.yaml").read_text())["scales"]["default"]
+    grid |= yaml.safe_load((ROOT / "grid.yaml").read_text())["scales"][scale]
+    declared = yaml.safe_load((ROOT / f"study_{name}.yaml").read_text())
+    grid |= declared.pop("grid", {})
+    study = Study(Grid(scale, **{key: value for key, value in grid.items() if key != "gpus"}), **declared)
+    *lines, rest = study.cells_by_line()
+    assert not rest and [{cell.workflow for cell in line.values()} for line in lines] == expected
+    assert {cell.id for cell in study.cells()} == {cell.id for line in lines for cell in line.values()}
+    assert [{cell.lr_schedule for cell in line.values()} for line in lines[-2:]] == [{"cosine"}, {"constant"}]
+    with pytest.raises(ValueError, match=r"`order` must name workflows of the grid and variants, .* got \['votes'\]"):
+        Study(study.grid, **declared | {"order": [["votes"]]})

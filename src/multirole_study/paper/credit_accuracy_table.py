@@ -14,7 +14,7 @@ import yaml
 from multirole.diagnostics.credit_accuracy import PARTS, Moments, parts_of
 from multirole_study.labels import POLICY_NAMES, WORKFLOW_NAMES
 from multirole_study.paper.gradient_signal_table import verdict
-from multirole_study.paper.output import STYLE, Plate, Table, formatted
+from multirole_study.paper.output import STYLE, Plate, Table, formatted, how_many
 
 DECLARED = yaml.safe_load(Path(__file__).with_name("credit_accuracy.yaml").read_text(encoding="utf-8"))
 CELL = ["workflow", "policy", "seed", "step"]
@@ -84,6 +84,11 @@ def answers(values: pd.DataFrame) -> pd.DataFrame:
     return pd.concat(decided, ignore_index=True)
 
 
+def measured_problems(rows: pd.DataFrame) -> str:
+    """Format how many problems every cell and checkpoint has; a measurement that was stopped has fewer."""
+    return how_many(rows.groupby(CELL)["problem"].nunique())
+
+
 def missing(rows: pd.DataFrame) -> str:
     """List the declared cells and checkpoints that have not been measured."""
     measured = {(f"{row.workflow} {row.policy}", row.step) for row in rows[CELL].drop_duplicates().itertuples()}
@@ -114,7 +119,7 @@ def accuracy_table(rows: pd.DataFrame) -> Table:
         )
     sizes = DECLARED["sizes"]
     caption = CAPTION.format(
-        scale=DECLARED["scale"], task=DECLARED["task"], problems=rows["problem"].nunique(), declared=DECLARED["problems"], replies=sizes["replies"],
+        scale=DECLARED["scale"], task=DECLARED["task"], problems=measured_problems(rows), declared=DECLARED["problems"], replies=sizes["replies"],
         tails=sizes["tails"], seeds=", ".join(map(str, sorted(rows["seed"].unique()))), missing=missing(rows),
         reference=DECLARED["reference"], placebo=DECLARED["placebo"], version=DECLARED["version"],
     )  # fmt: skip
@@ -148,7 +153,7 @@ def accuracy_figure(rows: pd.DataFrame) -> Plate:
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(cells))
     caption = (
         f"Parts of the mean square of every estimator's advantage, at {DECLARED['scale']} on {DECLARED['task']}: proportional to the exact effect of the reply, bias, "
-        f"baseline and noise. Lines are 95 % bootstrap intervals over {rows['problem'].nunique()} problems of one seed. {DECLARED['placebo']} is a placebo. Not measured: "
+        f"baseline and noise. Lines are 95 % bootstrap intervals over {measured_problems(rows)} problems of one seed. {DECLARED['placebo']} is a placebo. Not measured: "
         f"{missing(rows)}."
     )
     return Plate("credit_accuracy", figure, caption)

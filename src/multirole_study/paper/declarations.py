@@ -82,6 +82,13 @@ def copy_declaration(source: Path, target: Path) -> None:
             shutil.copyfile(source / name, target / name)
 
 
+def differing_records(source: Path, target: Path) -> list[str]:
+    """Return the names of the records that two results folders have both, and not alike, such as one whose learning rate was chosen since."""
+    names = [kind.RECORD for kind in STUDIES]
+    in_both = [name for name in names if (source / name).is_file() and (target / name).is_file()]
+    return [name for name in in_both if (source / name).read_text() != (target / name).read_text()]
+
+
 def read_declaration(folder: str | Path, command: str) -> Declaration:
     """Read the study of a results folder whose tables `multirole <command>` builds. Raises ValueError if none is recorded."""
     study_file, example = EXAMPLES[command]

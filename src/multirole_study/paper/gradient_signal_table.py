@@ -12,7 +12,7 @@ import pandas as pd
 import yaml
 
 from multirole_study.labels import POLICY_NAMES, WORKFLOW_NAMES
-from multirole_study.paper.output import MISSING, STYLE, Plate, Table, formatted
+from multirole_study.paper.output import MISSING, STYLE, Plate, Table, formatted, how_many
 
 DECLARED = yaml.safe_load(Path(__file__).with_name("gradient_signal.yaml").read_text(encoding="utf-8"))
 LINE_KEYS = ["workflow", "policy", "seed", "step", "role"]
@@ -141,7 +141,7 @@ def signal_table(rows: pd.DataFrame, scale: str) -> Table:
         shown.append(line | {"verdicts": f"cosine {estimate}: agree {row.verdict}"})
     seeds = ", ".join(map(str, sorted(rows["seed"].unique())))
     caption = CAPTION.format(
-        batches=rows["batches"].iloc[0],
+        batches=how_many(rows["batches"]),
         scale=scale,
         task=DECLARED["scales"][scale]["task"],
         seeds=seeds,
@@ -201,7 +201,7 @@ def signal_figure(rows: pd.DataFrame, scale: str) -> Plate:
         axes[0].set_yticks(range(len(lines)), names)
         axes[0].set_ylim(len(lines) - 0.5, -0.5)
     caption = (
-        f"Signal and noise of the gradient by role, at {scale} on {DECLARED['scales'][scale]['task']}. Dots are estimates, lines 95 % jackknife intervals over {rows['batches'].iloc[0]} batches of one seed; a "
+        f"Signal and noise of the gradient by role, at {scale} on {DECLARED['scales'][scale]['task']}. Dots are estimates, lines 95 % jackknife intervals over {how_many(rows['batches'])} batches of one seed; a "
         f"bar is the role's share of rows. Lines are named by workflow, policy, iteration and role. Not measured: {missing(rows, scale)}."
     )
     return Plate("gradient_signal", figure, caption)

@@ -133,6 +133,10 @@ class Declaration:
         """Return id -> cell of each line's runs, in the order of training. A line waits for all lines before it."""
         return [{cell.id: cell for cell in self.grid.cells()}]
 
+    def stages(self) -> list[list[str]]:
+        """Return the ids of the runs that are trained at a time, in the order of training. A stage waits for all stages before it."""
+        return [list(line) for line in self.cells_by_line()]
+
     def cells(self) -> list[Cell]:
         """List the runs of all lines, in the order of training."""
         return [cell for line in self.cells_by_line() for cell in line.values()]
@@ -168,6 +172,15 @@ class Declaration:
         return cls(Grid.read(folder), **json.loads(path.read_text())) if path.is_file() else None
 
 
+def seed_by_seed(lines: list[dict[str, Cell]]) -> list[list[str]]:
+    """Return the ids of each line's runs as one stage per seed. Snakemake starts the runs of a stage in any order."""
+    return [
+        [run for run, cell in line.items() if cell.seed == seed]
+        for line in lines
+        for seed in dict.fromkeys(cell.seed for cell in line.values())
+    ]
+
+
 @dataclass(frozen=True, config=CHECKED)
 class Variant:
     """One change of a grid's cells, which are written "workflow policy task"."""
@@ -185,12 +198,14 @@ class Study(Declaration):
 
     Args:
         rollouts: answers per problem of the single agents' best checkpoint, for votes and best of k.
+        order: lines of workflows and variants, each of which waits for the lines before it; what no line names comes last.
     """
 
     RECORD: ClassVar[str] = "study.json"
     seeds: list[int]
     variants: dict[str, Variant]
     rollouts: int = Field(1, ge=1)
+    order: list[list[str]] = Field(default_factory=list)
 
     def __post_init__(self) -> None:
         if extra := set(self.seeds) - set(self.grid.seeds):
@@ -198,6 +213,9 @@ class Study(Declaration):
                 f"`seeds` must be seeds of the grid, {self.grid.seeds}, got {sorted(extra)}: a variant is compared with the "
                 "grid's run of the same seed."
             )
+        known = [*self.grid.workflows, "single", *self.variants]
+        if unknown := {name for line in self.order for name in line} - set(known):
+            raise ValueError(f"`order` must name workflows of the grid and variants, {known}, got {sorted(unknown)}.")
         self.cells()  # raises ValueError for invalid cells
 
     def cell(self, name: str, coordinates: str, seed: int) -> Cell:
@@ -223,8 +241,14 @@ class Study(Declaration):
                     yield name, coordinates, self.cell(name, coordinates, seed)
 
     def cells_by_line(self) -> list[dict[str, Cell]]:
-        """Return id -> cell of the grid's runs and then of the variants', which wait for nothing."""
-        return [{cell.id: cell for cell in (*self.grid.cells(), *(cell for _, _, cell in self.runs()))}]
+        """Return id -> cell of each line of `order` and then of the rest, which is all without `order`; in each the grid's runs come first."""
+        runs = [(cell.workflow, cell) for cell in self.grid.cells()] + [(name, cell) for name, _, cell in self.runs()]
+        place, last = {name: i for i, line in enumerate(self.order) for name in line}, len(self.order)
+        cells: dict[str, Cell] = {}
+        lines: dict[str, int] = {}
+        for name, cell in runs:  # two variants may have the same run, which belongs to the first line
+            cells[cell.id], lines[cell.id] = cell, min(place.get(name, last), lines.get(cell.id, last))
+        return [{run: cell for run, cell in cells.items() if lines[run] == i} for i in range(last + 1)]
 
     def draws(self) -> list[Evaluation]:
         """List the evaluations of the grid's single agents with several answers per problem."""

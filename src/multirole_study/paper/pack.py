@@ -27,7 +27,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from multirole.core.policy import SHARED
-from multirole_study.experiment.run_folder import CREDIT_FILE, ROLE_VALUE_FILE, SIGNAL_FILE, write_done
+from multirole_study.experiment.run_folder import (
+    CREDIT_FILE,
+    ROLE_VALUE_FILE,
+    SIGNAL_FILE,
+    TURN_EFFECTS_FILE,
+    write_done,
+)
 from multirole_study.experiment.storage import SCHEMA_VERSION, sha256
 
 EVALUATION_TABLES = {"eval": "evaluations", "turns": "evaluation_turns"}
@@ -183,7 +189,8 @@ def _digest(folder: Path) -> str:
 def _tables(folder: Path) -> dict[str, list[Path]]:
     """Return packed table -> its files in the folder of a run or evaluation."""
     is_evaluation, tables = folder.parent.parent.name == "evaluations", {}
-    files = [path for path in folder.glob("*.parquet") if path.stem not in MEASUREMENTS]
+    measured = (*MEASUREMENTS, Path(TURN_EFFECTS_FILE).stem)  # DONE has no checksum of these
+    files = [path for path in folder.glob("*.parquet") if path.stem not in measured]
     for path in sorted([*files, *folder.glob("turns/*.parquet")]):
         stem = path.stem if path.parent == folder else "turns"
         tables.setdefault(EVALUATION_TABLES[stem] if is_evaluation else stem, []).append(path)

@@ -174,9 +174,14 @@ def name_of(line: dict, policy: str) -> str:
 def table(folders: list[Path], task: str = DECLARED["task"]) -> str:
     """Format the answers of several results folders on a task as Markdown: a table for each question, with a column for each base.
 
-    Two bases of one scale have a third column: the second minus the first, paired by seed, without a verdict.
+    Two bases of one scale have a third column: the second minus the first, paired by seed, without a verdict. Raises ValueError for a scale
+    without declared questions.
     """
     all_results = [Results(folder) for folder in folders]
+    if unknown := {results.grid.scale for results in all_results} - set(DECLARED["scales"]):
+        raise ValueError(
+            f"The questions of claims_smollm2.yaml are declared for the scales {', '.join(DECLARED['scales'])}, got runs of {', '.join(sorted(unknown))}."
+        )
     columns = [pd.DataFrame(answers(results, task)) for results in all_results]
     if len({results.grid.scale for results in all_results}) == 1 and len(columns) == 2:
         columns.append(difference_of_bases(*columns))

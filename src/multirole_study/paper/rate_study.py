@@ -9,7 +9,7 @@ from pydantic.dataclasses import dataclass
 
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.evaluation import Evaluation
-from multirole_study.paper.grid import CHECKED, Declaration
+from multirole_study.paper.grid import CHECKED, Declaration, seed_by_seed
 
 Purpose = Literal["tuning", "scoring"]
 
@@ -69,7 +69,7 @@ class RateStudy(Declaration):
         preset: the preset's learning rate, which is one of `rates`.
         task: the task of all runs.
         tuning, scoring: seeds and settings of the two phases.
-        chosen: arm -> tuned rate; an arm that is missing is not scored yet.
+        chosen: arm -> tuned rate; an arm that is missing is not scored yet, and the lines after it wait.
     """
 
     RECORD: ClassVar[str] = "rates.json"
@@ -96,7 +96,7 @@ class RateStudy(Declaration):
             raise ValueError(f"`preset` must be one of `rates`, {self.rates}, got {self.preset}.")
         if odd := {arm: rate for arm, rate in self.chosen.items() if rate not in self.rates}:
             raise ValueError(f"`chosen` must be one of `rates`, {self.rates}, for every arm, got {odd}.")
-        self.cells()  # raises ValueError for invalid cells
+        list(self.runs())  # raises ValueError for invalid cells
 
     @property
     def command(self) -> str:
@@ -124,7 +124,7 @@ class RateStudy(Declaration):
         return Cell(about.workflow, about.policy, self.task, self.grid.scale, seed, **settings)
 
     def runs(self) -> Iterator[tuple[int, str, Purpose, Cell]]:
-        """Yield (line, arm, purpose, cell) of every run whose rate is known, in the order of training."""
+        """Yield (line, arm, purpose, cell) of every run whose rate is known, in the order of the lines."""
         for i, line in enumerate(self.lines):
             for seed, arm in product(self.phase(line.purpose).seeds, line.arms):
                 for rate in self.rates if line.purpose == "tuning" else [self.rate(arm)]:
@@ -133,11 +133,20 @@ class RateStudy(Declaration):
                     yield i, arm, line.purpose, self.cell(arm, rate, seed, line.purpose)
 
     def cells_by_line(self) -> list[dict[str, Cell]]:
-        """Return id -> cell of each line's runs, in the order in which they are trained."""
+        """Return id -> cell of each line's runs, in the order in which they are trained; none after a line of which a rate is not chosen yet."""
         lines: list[dict[str, Cell]] = [{} for _ in self.lines]
+        waiting = (
+            i for i, line in enumerate(self.lines) if line.purpose == "scoring" and None in map(self.rate, line.arms)
+        )
+        last = next(waiting, len(lines))
         for i, _, _, cell in self.runs():
-            lines[i][cell.id] = cell
+            if i <= last:
+                lines[i][cell.id] = cell
         return lines
+
+    def stages(self) -> list[list[str]]:
+        """Return the ids of each line's runs seed by seed: a seed waits for the one before it, in all arms."""
+        return seed_by_seed(self.cells_by_line())
 
     def evaluations(self) -> list[Evaluation]:
         """Return no evaluation: those of the runs are enough."""

@@ -78,7 +78,7 @@ def tuned(results: Results, study: RateStudy, arm: str) -> Tuned:
 
 
 def tuning_sentences(results: Results, study: RateStudy) -> Iterator[str]:
-    """Yield a sentence about the rate of every arm that is tuned."""
+    """Yield a sentence about the rate of every arm that is tuned, and another one if a different rate is written under `chosen`."""
     for arm, about in study.arms.items():
         if about.rate is None:
             chosen = tuned(results, study, arm)
@@ -87,6 +87,8 @@ def tuning_sentences(results: Results, study: RateStudy) -> Iterator[str]:
                 yield f"{arm}: {n} of {planned} tuning runs are there."
             else:
                 yield f"{arm}: {chosen.rate:g}{AT_THE_EDGE if chosen.is_at_edge else ''}."
+            if arm in study.chosen and study.chosen[arm] != chosen.rate:
+                yield f"{arm} is scored at {study.chosen[arm]:g}, which its tuning did not choose: correct `chosen`."
 
 
 def tuning_table(results: Results, study: RateStudy) -> Table:

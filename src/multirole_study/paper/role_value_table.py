@@ -23,7 +23,7 @@ from multirole_study.experiment.launch import Launch
 from multirole_study.experiment.run_folder import ROLE_VALUE_FILE, TURN_EFFECTS_FILE, adapters_folder, claim, folder_of
 from multirole_study.experiment.storage import add_steps
 from multirole_study.labels import POLICY_NAMES, WORKFLOW_NAMES, cell_name
-from multirole_study.paper.output import STYLE, Plate, Table
+from multirole_study.paper.output import STYLE, Plate, Table, how_many
 from multirole_study.paper.statistics import t_interval
 
 POINTS = ("before", "after", "change", "change_low", "change_high", "moved", "moved_low", "moved_high")
@@ -229,6 +229,6 @@ def value_figure(rows: pd.DataFrame, scale: str) -> Plate:
     """Draw `plot` of all measured runs of a scale."""
     caption = (
         f"What each role is worth at {scale}: the change of validation accuracy when all turns of the role are drawn again, played by the base or replaced by a trivial role, and how "
-        f"often the outcome turns. Lines are 95 % t intervals over {rows['problems'].iloc[0]} problems, of one seed each."
+        f"often the outcome turns. Lines are 95 % t intervals over {how_many(rows['problems'])} problems, of one seed each."
     )
     return Plate("role_value", plot(rows), caption)
