@@ -99,6 +99,14 @@ _MORE_BARE = re.compile(
 )
 _MARKED_CHOICE = re.compile(r"(?<![A-Za-z(])[A-J]\)")
 """More letters behind (A), behind A, and behind A): "and (B)", "and B", "5 B) 6"."""
+_OPERATOR = re.compile(
+    r"\\(?:cup|cap|setminus|times|cdot|div|circ|oplus|pm|mp|lor|land|wedge|vee|(?:not)?in|sub|sup|n?eq?|n?[lg]|equiv|approx|sim|cong"
+    r"|to|(?:long)?(?:left)?rightarrow|mapsto|implies|iff|perp|parallel|mid|prime)(?:seteq|set|eq|t|e|slant|q)*(?![A-Za-z])",
+    re.IGNORECASE,
+)
+"""Matches an operator, behind which a letter is no choice: A\\cup B."""
+_REJECTED = re.compile(r"\s*(?:\\text\s*\{\s*)?(?:is|are|was)(?:n't| not| wrong| false| incorrect)(?![A-Za-z])", re.IGNORECASE)
+"""Matches the words behind a letter that is no choice: A is wrong."""
 # possessive, as the patterns of math_units: "1 to 1 to 1 ..." would take exponential time
 _RATIO = re.compile(r"\d++(?:/\d++)?+(?:(?::|\s*+(?:\\text\{)?+\s*+to\s*+\}?+\s*+)\d++(?:/\d++)?+)++", re.ASCII)
 _DECIMAL_COMMA = re.compile(r"[+-]?(?:0,\d+|\d+,(?:\d{1,2}|\d{4,}))", re.ASCII)
@@ -249,12 +257,12 @@ def _choice(text: str) -> str | None:
     if match is None:
         return None
     rest = match["rest"].strip(" }.")
-    if _has_more_choices(match["rest"], is_round=bool(match["round"])):
+    if _has_more_choices(match["rest"], is_round=bool(match["round"])) or _REJECTED.match(match["rest"]):
         return None
     if (
         match["bare"]
         and rest
-        and (match["mark"] not in {")", ":"} and match["rest"][:1] not in " }\\" or len(rest) == 1)
+        and (len(rest) == 1 or not match["mark"] and (match["rest"][:1] not in " }\\" or _OPERATOR.match(rest)))
     ):
         return None
     return match["round"] or match["bare"]
