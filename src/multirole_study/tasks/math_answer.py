@@ -118,6 +118,8 @@ _NOTHING = frozenset(f"no{kind} solution{end}" for kind in ("", " real") for end
     "empty",
 }
 _EVERYTHING = frozenset(f"all real{end}" for end in ("s", " numbers", " number", " x", " values"))
+_FORMULA = re.compile(r"[\[\](){}|!'\\]|(?<![A-Za-z])[A-Za-z]?-")
+"""Matches a sign that makes letters a formula: (a,b) is not [a,b], and |abc| not abc."""
 _SYNONYMS = {"dne": "does not exist", "no solutions": "no solution", "no real solutions": "no real solution"}
 _TIME = re.compile(r"\d{1,2}:\d\d\s*(?:\\text\{)?\s*[AaPp]\.?\s?[Mm]\.?\s*\}?", re.ASCII)
 _RESIDUE = re.compile(
@@ -241,7 +243,9 @@ def _decide_words(answer: str, ours: str, reference: str, gold: str) -> str | No
             return "correct" if letters[0] == letters[1] else "wrong"
         return None
     ours_words, gold_words = (_SYNONYMS.get(words, words) for words in map(words_of, (answer, reference)))
-    if re.fullmatch(r"[a-z][a-z' -]+", gold_words) and ours_words == gold_words:
+    is_formula = _FORMULA.search(ours + gold) or not (gold_words == "no" or re.search("[A-Za-z]{3}", f"{gold} {ours}"))
+    are_words = is_prose(ours) or is_prose(gold) or not is_formula
+    if are_words and re.fullmatch(r"[a-z][a-z' -]+", gold_words) and ours_words == gold_words:
         return "correct"
     for words, other in (ours_words, gold), (gold_words, ours):
         if (words in _NOTHING and other in {r"\emptyset", r"\{\}"}) or (
