@@ -219,9 +219,23 @@ def _as_function(divisor: re.Match[str]) -> str:
     return f"{'h' if divisor[1] == 'gcd' else 'H'}({','.join(arguments)})"
 
 
+_PRIMED = re.compile(
+    r"\\text\{[^{}]*\}|(\\[A-Za-z]+|[A-Za-z])(?:_(?:\{([^{}]*)\}|(\w)))?('+|\^\{?(?:\\prime ?)+\}?)|\\[A-Za-z]+"
+)
+"""Matches x' and f'', whose primes math-verify's parser drops."""
+
+
+def _as_index(primed: re.Match[str]) -> str:
+    """Return a name with primes as a name with an index."""
+    if not primed[4] or primed[1].startswith((r"\circ", r"\prime")):
+        return primed[0]
+    index = primed[2] or primed[3] or ""
+    return f"{primed[1]}_{{{index}P{primed[4].count(chr(39)) + primed[4].count('prime')}}}"
+
+
 def _read_expression(text: str) -> Value:
     """Parse one expression with math-verify; return `Words` if that fails."""
-    text = _DIVISORS.sub(_as_function, text)
+    text = _PRIMED.sub(_as_index, _DIVISORS.sub(_as_function, text))
     if not text or r"\text{" in text and re.fullmatch(r"(\s*\\text\{[^{}]*\}\s*)+", text):
         return Words(text)
     try:
