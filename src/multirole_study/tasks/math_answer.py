@@ -25,7 +25,7 @@ Conventions:
   * A base that only one side has is ignored: `4210_5` is 4210. Two bases must agree, or the values.
   * `142 \bmod 100` is 42, and `-1 \pmod 7` is 6 or -1.
   * 1,000 and 1{,}000 and "1 000" and 1.000.000 are thousands, 1e3 is 1000; 2 1/2 is 5/2; any other number with a space in
-    it is unparsable. 3,14 is 3.14 if the other side is a decimal with a point (as in math-verify), else a list.
+    it is unparsable. 3,14 is 3.14 if the reference is a decimal with a point (as in math-verify), else a list.
   * (2)(3) is 6, a product; math-verify's parser adds the factors, as if they were a mixed number.
   * 0.333... is 1/3, since the period is written three times; 3.14... is no number.
   * "1,2" is a set of two values, and also the pair (1,2) in this order. {1,2} is not (1,2). (1,2) is a pair and the
@@ -219,9 +219,8 @@ def decide(answer: str, reference: str) -> str | tuple[str, str, str]:
         return "correct" if ours == gold else "unparsable"
     if _SPACED.match(gold) or (_ELLIPSIS.fullmatch(ours) or _ELLIPSIS.fullmatch(gold)):
         return "wrong"
-    for text, other in (ours, gold), (gold, ours):
-        if _DECIMAL_COMMA.fullmatch(text) and re.fullmatch(r"[+-]?\d*\.\d+", other, re.ASCII):
-            return "correct" if Fraction(text.replace(",", ".")) == Fraction(other) else "wrong"
+    if _DECIMAL_COMMA.fullmatch(ours) and re.fullmatch(r"[+-]?\d*\.\d+", gold, re.ASCII):
+        return "correct" if Fraction(ours.replace(",", ".")) == Fraction(gold) else "wrong"
     if _RATIONAL.fullmatch(ours) and _RATIONAL.fullmatch(gold) and not re.search("pi", scales):
         equal = any(Fraction(ours) * Fraction(scale) == Fraction(gold) for scale in scales.split(";"))
         return "correct" if equal else "wrong"
