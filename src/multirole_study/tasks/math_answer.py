@@ -122,6 +122,8 @@ _FORMULA = re.compile(r"[\[\](){}|!'\\]|(?<![A-Za-z])[A-Za-z]?-")
 """Matches a sign that makes letters a formula: (a,b) is not [a,b], and |abc| not abc."""
 _SYNONYMS = {"dne": "does not exist", "no solutions": "no solution", "no real solutions": "no real solution"}
 _TIME = re.compile(r"\d{1,2}:\d\d\s*(?:\\text\{)?\s*[AaPp]\.?\s?[Mm]\.?\s*\}?", re.ASCII)
+_MODULUS = re.compile(r"(?:\\cdot)?\(?(?:\\text\{)?\(?(?<![A-Za-z\\])mod(?:ulo)?(?:\\cdot)?\}?(?:\\text\{)?(\d+)(?:\)|\}|\\cdot)*")
+"""Matches a modulus in words: "(mod 7)", also inside of `\\text{}`."""
 _RESIDUE = re.compile(
     r"(?:[a-z]\\equiv)?(-?\d+)(?:\\pmod|\\bmod|\\mod|\(\\bmod|\(\\mod|\\text\{mod\}|\(?mod)\s*\{?(\d+)\}?\)?"
 )
@@ -298,7 +300,7 @@ def _decide_notation(ours: str, gold: str) -> str | None:
     if _TIME.fullmatch(ours) and _TIME.fullmatch(gold):
         times = {re.sub(r"\\text|[^0-9a-z]", "", text.lower()).lstrip("0") for text in (ours, gold)}
         return "correct" if len(times) == 1 else "wrong"
-    residues = [_RESIDUE.fullmatch(text.replace(" ", "")) for text in (ours, gold)]
+    residues = [_RESIDUE.fullmatch(_MODULUS.sub(r"\\pmod{\1}", text.replace(" ", ""))) for text in (ours, gold)]
     if residues[0] and residues[1]:
         (a, m), (b, n) = ((int(residue[1]), int(residue[2])) for residue in filter(None, residues))
         return "correct" if m == n and m and (a - b) % m == 0 else "wrong"

@@ -29,10 +29,10 @@ _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 _VULGAR = re.compile(r"(\d*)\s*([¼-¾⅐-⅞])")
 
 _SWITCH = re.compile(
-    r"\\(?:displaystyle|textstyle|scriptstyle|scriptscriptstyle|limits|nolimits|[mM]?left|[mM]?right|middle|[bB]igg?[lrm]?"
-    r"|tiny|small|normalsize|large|Large|LARGE|huge|Huge|bf|it|sf|tt|bfseries|boldmath|unboldmath|cal|nonumber|notag"
+    r"\\(?:[mM]?left|[mM]?right|middle|[bB]igg?[lrm]?)(?![A-Za-z])\.?"
+    r"|\\(?:displaystyle|textstyle|scriptstyle|scriptscriptstyle|limits|nolimits|tiny|small|normalsize|large|Large|LARGE|huge|Huge|bf|it|sf|tt|bfseries|boldmath|unboldmath|cal|nonumber|notag"
     r"|footnotesize|scriptsize|itshape|upshape|rmfamily|mathstrut|strut|rm(?=\s*[\d.+-]))"
-    r"(?![A-Za-z])\.?"
+    r"(?![A-Za-z])"
 )
 _WRAPPER = re.compile(
     r"\\(?:mathbf|boldsymbol|bm|mathit|mathsf|mathtt|mathnormal|pmb|underline|uline|boxed|fbox|framebox|ensuremath"
@@ -138,6 +138,7 @@ _SPELLINGS = (
     (re.compile(r"(?<=[\d}])((?:\s|\\[,;: ])*)(?:\\text\{\s*)?(?:\\Omega|\\ohm)(?![A-Za-z])\s*\}?"), r"\1\\text{ohm}"),
     (re.compile(r"(?<=[\d)}%])\s*([\u4e00-\u9fff]+)$"), r"\\text{\1}"),
     (re.compile(r"\bper cent\b"), "percent"),
+    (re.compile(r"\\surd(?![A-Za-z])"), r"\\sqrt "),
     (re.compile(r"\\(?:lor|vee)(?![A-Za-z])"), " or "),
     (re.compile(r"\\(?:land|wedge)(?![A-Za-z])"), " and "),
     (re.compile(r"\\backslash(?![A-Za-z])"), r"\\setminus "),
