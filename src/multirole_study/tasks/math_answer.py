@@ -121,7 +121,7 @@ _EVERYTHING = frozenset(f"all real{end}" for end in ("s", " numbers", " number",
 _FORMULA = re.compile(r"[\[\](){}|!'\\]|(?<![A-Za-z])[A-Za-z]?-")
 """Matches a sign that makes letters a formula: (a,b) is not [a,b], and |abc| not abc."""
 _SYNONYMS = {"dne": "does not exist", "no solutions": "no solution", "no real solutions": "no real solution"}
-_TIME = re.compile(r"\d{1,2}:\d\d\s*(?:\\text\{)?\s*[AaPp]\.?\s?[Mm]\.?\s*\}?", re.ASCII)
+_TIME = re.compile(r"(\d{1,2}):(\d\d)\s*(?:\\text\{)?\s*(?:([AaPp])\.?\s?[Mm]\.?)?\s*\}?", re.ASCII)
 _MODULUS = re.compile(r"(?:\\cdot)?\(?(?:\\text\{)?\(?(?<![A-Za-z\\])mod(?:ulo)?(?:\\cdot)?\}?(?:\\text\{)?(\d+)(?:\)|\}|\\cdot)*")
 """Matches a modulus in words: "(mod 7)", also inside of `\\text{}`."""
 _RESIDUE = re.compile(
@@ -287,6 +287,9 @@ def _decide_notation(ours: str, gold: str) -> str | None:
     bases = [_BASE.fullmatch(_base_form(text)) for text in (ours, gold)]
     if any(bases):
         return _decide_bases(ours, bases[0], gold, bases[1])
+    times = [_TIME.fullmatch(text) for text in (ours, gold)]
+    if times[0] and times[1] and (times[0][3] or times[1][3]):
+        return _decide_times(times[0], times[1])
     if _RATIO.fullmatch(ours) and _RATIO.fullmatch(gold):
         if any(re.search(r"/0+(?!\d)", text) for text in (ours, gold)):
             return None
@@ -297,9 +300,6 @@ def _decide_notation(ours: str, gold: str) -> str | None:
             a * second[0] == b * first[0] for a, b in zip(first, second, strict=True)
         )
         return "correct" if is_equal else "wrong"
-    if _TIME.fullmatch(ours) and _TIME.fullmatch(gold):
-        times = {re.sub(r"\\text|[^0-9a-z]", "", text.lower()).lstrip("0") for text in (ours, gold)}
-        return "correct" if len(times) == 1 else "wrong"
     residues = [_RESIDUE.fullmatch(_MODULUS.sub(r"\\pmod{\1}", text.replace(" ", ""))) for text in (ours, gold)]
     if residues[0] and residues[1]:
         (a, m), (b, n) = ((int(residue[1]), int(residue[2])) for residue in filter(None, residues))
@@ -308,6 +308,18 @@ def _decide_notation(ours: str, gold: str) -> str | None:
         if residue and _RATIONAL.fullmatch(other):
             return _decide_residue(int(residue[1]), int(residue[2]), Fraction(other), is_reference)
     return None
+
+
+def _decide_times(ours: re.Match[str], gold: re.Match[str]) -> str:
+    """Compare two times of day: 3:00 PM is 15:00, and 3:00 if that is written without a half of the day."""
+    hours = [
+        {int(time[1]), int(time[1]) % 12 + 12 * (time[3] in "pP")} if time[3] else {int(time[1])} for time in (ours, gold)
+    ]
+    if ours[3] and gold[3]:
+        is_equal = int(ours[1]) == int(gold[1]) and ours[3].lower() == gold[3].lower()
+    else:
+        is_equal = bool(hours[0] & hours[1])
+    return "correct" if is_equal and ours[2] == gold[2] else "wrong"
 
 
 def _decide_residue(number: int, modulus: int, other: Fraction, is_reference: bool) -> str:
