@@ -120,6 +120,8 @@ _NOTHING = frozenset(f"no{kind} solution{end}" for kind in ("", " real") for end
 _EVERYTHING = frozenset(f"all real{end}" for end in ("s", " numbers", " number", " x", " values"))
 _FORMULA = re.compile(r"[\[\](){}|!'\\]|(?<![A-Za-z])[A-Za-z]?-")
 """Matches a sign that makes letters a formula: (a,b) is not [a,b], and |abc| not abc."""
+_DATE = re.compile(r"\\text\{[A-Za-z]{3}[\w ,.:]*\}")
+"""Matches a word with numbers behind it, such as a date in `\\text{}`."""
 _SYNONYMS = {"dne": "does not exist", "no solutions": "no solution", "no real solutions": "no real solution"}
 _TIME = re.compile(r"(\d{1,2}):(\d\d)\s*(?:\\text\{)?\s*(?:([AaPp])\.?\s?[Mm]\.?)?\s*\}?", re.ASCII)
 _MODULUS = re.compile(r"(?:\\cdot)?\(?(?:\\text\{)?\(?(?<![A-Za-z\\])mod(?:ulo)?(?:\\cdot)?\}?(?:\\text\{)?(\d+)(?:\)|\}|\\cdot)*")
@@ -247,6 +249,8 @@ def _decide_words(answer: str, ours: str, reference: str, gold: str) -> str | No
     is_formula = _FORMULA.search(ours + gold) or not (gold_words == "no" or re.search("[A-Za-z]{3}", f"{gold} {ours}"))
     are_words = is_prose(ours) or is_prose(gold) or not is_formula
     if are_words and re.fullmatch(r"[a-z][a-z' -]+", gold_words) and ours_words == gold_words:
+        return "correct"
+    if ours_words == gold_words and (_DATE.fullmatch(ours) or _DATE.fullmatch(gold)):
         return "correct"
     for words, other in (ours_words, gold), (gold_words, ours):
         if (words in _NOTHING and other in {r"\emptyset", r"\{\}"}) or (
