@@ -105,7 +105,9 @@ _OPERATOR = re.compile(
     re.IGNORECASE,
 )
 """Matches an operator, behind which a letter is no choice: A\\cup B."""
-_REJECTED = re.compile(r"\s*(?:\\text\s*\{\s*)?(?:is|are|was)(?:n't| not| wrong| false| incorrect)(?![A-Za-z])", re.IGNORECASE)
+_REJECTED = re.compile(
+    r"\s*(?:\\text\s*\{\s*)?(?:is|are|was)(?:n't| not| wrong| false| incorrect)(?![A-Za-z])", re.IGNORECASE
+)
 """Matches the words behind a letter that is no choice: A is wrong."""
 # possessive, as the patterns of math_units: "1 to 1 to 1 ..." would take exponential time
 _RATIO = re.compile(r"\d++(?:/\d++)?+(?:(?::|\s*+(?:\\text\{)?+\s*+to\s*+\}?+\s*+)\d++(?:/\d++)?+)++", re.ASCII)
@@ -124,11 +126,20 @@ _DATE = re.compile(r"\\text\{[A-Za-z]{3}[\w ,.:]*\}")
 """Matches a word with numbers behind it, such as a date in `\\text{}`."""
 _SYNONYMS = {"dne": "does not exist", "no solutions": "no solution", "no real solutions": "no real solution"}
 _TIME = re.compile(r"(\d{1,2}):(\d\d)\s*(?:\\text\{)?\s*(?:([AaPp])\.?\s?[Mm]\.?)?\s*\}?", re.ASCII)
-_MODULUS = re.compile(r"(?:\\cdot)?\(?(?:\\text\{)?\(?(?<![A-Za-z\\])mod(?:ulo)?(?:\\cdot)?\}?(?:\\text\{)?(\d+)(?:\)|\}|\\cdot)*")
+_MODULUS = re.compile(
+    r"(?:\\cdot)?\(?(?:\\text\{)?\(?(?<![A-Za-z\\])mod(?:ulo)?(?:\\cdot)?\}?(?:\\text\{)?(\d+)(?:\)|\}|\\cdot)*"
+)
 """Matches a modulus in words: "(mod 7)", also inside of `\\text{}`."""
 _RESIDUE = re.compile(
     r"(?:[a-z]\\equiv)?(-?\d+)(?:\\pmod|\\bmod|\\mod|\(\\bmod|\(\\mod|\\text\{mod\}|\(?mod)\s*\{?(\d+)\}?\)?"
 )
+
+
+_OF_AN_INTEGER = re.compile(
+    r"(?<=.)(?:,|\(|(?:,|\()?\\text\{\s*(?:for|where|with)(?: any| all)?\s*\})\s*[a-z] ?\\in ?\\mathbb\{Z\}\)?$",
+    re.DOTALL,
+)
+"""Matches ", k\\in\\mathbb{Z}" behind k\\pi, which may be left out."""
 
 
 def extract_boxed(text: str) -> str | None:
@@ -204,7 +215,7 @@ def decide(answer: str, reference: str) -> str | tuple[str, str, str]:
     """Return the verdict if the texts determine it, else both texts and the allowed factors of the answer."""
     if len(answer) > MAX_CHARACTERS:
         return "too_long"
-    ours, gold = normalize(answer), normalize(reference)
+    ours, gold = (_OF_AN_INTEGER.sub("", normalize(text)) for text in (answer, reference))
     if len(ours) > LONGEST_NORMALIZED:
         return "too_long"
     if not ours or closing_brace(ours + "}", 0) != len(ours):
@@ -317,7 +328,8 @@ def _decide_notation(ours: str, gold: str) -> str | None:
 def _decide_times(ours: re.Match[str], gold: re.Match[str]) -> str:
     """Compare two times of day: 3:00 PM is 15:00, and 3:00 if that is written without a half of the day."""
     hours = [
-        {int(time[1]), int(time[1]) % 12 + 12 * (time[3] in "pP")} if time[3] else {int(time[1])} for time in (ours, gold)
+        {int(time[1]), int(time[1]) % 12 + 12 * (time[3] in "pP")} if time[3] else {int(time[1])}
+        for time in (ours, gold)
     ]
     if ours[3] and gold[3]:
         is_equal = int(ours[1]) == int(gold[1]) and ours[3].lower() == gold[3].lower()
