@@ -32,8 +32,10 @@ Conventions:
     open interval alike. [1,2] is closed. "x<1 or x>3" is a union; with a comma or "and", relations are a union or an intersection.
   * `x=5` equals 5 in both directions, `y=5` does not equal `x=5`; x > 2 is (2, oo). X is not x, e and i are constants,
     but names alone on the left side.
-  * A letter of a multiple choice may have its text behind it: (B) 42 is B.
-`tests/data/math_pairs.tsv` and `tests/data/reported_pairs.tsv` have about 1,600 examples, including known errors.
+  * A letter of a multiple choice may have its text behind it: (B) 42 is B, but `B\cup C` is not.
+  * `x\approx 3` is no value, and `\sqrt{2}\approx 1.4` is `\sqrt{2}`. f'(x) is not f(x). 3:00 PM is 15:00, and 3:00.
+    `k\pi, k\in\mathbb{Z}` is `k\pi`.
+`tests/data/math_pairs.tsv` and `tests/data/reported_pairs.tsv` have about 1,900 examples, including known errors.
 """
 
 import json
