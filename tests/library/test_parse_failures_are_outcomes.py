@@ -15,7 +15,7 @@ SECOND = [
     "\\boxed{\\#2}", "\\boxed{Solution \\#2}", "\\boxed{\\mathrm{Solution}\\;2}", "\\boxed{(2)}", "\\boxed{2)}", "\\boxed{[2]}",
     "\\boxed{N = 2}", "\\boxed{\\text{Candidate } 2}", "\\boxed{\\text{The best solution is Solution 2}}", "\\boxed{Two}",
     "\\boxed{\\textcolor{red}{2}}", "\\boxed{2.0}", "\\boxed{02}", "\\boxed{２}", "\\boxed{Solution 2 is correct}", "\\boxed{\n2\n}",
-    "\\boxed{\u00a02\u200b}", "\\boxed{I choose Solution 2.}", "2", "**2**", "The best is 2.", "Both err.\n\n**Solution 2**", "- Solution 2",
+    "\\boxed{\u00a02\u200b}", "\\boxed{I choose Solution 2.}", "2", "**2**", "The best is 2.", "Both err.\n\n**Solution 2**", "- Solution 2", "Final selection: 2",
     "I choose Solution 2.\n", "1. 1 is wrong.\n2. Best: \u00a0Solution #2", "```\nSolution 2\n```", "Solution 1?\nSolution 2", "\\text{Solution 2}",
     "\\\\boxed{2}", "- [ ] Solution 1\n- [x] Solution 2\n- [ ] Solution 3", "\\boxed{~~3~~ 2}", "first \\boxed{3}, then \\boxed{2}", "\\boxed{2}, whose answer is \\boxed{42}",
 ]  # fmt: skip

@@ -260,6 +260,12 @@ def test_deep_nesting_ends(deep: str) -> None:
     assert grade_answers([(deep, r"\pi"), ("2/4", r"\frac12")])[1] == "correct"
 
 
+@pytest.mark.parametrize("unit", ["(", "[", r"\{", "x^", "C_1^"])
+def test_one_text_again_and_again_is_no_answer(unit: str) -> None:
+    """The parser took all of the time of a comparison."""
+    assert grade_answers([(unit * 240, "42"), (f"{unit * 200}1", "42")]) == ["unparsable"] * 2
+
+
 HUGE = [
     (r"10^{10^{10}}", "1"),
     (r"2^{2^{100}}", r"2^{2^{101}}"),

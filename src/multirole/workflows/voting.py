@@ -51,7 +51,7 @@ def parse_selection(text: str, n: int, fallback: str = "candidate_1", box_rule: 
 def _naming_line(text: str) -> str:
     """Return the last line if it speaks of a candidate or is the whole reply; "The answer is 2" may be a result, and gives ""."""
     line = last_line(text)
-    return line if len(text.split()) == 1 or re.search(rf"\b(?:{_CANDIDATE})\b", line) else ""
+    return line if len(text.split()) == 1 or re.search(rf"\b(?:{_CANDIDATE}|selection)\b", line) else ""
 
 
 def _number(words: str) -> int:

@@ -25,15 +25,17 @@ Conventions:
   * A base that only one side has is ignored: `4210_5` is 4210. Two bases must agree, or the values.
   * `142 \bmod 100` is 42, and `-1 \pmod 7` is 6 or -1.
   * 1,000 and 1{,}000 and "1 000" and 1.000.000 are thousands, 1e3 is 1000; 2 1/2 is 5/2; any other number with a space in
-    it is unparsable. 3,14 is 3.14 if the other side is a decimal with a point (as in math-verify), else a list.
+    it is unparsable. 3,14 is 3.14 if the reference is a decimal with a point (as in math-verify), else a list.
   * (2)(3) is 6, a product; math-verify's parser adds the factors, as if they were a mixed number.
   * 0.333... is 1/3, since the period is written three times; 3.14... is no number.
   * "1,2" is a set of two values, and also the pair (1,2) in this order. {1,2} is not (1,2). (1,2) is a pair and the
     open interval alike. [1,2] is closed. "x<1 or x>3" is a union; with a comma or "and", relations are a union or an intersection.
   * `x=5` equals 5 in both directions, `y=5` does not equal `x=5`; x > 2 is (2, oo). X is not x, e and i are constants,
     but names alone on the left side.
-  * A letter of a multiple choice may have its text behind it: (B) 42 is B.
-`tests/data/math_pairs.tsv` and `tests/data/reported_pairs.tsv` have about 1,600 examples, including known errors.
+  * A letter of a multiple choice may have its text behind it: (B) 42 is B, but `B\cup C` is not.
+  * `x\approx 3` is no value, and `\sqrt{2}\approx 1.4` is `\sqrt{2}`. f'(x) is not f(x). 3:00 PM is 15:00, and 3:00.
+    `k\pi, k\in\mathbb{Z}` is `k\pi`.
+`tests/data/math_pairs.tsv` and `tests/data/reported_pairs.tsv` have about 1,900 examples, including known errors.
 """
 
 import json
@@ -99,6 +101,16 @@ _MORE_BARE = re.compile(
 )
 _MARKED_CHOICE = re.compile(r"(?<![A-Za-z(])[A-J]\)")
 """More letters behind (A), behind A, and behind A): "and (B)", "and B", "5 B) 6"."""
+_OPERATOR = re.compile(
+    r"\\(?:cup|cap|setminus|times|cdot|div|circ|oplus|pm|mp|lor|land|wedge|vee|(?:not)?in|sub|sup|n?eq?|n?[lg]|equiv|approx|sim|cong"
+    r"|to|(?:long)?(?:left)?rightarrow|mapsto|implies|iff|perp|parallel|mid|prime)(?:seteq|set|eq|t|e|slant|q)*(?![A-Za-z])",
+    re.IGNORECASE,
+)
+"""Matches an operator, behind which a letter is no choice: A\\cup B."""
+_REJECTED = re.compile(
+    r"\s*(?:\\text\s*\{\s*)?(?:is|are|was)(?:n't| not| wrong| false| incorrect)(?![A-Za-z])", re.IGNORECASE
+)
+"""Matches the words behind a letter that is no choice: A is wrong."""
 # possessive, as the patterns of math_units: "1 to 1 to 1 ..." would take exponential time
 _RATIO = re.compile(r"\d++(?:/\d++)?+(?:(?::|\s*+(?:\\text\{)?+\s*+to\s*+\}?+\s*+)\d++(?:/\d++)?+)++", re.ASCII)
 _DECIMAL_COMMA = re.compile(r"[+-]?(?:0,\d+|\d+,(?:\d{1,2}|\d{4,}))", re.ASCII)
@@ -110,11 +122,26 @@ _NOTHING = frozenset(f"no{kind} solution{end}" for kind in ("", " real") for end
     "empty",
 }
 _EVERYTHING = frozenset(f"all real{end}" for end in ("s", " numbers", " number", " x", " values"))
+_FORMULA = re.compile(r"[\[\](){}|!'\\]|(?<![A-Za-z])[A-Za-z]?-")
+"""Matches a sign that makes letters a formula: (a,b) is not [a,b], and |abc| not abc."""
+_DATE = re.compile(r"\\text\{[A-Za-z]{3}[\w ,.:]*\}")
+"""Matches a word with numbers behind it, such as a date in `\\text{}`."""
 _SYNONYMS = {"dne": "does not exist", "no solutions": "no solution", "no real solutions": "no real solution"}
-_TIME = re.compile(r"\d{1,2}:\d\d\s*(?:\\text\{)?\s*[AaPp]\.?\s?[Mm]\.?\s*\}?", re.ASCII)
+_TIME = re.compile(r"(\d{1,2}):(\d\d)\s*(?:\\text\{)?\s*(?:([AaPp])\.?\s?[Mm]\.?)?\s*\}?", re.ASCII)
+_MODULUS = re.compile(
+    r"(?:\\cdot)?\(?(?:\\text\{)?\(?(?<![A-Za-z\\])mod(?:ulo)?(?:\\cdot)?\}?(?:\\text\{)?(\d+)(?:\)|\}|\\cdot)*"
+)
+"""Matches a modulus in words: "(mod 7)", also inside of `\\text{}`."""
 _RESIDUE = re.compile(
     r"(?:[a-z]\\equiv)?(-?\d+)(?:\\pmod|\\bmod|\\mod|\(\\bmod|\(\\mod|\\text\{mod\}|\(?mod)\s*\{?(\d+)\}?\)?"
 )
+
+
+_OF_AN_INTEGER = re.compile(
+    r"(?<=.)(?:,|\(|(?:,|\()?\\text\{\s*(?:for|where|with)(?: any| all)?\s*\})\s*[a-z] ?\\in ?\\mathbb\{Z\}\)?$",
+    re.DOTALL,
+)
+"""Matches ", k\\in\\mathbb{Z}" behind k\\pi, which may be left out."""
 
 
 def extract_boxed(text: str) -> str | None:
@@ -190,7 +217,7 @@ def decide(answer: str, reference: str) -> str | tuple[str, str, str]:
     """Return the verdict if the texts determine it, else both texts and the allowed factors of the answer."""
     if len(answer) > MAX_CHARACTERS:
         return "too_long"
-    ours, gold = normalize(answer), normalize(reference)
+    ours, gold = (_OF_AN_INTEGER.sub("", normalize(text)) for text in (answer, reference))
     if len(ours) > LONGEST_NORMALIZED:
         return "too_long"
     if not ours or closing_brace(ours + "}", 0) != len(ours):
@@ -209,9 +236,8 @@ def decide(answer: str, reference: str) -> str | tuple[str, str, str]:
         return "correct" if ours == gold else "unparsable"
     if _SPACED.match(gold) or (_ELLIPSIS.fullmatch(ours) or _ELLIPSIS.fullmatch(gold)):
         return "wrong"
-    for text, other in (ours, gold), (gold, ours):
-        if _DECIMAL_COMMA.fullmatch(text) and re.fullmatch(r"[+-]?\d*\.\d+", other, re.ASCII):
-            return "correct" if Fraction(text.replace(",", ".")) == Fraction(other) else "wrong"
+    if _DECIMAL_COMMA.fullmatch(ours) and re.fullmatch(r"[+-]?\d*\.\d+", gold, re.ASCII):
+        return "correct" if Fraction(ours.replace(",", ".")) == Fraction(gold) else "wrong"
     if _RATIONAL.fullmatch(ours) and _RATIONAL.fullmatch(gold) and not re.search("pi", scales):
         equal = any(Fraction(ours) * Fraction(scale) == Fraction(gold) for scale in scales.split(";"))
         return "correct" if equal else "wrong"
@@ -233,7 +259,11 @@ def _decide_words(answer: str, ours: str, reference: str, gold: str) -> str | No
             return "correct" if letters[0] == letters[1] else "wrong"
         return None
     ours_words, gold_words = (_SYNONYMS.get(words, words) for words in map(words_of, (answer, reference)))
-    if re.fullmatch(r"[a-z][a-z' -]+", gold_words) and ours_words == gold_words:
+    is_formula = _FORMULA.search(ours + gold) or not (gold_words == "no" or re.search("[A-Za-z]{3}", f"{gold} {ours}"))
+    are_words = is_prose(ours) or is_prose(gold) or not is_formula
+    if are_words and re.fullmatch(r"[a-z][a-z' -]+", gold_words) and ours_words == gold_words:
+        return "correct"
+    if ours_words == gold_words and (_DATE.fullmatch(ours) or _DATE.fullmatch(gold)):
         return "correct"
     for words, other in (ours_words, gold), (gold_words, ours):
         if (words in _NOTHING and other in {r"\emptyset", r"\{\}"}) or (
@@ -249,12 +279,12 @@ def _choice(text: str) -> str | None:
     if match is None:
         return None
     rest = match["rest"].strip(" }.")
-    if _has_more_choices(match["rest"], is_round=bool(match["round"])):
+    if _has_more_choices(match["rest"], is_round=bool(match["round"])) or _REJECTED.match(match["rest"]):
         return None
     if (
         match["bare"]
         and rest
-        and (match["mark"] not in {")", ":"} and match["rest"][:1] not in " }\\" or len(rest) == 1)
+        and (len(rest) == 1 or not match["mark"] and (match["rest"][:1] not in " }\\" or _OPERATOR.match(rest)))
     ):
         return None
     return match["round"] or match["bare"]
@@ -274,6 +304,9 @@ def _decide_notation(ours: str, gold: str) -> str | None:
     bases = [_BASE.fullmatch(_base_form(text)) for text in (ours, gold)]
     if any(bases):
         return _decide_bases(ours, bases[0], gold, bases[1])
+    times = [_TIME.fullmatch(text) for text in (ours, gold)]
+    if times[0] and times[1] and (times[0][3] or times[1][3]):
+        return _decide_times(times[0], times[1])
     if _RATIO.fullmatch(ours) and _RATIO.fullmatch(gold):
         if any(re.search(r"/0+(?!\d)", text) for text in (ours, gold)):
             return None
@@ -284,10 +317,7 @@ def _decide_notation(ours: str, gold: str) -> str | None:
             a * second[0] == b * first[0] for a, b in zip(first, second, strict=True)
         )
         return "correct" if is_equal else "wrong"
-    if _TIME.fullmatch(ours) and _TIME.fullmatch(gold):
-        times = {re.sub(r"\\text|[^0-9a-z]", "", text.lower()).lstrip("0") for text in (ours, gold)}
-        return "correct" if len(times) == 1 else "wrong"
-    residues = [_RESIDUE.fullmatch(text.replace(" ", "")) for text in (ours, gold)]
+    residues = [_RESIDUE.fullmatch(_MODULUS.sub(r"\\pmod{\1}", text.replace(" ", ""))) for text in (ours, gold)]
     if residues[0] and residues[1]:
         (a, m), (b, n) = ((int(residue[1]), int(residue[2])) for residue in filter(None, residues))
         return "correct" if m == n and m and (a - b) % m == 0 else "wrong"
@@ -295,6 +325,19 @@ def _decide_notation(ours: str, gold: str) -> str | None:
         if residue and _RATIONAL.fullmatch(other):
             return _decide_residue(int(residue[1]), int(residue[2]), Fraction(other), is_reference)
     return None
+
+
+def _decide_times(ours: re.Match[str], gold: re.Match[str]) -> str:
+    """Compare two times of day: 3:00 PM is 15:00, and 3:00 if that is written without a half of the day."""
+    hours = [
+        {int(time[1]), int(time[1]) % 12 + 12 * (time[3] in "pP")} if time[3] else {int(time[1])}
+        for time in (ours, gold)
+    ]
+    if ours[3] and gold[3]:
+        is_equal = int(ours[1]) == int(gold[1]) and ours[3].lower() == gold[3].lower()
+    else:
+        is_equal = bool(hours[0] & hours[1])
+    return "correct" if is_equal and ours[2] == gold[2] else "wrong"
 
 
 def _decide_residue(number: int, modulus: int, other: Fraction, is_reference: bool) -> str:

@@ -219,11 +219,37 @@ def _as_function(divisor: re.Match[str]) -> str:
     return f"{'h' if divisor[1] == 'gcd' else 'H'}({','.join(arguments)})"
 
 
+_PRIMED = re.compile(
+    r"\\text\{[^{}]*\}|(\\[A-Za-z]+|[A-Za-z])(?:_(?:\{([^{}]*)\}|(\w)))?('+|\^\{?(?:\\prime ?)+\}?)|\\[A-Za-z]+"
+)
+"""Matches x' and f'', whose primes math-verify's parser drops."""
+
+
+def _as_index(primed: re.Match[str]) -> str:
+    """Return a name with primes as a name with an index."""
+    if not primed[4] or primed[1].startswith((r"\circ", r"\prime")):
+        return primed[0]
+    index = primed[2] or primed[3] or ""
+    return f"{primed[1]}_{{{index}P{primed[4].count(chr(39)) + primed[4].count('prime')}}}"
+
+
+_ABOUT = re.compile(r"(?:[A-Za-z](?:_(?:\{[^{}]*\}|\w))?|\\text\{[^{}]*\})\s*\\approx(?![A-Za-z])")
+"""Matches x\\approx 3, of which the parser reads the 3; of \\sqrt{2}\\approx 1.4 it reads the exact side."""
+_ENDLESS = re.compile(r"(?=[^&]*$)((?=.{0,15}[^\d\s])\S.{0,15}?)\1{59,}", re.DOTALL)
+"""Matches one text 60 times in a row, which is no answer and takes the parser seconds; a number or matrix may be so long."""
+_BINOMIAL = re.compile(r"\\binom\{(\d{1,18})\}\{(\d{1,18})\}", re.ASCII)
+"""Matches a binomial coefficient of numbers, which the parser evaluates."""
+
+
 def _read_expression(text: str) -> Value:
     """Parse one expression with math-verify; return `Words` if that fails."""
-    text = _DIVISORS.sub(_as_function, text)
+    text = _PRIMED.sub(_as_index, _DIVISORS.sub(_as_function, text))
     if not text or r"\text{" in text and re.fullmatch(r"(\s*\\text\{[^{}]*\}\s*)+", text):
         return Words(text)
+    if _ABOUT.match(text) or _ENDLESS.search(text):
+        return Words(text)
+    if any(min(int(k), int(n) - int(k)) > math_numbers.LARGEST_FACTORIAL for n, k in _BINOMIAL.findall(text)):
+        raise TooLarge
     try:
         value = latex2sympy(
             normalize_latex(text, NORMALIZATION),
@@ -268,9 +294,13 @@ def equal(gold: Value, value: Value) -> bool:
 
 
 def _single(value: Value) -> Value:
-    """Return the only member of a one-element list or set, else the value."""
-    while isinstance(value, Items) and len(value.values) == 1 and not isinstance(value.values[0], (Items, Equation)):
-        value = value.values[0]
+    """Return the only member of a one-element list or set, else the value; the set of the empty set is not empty."""
+    while isinstance(value, Items) and len(value.values) == 1:
+        (member,) = value.values
+        is_point = isinstance(member, Items) and member.kind == "round" and value.kind == "set"
+        if isinstance(member, (Items, Equation, sympy.Set)) and not is_point:
+            break
+        value = member
     return value
 
 

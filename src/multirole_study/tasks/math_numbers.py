@@ -22,6 +22,8 @@ PRODUCTS = (sympy.factorial, sympy.factorial2, sympy.subfactorial, sympy.gamma, 
 """Functions whose number of factors grows with their argument."""
 POSITIVE = ("7/3", "11/5", "13/7", "3/11", "17/13", "2/19", "23/5", "29/31")
 """Values of the first, second, ... variable at a point; points rotate and change signs."""
+WHOLE = ((2, 5, 4, 9), (5, 8, 3, 7), (8, 4, 7, 10), (3, 7, 9, 6), (7, 9, 12, 5), (6, 2, 5, 8))
+"""Integers of the first, second, ... variable at a point: odd and even in different ways, because only integers tell (-1)^m from (-1)^n."""
 
 DIVISORS = {"gcd": sympy.igcd, "lcm": sympy.ilcm}
 UNRESOLVED = (sympy.Sum, sympy.Product, sympy.Integral, sympy.Limit, sympy.Derivative)
@@ -168,8 +170,9 @@ def points(symbols: list[Value]) -> list[dict[Value, Value]]:
             is_negative = signs == -1 or (signs == "mixed" and index % 2 == 0) or (signs == "mixed2" and index % 2 == 1)
             values[symbol] = -number if is_negative else number
         candidates.append(values)
-    for start in (2, 5, 8, 3):
-        candidates.append({symbol: sympy.Integer(start + 2 * index) for index, symbol in enumerate(symbols)})
+    for whole in WHOLE:
+        turns = [(index % len(whole), index // len(whole)) for index in range(len(symbols))]
+        candidates.append({s: sympy.Integer(whole[i] + 3 * turn) for s, (i, turn) in zip(symbols, turns, strict=True)})
     return candidates
 
 

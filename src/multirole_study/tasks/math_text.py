@@ -29,10 +29,10 @@ _SUBSCRIPTS = str.maketrans("₀₁₂₃₄₅₆₇₈₉", "0123456789")
 _VULGAR = re.compile(r"(\d*)\s*([¼-¾⅐-⅞])")
 
 _SWITCH = re.compile(
-    r"\\(?:displaystyle|textstyle|scriptstyle|scriptscriptstyle|limits|nolimits|[mM]?left|[mM]?right|middle|[bB]igg?[lrm]?"
-    r"|tiny|small|normalsize|large|Large|LARGE|huge|Huge|bf|it|sf|tt|bfseries|boldmath|unboldmath|cal|nonumber|notag"
+    r"\\(?:[mM]?left|[mM]?right|middle|[bB]igg?[lrm]?)(?![A-Za-z])\.?"
+    r"|\\(?:displaystyle|textstyle|scriptstyle|scriptscriptstyle|limits|nolimits|tiny|small|normalsize|large|Large|LARGE|huge|Huge|bf|it|sf|tt|bfseries|boldmath|unboldmath|cal|nonumber|notag"
     r"|footnotesize|scriptsize|itshape|upshape|rmfamily|mathstrut|strut|rm(?=\s*[\d.+-]))"
-    r"(?![A-Za-z])\.?"
+    r"(?![A-Za-z])"
 )
 _WRAPPER = re.compile(
     r"\\(?:mathbf|boldsymbol|bm|mathit|mathsf|mathtt|mathnormal|pmb|underline|uline|boxed|fbox|framebox|ensuremath"
@@ -95,6 +95,11 @@ _UNITS_OR_FUNCTIONS = frozenset({"min", "sec", "deg"})
 _UNIT_PLACE = re.compile(r"[\d)}]\s*\Z")
 _ARGUMENT = re.compile(r"\s*(?:[A-Za-z({^]|\\(?![,;:! ]|text))")
 _ANGLE = re.compile(r"\\(?:sin|cos|tan|cot|sec|csc|text\{\s*cis\s*\})(?![A-Za-z])")
+_VALUES = re.compile(
+    r"(?=.*\d)(?=.*(?:=|(?<![A-Za-z])(?:and|or)(?![A-Za-z])))(?:[\d.,+\-*/^()\s=]|(?<![A-Za-z])(?:[a-z]|and|or)(?![A-Za-z]))*+",
+    re.DOTALL,
+)
+"""Matches values inside of `\\text{}`: "x = 3", "3 and 4"."""
 _SYSTEM = re.compile(r"\\begin\{cases\}([^&]*?)\\end\{cases\}", re.DOTALL)
 _LAYOUT = re.compile(r"\\(?:begin|end)\s*\{(?:aligned|align\*?|equation\*?|gather(?:ed)?\*?|split|math|displaymath)\}")
 _LEAD = re.compile(
@@ -138,6 +143,12 @@ _SPELLINGS = (
     (re.compile(r"(?<=[\d}])((?:\s|\\[,;: ])*)(?:\\text\{\s*)?(?:\\Omega|\\ohm)(?![A-Za-z])\s*\}?"), r"\1\\text{ohm}"),
     (re.compile(r"(?<=[\d)}%])\s*([\u4e00-\u9fff]+)$"), r"\\text{\1}"),
     (re.compile(r"\bper cent\b"), "percent"),
+    (re.compile(r"\\surd(?![A-Za-z])"), r"\\sqrt "),
+    (
+        re.compile(r"\\(?:(?:operatorname|mathrm|text)\s*\{\s*)?(arc)?(c?)tg(?![A-Za-z])\s*\}?"),
+        lambda name: rf"\{name[1] or ''}{'cot' if name[2] else 'tan'} ",
+    ),
+    (re.compile(r"\\log\s*_\s*(?:e|\{\s*(?:e|\\mathrm\{e\})\s*\})(?![A-Za-z])"), r"\\ln "),
     (re.compile(r"\\(?:lor|vee)(?![A-Za-z])"), " or "),
     (re.compile(r"\\(?:land|wedge)(?![A-Za-z])"), " and "),
     (re.compile(r"\\backslash(?![A-Za-z])"), r"\\setminus "),
@@ -300,7 +311,7 @@ def _upright(content: str) -> str:
         return ", "
     if re.fullmatch(r"\\text\{[^{}]*\}", words):
         return words
-    if words.startswith("^") or re.fullmatch(r"[\d.,+\-*/^()\s]*", words):
+    if words.startswith("^") or re.fullmatch(r"[\d.,+\-*/^()\s]*", words) or _VALUES.fullmatch(words):
         return content
     return rf"\text{{{content}}}"
 
