@@ -28,6 +28,7 @@ from multirole.core.credit import (
     critic_minus_generators,
     leave_one_out,
     normalised,
+    permuted,
     shapley_values,
 )  # fmt: skip
 from multirole.core.rows import Row
@@ -80,6 +81,13 @@ def test_an_episode_without_a_reward_is_left_out_of_its_group(name):
     values = ROW_ESTIMATORS[name](rows_of(["a"] * 4, [1.0, 0.0, None, None]), 4)
     expected = [0.5, -0.5] if name == "joint_return" else [0.5**0.5, -(0.5**0.5)]
     assert values == pytest.approx([*expected, 0.0, 0.0], abs=1e-5)
+
+
+def test_an_episode_without_a_reward_is_left_out_of_the_placebo():
+    """The values of the others are permuted among themselves, in whatever order."""
+    for seed in range(20):
+        values = permuted(rows_of(["a"] * 4, [1.0, 0.0, 0.0, None]), 4, seed)
+        assert sorted(values[:3]) == [-0.5, -0.5, 1.5] and values[3] == 0.0
 
 
 def test_a_role_that_took_a_single_turn_keeps_its_reward_or_gets_nothing():
