@@ -40,6 +40,15 @@ def test_weights_of_planted_gaps(mode):
     assert torch.equal(weights, expected) and weights.unique().numel() > 2
 
 
+@pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
+def test_without_bounds_no_weight_is_clipped(mode):
+    weights, unclipped = Correction(mode, None, None).weigh(
+        torch.zeros(1, 2), torch.tensor([[5.0, -1.0]]), torch.ones(1, 2)
+    )
+    gaps = [-4.0] if mode.startswith("sequence") else [-5.0, 1.0]
+    assert weights[0].tolist() == unclipped[0].tolist() == pytest.approx([math.exp(gap) for gap in gaps])
+
+
 @pytest.mark.parametrize("mode", ["token_truncate", "sequence_mask"])
 def test_rounding_has_weight_one(mode):
     old = -torch.rand(3, 50)

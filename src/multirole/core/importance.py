@@ -62,10 +62,10 @@ class Correction:
         if self.mode.startswith("sequence"):
             gap = gap.sum(1, keepdim=True)  # (N, 1)
         weights = gap.exp()
-        if self.mode.endswith("truncate"):
-            return weights.clamp(self.clip_min, self.clip_max), weights
         low = -math.inf if self.clip_min is None else self.clip_min
         high = math.inf if self.clip_max is None else self.clip_max
+        if self.mode.endswith("truncate"):
+            return weights.clamp(low, high), weights
         return weights.masked_fill((weights < low) | (weights > high), 0.0), weights
 
 
