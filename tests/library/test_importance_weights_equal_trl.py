@@ -152,3 +152,14 @@ def test_metrics_by_role_and_an_alarm(tokenizer, tmp_path, caplog):
         {"importance_weight": 0.5, "importance_clipped": 0.5, "sampler_gap": math.log(4) / 2}
     )
     assert metrics["aggregator"] == {"importance_weight": 1.0, "importance_clipped": 0.0, "sampler_gap": 0.0}
+
+
+def test_the_gap_leaves_out_tokens_without_a_sampled_logprob(tokenizer, tmp_path):
+    """As in TRL's `sampling_logp_difference`: the mean of 0.5 and 0.25, and no gap where no token has one."""
+    rows = rows_of(library_trainer(Voting(), tokenizer, tmp_path), episodes_of({"generator": 1, "aggregator": 1}, 1, 1))
+    old, sampled = torch.zeros(2, 3), torch.tensor([[0.5, math.nan, -0.25], [math.nan, 0.0, 0.0]])
+    mask, sums = torch.tensor([[1, 1, 1], [1, 0, 0]]), WeightSums()
+    sums.add(rows, *Correction("token_mask", None, 3.0).weigh(old, sampled, mask), old, sampled, mask)
+    metrics = sums.collect(lambda part: [part])
+    assert [metrics[role]["sampler_gap"] for role in ("generator", "aggregator")] == [0.375, 0.0]
+    assert metrics["aggregator"]["importance_weight"] == 1.0
