@@ -12,6 +12,7 @@ from test_forks_are_exact import (
     PROBLEM,
     SAMPLING,
     TwoTokens,
+    beside,
     close_to,
     expectation,
     is_right,
@@ -289,6 +290,20 @@ def test_replays_that_fail_or_have_no_reward_are_left_out(tokenizer, name):
     assert all(math.isfinite(row.advantage) and row.episode.reward is not None for row in rows)
     n_turns = sum(len(episode.turns) for episode in episodes)
     assert len(rows) == n_turns if name == "shapley" else n_turns < len(rows) < 3 * n_turns
+
+
+def test_a_branch_that_overflowed_before_its_turn_is_left_out(tokenizer):
+    """It has the outcome of the episode, whatever the turn says."""
+    rollout = beside(tokenizer)
+    episodes = rollout.run([(PROBLEM, 0)], 3, SAMPLING)
+    score(episodes)
+    trainer, callback = trainer_of(rollout, 1), credit_callback("branches", score=score, n_branches=3)
+    callback.on_rollout_end(trainer, episodes)
+    rows = callback.on_rows(trainer, [Row(episodes[0], one, one.role) for one in episodes[0].turns])
+    first, last = (
+        [row for row in rows if (row.turn.role, row.turn.slot) == place] for place in (("last", 0), ("last", 1))
+    )
+    assert len(first) == 3 and [row.turn for row in last] == [episodes[0].turns[-1]] and last[0].advantage == 0.0
 
 
 def test_leave_one_out_has_the_advantage_of_enumeration_as_its_mean(tokenizer):

@@ -304,6 +304,8 @@ class BranchCredit(MultiRoleCallback):
             scored_branches = [b for b in self.branches.get(id(row.turn), []) if b.reward is not None]
             for branch in scored_branches:
                 turn = same_turn(row.episode, row.turn, branch)
+                if turn is None:  # a prompt beside it was too long
+                    continue
                 is_masked = trainer.args.mask_truncated_completions and turn.finish_reason == "length"
                 group.append(Row(branch, turn, row.adapter, is_masked=is_masked))
             scored = [member for member in group if member.episode.reward is not None]

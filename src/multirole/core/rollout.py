@@ -507,7 +507,7 @@ class Rollout:
                 f"The workflow {self.workflow.name!r} did not await its calls of {sorted(Counter(made) - Counter(begun))} on problem "
                 f"{episode.problem.id!r}. Write `await call(...)`, or gather the calls."
             )
-        if replay is not None and replay.has_missed_its_turn:
+        if replay is not None and replay.has_missed_its_turn(answer):
             raise WorkflowError(
                 f"The workflow {self.workflow.name!r} did not repeat the call that was to be forked on problem {episode.problem.id!r}. "
                 "Given the same replies, a workflow must make the same calls: it may not draw random numbers or read a clock."
