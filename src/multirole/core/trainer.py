@@ -791,6 +791,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
+        # with persistent workers, HF would return the loader of the first dataset that was passed for every other one
+        self.__dict__.pop("_eval_dataloaders", None)
         return super().evaluate(self._evaluation_set(eval_dataset), ignore_keys, metric_key_prefix)
 
     def predict(
