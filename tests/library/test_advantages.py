@@ -6,6 +6,7 @@ from scripted_engine import ScriptedEngine
 from trainers import rows_of
 
 from multirole.core.advantages import group_advantages, groups_of_equal_rewards
+from multirole.core.episode_metrics import evaluation_advantages
 from multirole.core.validation import INDEX
 from multirole.workflows import Single
 
@@ -29,6 +30,19 @@ def test_equal_rewards_teach_nothing():
 @pytest.mark.parametrize("reward", [-0.1, 1 / 3, 0.7, 1e-5, 12345.678])
 def test_equal_rewards_have_no_advantage_at_all(reward):
     assert group_advantages([reward] * 8 + [reward, 0.0], [0] * 8 + [1, 1])[:8] == [0.0] * 8
+
+
+@pytest.mark.parametrize("n", [2, 3, 7])
+@pytest.mark.parametrize("reward", [-0.1, 1 / 3, 0.05])
+def test_equal_rewards_of_an_evaluation_have_no_advantage_at_all(reward, n):
+    """The standard deviation of three times 0.05 is 8e-18 in float64."""
+    assert evaluation_advantages([reward] * n + [1.0] + [0.0] * (n - 1), n)[:n] == [0.0] * n
+
+
+def test_an_evaluation_compares_the_episodes_of_a_problem_that_have_a_reward():
+    assert evaluation_advantages([1.0, None, 0.0, None, 0.3, None], 3) == pytest.approx(
+        [0.5**0.5, 0, -(0.5**0.5), 0, 0, 0]
+    )
 
 
 NAN = float("nan")

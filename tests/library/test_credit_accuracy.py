@@ -6,6 +6,7 @@ from test_credit_estimators import score, trainer_of
 from test_forks_are_exact import CHANCE, PROBLEM, SAMPLING, relay
 
 from multirole.core.credit import CREDITS, permuted
+from multirole.core.rollout import WorkflowError
 from multirole.core.rows import Row
 from multirole.core.types import Episode, Problem, Reward, Turn
 from multirole.diagnostics.credit_accuracy import (
@@ -144,6 +145,22 @@ def test_the_placebo_permutes_the_advantages_of_a_group():
         assert values[::2] == values[1::2]  # one value for all turns of an episode
     unchanged = sum(values[0] == 1.0 for values in drawn) / 400
     assert abs(unchanged - 1 / 4) < 4 * (0.1875 / 400) ** 0.5 and permuted(rows, 4, 7) == drawn[7]
+
+
+def test_an_episode_that_failed_is_not_scored_as_a_wrong_one(tokenizer):
+    rollout = relay(tokenizer)
+    rollout.max_failed_episodes, speak = 10**6, rollout.engine.speak
+    rollout.engine.reply = lambda key, request: speak(key, request) if key % 40 else ([0], 1)
+    run, x_or_y = rollout.workflow.run, {"x", "y"}
+
+    async def fails(problem, call):
+        answer = await run(problem, call)
+        assert answer.text in x_or_y
+        return answer
+
+    rollout.workflow.run = fails
+    with pytest.raises(WorkflowError, match="1 of 15 measured episodes failed.*AssertionError"):
+        measure_credit(trainer_of(rollout, N), [PROBLEM], score, lambda episodes: None)
 
 
 def test_too_few_draws_are_refused(tokenizer):

@@ -12,6 +12,7 @@ from test_forks_are_exact import (
     PROBLEM,
     SAMPLING,
     TwoTokens,
+    beside,
     close_to,
     expectation,
     is_right,
@@ -28,6 +29,7 @@ from multirole.core.credit import (
     critic_minus_generators,
     leave_one_out,
     normalised,
+    permuted,
     shapley_values,
 )  # fmt: skip
 from multirole.core.rows import Row
@@ -80,6 +82,13 @@ def test_an_episode_without_a_reward_is_left_out_of_its_group(name):
     values = ROW_ESTIMATORS[name](rows_of(["a"] * 4, [1.0, 0.0, None, None]), 4)
     expected = [0.5, -0.5] if name == "joint_return" else [0.5**0.5, -(0.5**0.5)]
     assert values == pytest.approx([*expected, 0.0, 0.0], abs=1e-5)
+
+
+def test_an_episode_without_a_reward_is_left_out_of_the_placebo():
+    """The values of the others are permuted among themselves, in whatever order."""
+    for seed in range(20):
+        values = permuted(rows_of(["a"] * 4, [1.0, 0.0, 0.0, None]), 4, seed)
+        assert sorted(values[:3]) == [-0.5, -0.5, 1.5] and values[3] == 0.0
 
 
 def test_a_role_that_took_a_single_turn_keeps_its_reward_or_gets_nothing():
@@ -281,6 +290,20 @@ def test_replays_that_fail_or_have_no_reward_are_left_out(tokenizer, name):
     assert all(math.isfinite(row.advantage) and row.episode.reward is not None for row in rows)
     n_turns = sum(len(episode.turns) for episode in episodes)
     assert len(rows) == n_turns if name == "shapley" else n_turns < len(rows) < 3 * n_turns
+
+
+def test_a_branch_that_overflowed_before_its_turn_is_left_out(tokenizer):
+    """It has the outcome of the episode, whatever the turn says."""
+    rollout = beside(tokenizer)
+    episodes = rollout.run([(PROBLEM, 0)], 3, SAMPLING)
+    score(episodes)
+    trainer, callback = trainer_of(rollout, 1), credit_callback("branches", score=score, n_branches=3)
+    callback.on_rollout_end(trainer, episodes)
+    rows = callback.on_rows(trainer, [Row(episodes[0], one, one.role) for one in episodes[0].turns])
+    first, last = (
+        [row for row in rows if (row.turn.role, row.turn.slot) == place] for place in (("last", 0), ("last", 1))
+    )
+    assert len(first) == 3 and [row.turn for row in last] == [episodes[0].turns[-1]] and last[0].advantage == 0.0
 
 
 def test_leave_one_out_has_the_advantage_of_enumeration_as_its_mean(tokenizer):

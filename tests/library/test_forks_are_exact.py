@@ -9,7 +9,7 @@ from scripted_engine import ScriptedEngine
 
 from multirole.core.engine import Sampling
 from multirole.core.forks import fork, play_forks
-from multirole.core.replay import Fork
+from multirole.core.replay import Fork, same_turn
 from multirole.core.rollout import Rollout, WorkflowError
 from multirole.core.types import Answer, Duty, Problem, Structure, user
 from multirole.workflows import EvalOpt, OrchWorkers, Single, Voting
@@ -280,6 +280,44 @@ def test_forks_that_cannot_work_are_refused(tokenizer):
     with pytest.raises(ValueError, match="nothing would be resampled"):
         play_forks(rollout, [Fork(episode, "last", draw=0)], iteration=3, sampling=SAMPLING)
     assert not rollout.engine.requests
+
+
+class Beside:
+    """Two concurrent chains: in one, a second prompt is too long; the other does something else between its calls."""
+
+    name, roles = "beside", {"first": 2, "last": 2}
+
+    async def run(self, problem, call):
+        async def ask():
+            await call("first", [user("q")], slot=0)
+            await call("first", [user("far too long " * 20)], slot=1)
+
+        async def use_a_tool():
+            await call("last", [user("q")], slot=0)
+            for _ in range(5):
+                await asyncio.sleep(0)
+            await call("last", [user("then")], slot=1)
+
+        await asyncio.gather(ask(), use_a_tool())
+
+
+def test_a_replay_may_overflow_before_the_forked_call(tokenizer):
+    """The recorded reply to the slow first call takes no time, so that the overflow after it comes before the call after the tool."""
+    rollout = beside(tokenizer)
+    (episode,) = rollout.run([(PROBLEM, 0)], 3, SAMPLING)
+    assert len(episode.turns) == 3 and episode.answer.reason == "prompt_overflow"
+    forks = play_forks(rollout, [Fork(episode, turn) for turn in episode.turns], iteration=3, sampling=SAMPLING)
+    assert [forked.answer.reason for forked in forks] == ["prompt_overflow"] * 3
+    found = [same_turn(episode, turn, forked) for turn, forked in zip(episode.turns, forks, strict=True)]
+    assert [turn is None for turn in found] == [False, False, True]
+
+
+def beside(tokenizer):
+    def speak(key, request):
+        return [tokenizer.eos_token_id], 3 if request.adapter == "first" else 1
+
+    engine = ScriptedEngine(speak, tokenizer.eos_token_id)
+    return Rollout(Beside(), engine, tokenizer, {"first": "first", "last": "last"}, bool, 0, 30)
 
 
 def test_a_workflow_that_does_not_make_the_same_calls_is_an_error(tokenizer):

@@ -8,7 +8,7 @@ import pytest
 import torch
 from scripted_engine import ScriptedEngine
 
-from multirole.core.types import Episode
+from multirole.core.types import Answer, Episode, user
 from multirole.diagnostics import gradient_signal as measured
 from multirole.diagnostics.gradient_signal import BatchProducts, jackknife, measure_gradients, role_statistics
 from multirole.workflows import Voting
@@ -172,6 +172,19 @@ def test_every_turn_of_every_batch_has_its_own_seed(make_library_trainer, tokeni
     sizes = {"n_prompts": 2, "generation_batch_size": 4, "num_generations": 2}
     measure_gradients(make_library_trainer(Voting(), engine, **sizes), 3)
     assert len(engine.requests) == len({request.seed for request in engine.requests}) == 3 * 2 * 2 * 4
+
+
+def test_an_adapter_whose_role_is_never_called_is_left_out(make_library_trainer, tokenizer):
+    class Half:
+        name, roles = "half", {"solver": 1, "fixer": 1}
+
+        async def run(self, problem, call):
+            return Answer((await call("solver", [user(problem.question)])).text)
+
+    engine = ScriptedEngine(lambda key, request: ([5, tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
+    sizes = {"n_prompts": 2, "generation_batch_size": 4, "num_generations": 2}
+    trainer = make_library_trainer(Half(), engine, policy="ip", **sizes)
+    assert list(measure_gradients(trainer, 2)) == [trainer.policy["solver"]]
 
 
 def test_a_measurement_leaves_training_as_it_was(make_trainer):

@@ -40,6 +40,15 @@ def test_weights_of_planted_gaps(mode):
     assert torch.equal(weights, expected) and weights.unique().numel() > 2
 
 
+@pytest.mark.parametrize("mode", ["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"])
+def test_without_bounds_no_weight_is_clipped(mode):
+    weights, unclipped = Correction(mode, None, None).weigh(
+        torch.zeros(1, 2), torch.tensor([[5.0, -1.0]]), torch.ones(1, 2)
+    )
+    gaps = [-4.0] if mode.startswith("sequence") else [-5.0, 1.0]
+    assert weights[0].tolist() == unclipped[0].tolist() == pytest.approx([math.exp(gap) for gap in gaps])
+
+
 @pytest.mark.parametrize("mode", ["token_truncate", "sequence_mask"])
 def test_rounding_has_weight_one(mode):
     old = -torch.rand(3, 50)
@@ -143,3 +152,14 @@ def test_metrics_by_role_and_an_alarm(tokenizer, tmp_path, caplog):
         {"importance_weight": 0.5, "importance_clipped": 0.5, "sampler_gap": math.log(4) / 2}
     )
     assert metrics["aggregator"] == {"importance_weight": 1.0, "importance_clipped": 0.0, "sampler_gap": 0.0}
+
+
+def test_the_gap_leaves_out_tokens_without_a_sampled_logprob(tokenizer, tmp_path):
+    """As in TRL's `sampling_logp_difference`: the mean of 0.5 and 0.25, and no gap where no token has one."""
+    rows = rows_of(library_trainer(Voting(), tokenizer, tmp_path), episodes_of({"generator": 1, "aggregator": 1}, 1, 1))
+    old, sampled = torch.zeros(2, 3), torch.tensor([[0.5, math.nan, -0.25], [math.nan, 0.0, 0.0]])
+    mask, sums = torch.tensor([[1, 1, 1], [1, 0, 0]]), WeightSums()
+    sums.add(rows, *Correction("token_mask", None, 3.0).weigh(old, sampled, mask), old, sampled, mask)
+    metrics = sums.collect(lambda part: [part])
+    assert [metrics[role]["sampler_gap"] for role in ("generator", "aggregator")] == [0.375, 0.0]
+    assert metrics["aggregator"]["importance_weight"] == 1.0

@@ -282,6 +282,16 @@ def test_datasets_that_are_replaced_are_used_and_checked(make):
             call()
 
 
+def test_each_evaluation_set_is_played_with_persistent_workers_too(make):
+    trainer = make(
+        lambda prompts, **_: [float(len(prompts))] * len(prompts), dataloader_num_workers=1, dataloader_persistent_workers=True,
+        eval_dataset={"a": ROWS.select(range(2)), "b": ROWS.select(range(3))},
+    )  # fmt: skip
+    metrics = trainer.evaluate()
+    assert (metrics["eval_a_reward"], metrics["eval_b_reward"]) == (2.0, 3.0)
+    assert trainer.evaluate(ROWS.select(range(4)))["eval_reward"] == 4.0
+
+
 def test_a_dataset_given_to_evaluate_is_checked(make):
     trainer = make()
     with pytest.raises(ValueError, match='`eval_dataset` needs a "prompt" column'):

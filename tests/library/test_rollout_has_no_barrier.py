@@ -497,6 +497,40 @@ def test_a_workflow_that_hangs_on_a_real_reply_is_named_with_its_line(tokenizer,
     assert re.search(line, str(error.value).partition("here:")[2]) and "asyncio/" not in str(error.value)
 
 
+def test_a_rollout_that_hung_leaves_the_engine_to_the_next_one(tokenizer, monkeypatch):
+    """One episode blocks the thread while the engine has requests of the others; in the end it goes on, during another rollout."""
+    monkeypatch.setattr("multirole.core.rollout.PATIENCE", 0.3)
+    monkeypatch.setattr("multirole.core.event_loop.POLL", 0.1)
+    released, ended = threading.Event(), threading.Event()
+
+    class BlocksOnce(Relay):
+        blocks = True
+
+        async def run(self, problem, call):
+            await call("first", [user("a")])
+            if self.blocks:
+                self.blocks = False
+                released.wait()
+                try:
+                    await call("last", [user("late")])
+                finally:
+                    ended.set()
+            return Answer("")
+
+    engine = ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], 1 if key == 0 else 3), tokenizer.eos_token_id)
+    workflow = BlocksOnce()
+    roll = Rollout(
+        workflow, engine, tokenizer, {"first": "a", "last": "b"}, lambda text: True, 0, max_prompt_tokens=100
+    )
+    with pytest.raises(WorkflowError, match="hangs on problem '0'"):
+        roll.run(PROBLEMS, 0, Sampling(10, 1.0))
+    assert not engine.running
+    quick = engine.step
+    engine.step = lambda: (released.set(), ended.wait(), quick())[2]
+    assert [len(episode.turns) for episode in roll.run(PROBLEMS, 0, Sampling(10, 1.0))] == [1] * 4
+    assert len(engine.requests) == 8 and not engine.running
+
+
 def test_a_slow_engine_and_slow_episodes_are_not_taken_for_hanging_ones(tokenizer, monkeypatch):
     monkeypatch.setattr("multirole.core.rollout.PATIENCE", 0.4)
     monkeypatch.setattr("multirole.core.event_loop.POLL", 0.1)

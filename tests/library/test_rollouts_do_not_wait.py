@@ -10,6 +10,7 @@ import torch
 from scripted_engine import ScriptedEngine
 from test_importance_weights_equal_trl import trls_weights
 
+from multirole.core import ahead
 from multirole.core.ahead import copy_with_shared_base, staleness_metrics
 from multirole.core.arguments import check_processes
 from multirole.core.config import MultiRoleGRPOConfig
@@ -265,6 +266,28 @@ def test_a_stopped_run_leaves_the_engine_idle(make):
     assert list(watch.episodes) == [0, 1] and not trainer.engine.waiting and not trainer.engine.n_running
     trainer.evaluate(trainer.train_dataset.select_columns(["prompt", "task"]).select(range(2)))
     assert watch.evaluated == {2: {2}}
+
+
+def test_after_ctrl_c_twice_training_can_start_again(make, monkeypatch):
+    """The second one comes while the engine finishes its requests. The dropped episodes are not taken for those of the next run."""
+
+    def interrupt(state, control):
+        if state.global_step == 1 and is_impatient:
+            raise KeyboardInterrupt
+
+    def interrupted(futures):
+        waited(futures)
+        raise KeyboardInterrupt
+
+    is_impatient, waited, watch = True, ahead.wait, Watch(on_step_end=interrupt)
+    trainer = make(2, watch)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(ahead, "wait", interrupted)
+        trainer.train()
+    is_impatient = False
+    watch.episodes.clear()
+    trainer.train()
+    assert list(watch.episodes) == list(range(N_ITERATIONS))
 
 
 class FailsLater:

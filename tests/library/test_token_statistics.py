@@ -38,6 +38,23 @@ def test_gaps_between_trainer_and_engine():
     assert metrics["max_logprob_gap"] == pytest.approx(math.log(2))
 
 
+def test_a_token_that_the_engine_could_not_score_is_not_compared():
+    """One of two tokens has the ratio 2; the third has no log-prob of the engine, and counts for entropy and perplexity only."""
+    stats, nan = TokenStats(), math.nan
+    logps, mask = torch.tensor([[HALF, QUARTER, HALF]]), torch.ones(1, 3)
+    lr = torch.tensor([[QUARTER, QUARTER, nan]])
+    stats.add(logps, lr, logps, torch.tensor([[1.0, 2.0, 6.0]]), mask, torch.tensor([1.0]), 0.2, 0.28)
+    metrics = stats.summary()
+    assert metrics["kl"] == pytest.approx(-math.log(2) / 2) and metrics["k3_kl"] == pytest.approx((1 - math.log(2)) / 2)
+    assert metrics["chi2"] == metrics["chi2_raw"] == pytest.approx((4 + 1) / 2 - 1)
+    assert metrics["max_logprob_gap"] == pytest.approx(math.log(2)) and metrics["entropy"] == 3.0
+    (row, *_) = episode_rows(episodes_of(ROLES), dict.fromkeys(ROLES, "shared"), False)
+    row.turn.logprobs = lr[0].tolist()
+    diagnostics = RoleDiagnostics()
+    diagnostics.add_after([row], list(logps))
+    assert diagnostics.chi2_after == {row.turn.role: pytest.approx((4 + 1) / 2 - 1)}
+
+
 def test_perplexity_is_a_mean_over_rows_and_entropy_over_tokens():
     metrics = statistics((1.0, 1.0))
     assert metrics["perplexity"] == pytest.approx((math.sqrt(8) + 2) / 2)

@@ -113,10 +113,12 @@ class RolloutsAhead:
         """Drop all episodes that are not trained. Returns when the engine has finished the requests that it has."""
         self.is_stopped.set()
         futures = [future for future in self.pending.values() if not future.cancel()]
-        wait(futures)
-        self.pending.clear()
-        self.is_stopped.clear()
-        self.is_broken = False
+        try:
+            wait(futures)
+        finally:  # also after a second Ctrl-C
+            self.pending.clear()
+            self.is_stopped.clear()
+            self.is_broken = False
 
 
 def staleness_metrics(rows: Sequence[Row], iteration: int) -> dict[str, float]:

@@ -97,17 +97,17 @@ def mean_over_turns(rows: Sequence[Row], num_generations: int) -> list[float]:
 def permuted(rows: Sequence[Row], num_generations: int, seed: int) -> list[float]:
     """Placebo: the advantages of a problem's episodes in a random order, which `seed` draws for every group.
 
-    Each episode's advantage is that of a uniformly drawn episode of its group, itself included, so the advantages have the size and the
-    mean of `outcome`, but no correlation with the episode that they train. All turns of an episode get the same one.
+    Each episode's advantage is that of a uniformly drawn episode of its group with a reward, itself included, so the advantages have the
+    size and the mean of `outcome`, but no correlation with the episode that they train. All turns of an episode get the same one.
     """
     groups: dict[Hashable, list[Episode]] = {}
-    for episode in {id(row.episode): row.episode for row in rows}.values():
+    for episode in {id(row.episode): row.episode for row in rows if row.episode.reward is not None}.values():
         groups.setdefault(episode.group(num_generations), []).append(episode)
     advantage_of: dict[int, Any] = {}
     for group, episodes in groups.items():
         drawn = random.Random(repr((seed, group))).sample(episodes, len(episodes))
         advantage_of |= {id(episode): other.advantage for episode, other in zip(episodes, drawn, strict=True)}
-    return [advantage_of[id(row.episode)] for row in rows]
+    return [advantage_of.get(id(row.episode), 0.0) for row in rows]
 
 
 def critic_minus_generators(rows: Sequence[Row], num_generations: int, structure: Structure) -> list[float]:
@@ -304,6 +304,8 @@ class BranchCredit(MultiRoleCallback):
             scored_branches = [b for b in self.branches.get(id(row.turn), []) if b.reward is not None]
             for branch in scored_branches:
                 turn = same_turn(row.episode, row.turn, branch)
+                if turn is None:  # a prompt beside it was too long
+                    continue
                 is_masked = trainer.args.mask_truncated_completions and turn.finish_reason == "length"
                 group.append(Row(branch, turn, row.adapter, is_masked=is_masked))
             scored = [member for member in group if member.episode.reward is not None]

@@ -5,6 +5,7 @@ import math
 
 import torch
 
+from multirole.core.advantages import is_equal
 from multirole.core.rows import Row, loss_mass
 from multirole.core.types import OVERFLOW, Episode
 
@@ -63,12 +64,12 @@ def n_failed(episodes: list[Episode]) -> int:
 
 
 def evaluation_advantages(rewards: list[float | None], num_generations: int) -> list[float]:
-    """Return (reward - mean) / standard deviation over a problem's `num_generations` episodes; 0 if that deviation is 0 or unknown."""
+    """Return (reward - mean) / standard deviation over a problem's `num_generations` episodes; 0 if they are equal or fewer than two."""
     advantages = []
     for start in range(0, len(rewards), num_generations):
         group = rewards[start : start + num_generations]
         known = torch.tensor([reward for reward in group if reward is not None], dtype=torch.float64)  # (G,)
-        spread = known.std().item() if len(known) > 1 else 0.0
+        spread = known.std().item() if len(known) > 1 and not is_equal(known[:, None]) else 0.0
         mean = known.mean().item() if spread else 0.0
         advantages += [0.0 if reward is None or not spread else (reward - mean) / spread for reward in group]
     return advantages

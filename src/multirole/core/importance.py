@@ -62,10 +62,10 @@ class Correction:
         if self.mode.startswith("sequence"):
             gap = gap.sum(1, keepdim=True)  # (N, 1)
         weights = gap.exp()
-        if self.mode.endswith("truncate"):
-            return weights.clamp(self.clip_min, self.clip_max), weights
         low = -math.inf if self.clip_min is None else self.clip_min
         high = math.inf if self.clip_max is None else self.clip_max
+        if self.mode.endswith("truncate"):
+            return weights.clamp(low, high), weights
         return weights.masked_fill((weights < low) | (weights > high), 0.0), weights
 
 
@@ -80,7 +80,7 @@ class WeightSums:
     def add(
         self, rows: list[Row], weights: Tensor, unclipped: Tensor, old: Tensor, sampled: Tensor, mask: Tensor
     ) -> None:
-        """Add one micro-batch: weights (N, C) or (N, 1), the others (N, C)."""
+        """Add one micro-batch: weights (N, C) or (N, 1), the others (N, C). The gap leaves out tokens whose `sampled` is NaN."""
         is_weight = mask if weights.size(1) > 1 else mask[:, :1] > 0  # every row has a first token
         gap = torch.nan_to_num((old - sampled).abs() * mask, nan=0.0).sum(1)
         columns = [
@@ -88,7 +88,7 @@ class WeightSums:
             ((weights != unclipped) * is_weight).sum(1),
             is_weight.sum(1),
             gap,
-            mask.sum(1),
+            (mask * ~sampled.isnan()).sum(1),
         ]
         for row, values in zip(rows, torch.stack([c.double() for c in columns], 1).tolist(), strict=True):
             self.sums[row.turn.role] = [a + b for a, b in zip(self.sums[row.turn.role], values, strict=True)]
@@ -102,7 +102,7 @@ class WeightSums:
         self.sums.clear()
         metrics = {}
         for role, (weight, clipped, n_weights, gap, tokens) in sorted(total.items()):
-            mean_gap = gap / tokens
+            mean_gap = gap / max(tokens, 1)
             metrics[role] = {
                 "importance_weight": weight / n_weights, "importance_clipped": clipped / n_weights, "sampler_gap": mean_gap,
             }  # fmt: skip

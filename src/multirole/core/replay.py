@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from multirole.core.engine import Request
-from multirole.core.types import Episode, Problem, Structure, Turn, Workflow, structure_of
+from multirole.core.types import OVERFLOW, Answer, Episode, Problem, Structure, Turn, Workflow, structure_of
 
 How = Literal["resample", "base", "twin"]
 
@@ -87,8 +87,8 @@ def twin_reply(structure: Structure, role: str, turns: Sequence[Turn]) -> str:
     return min(merged, key=lambda turn: (turn.slot, -turn.round)).text if merged else ""
 
 
-def same_turn(episode: Episode, turn: Turn, other: Episode) -> Turn:
-    """Return the turn of a replayed episode that corresponds to a turn of the episode and has its prompt."""
+def same_turn(episode: Episode, turn: Turn, other: Episode) -> Turn | None:
+    """Return the turn of a replayed episode that corresponds to a turn of the episode and has its prompt; None if there is none."""
 
     def with_its_prompt(turns: Sequence[Turn]) -> list[Turn]:
         return [
@@ -96,7 +96,7 @@ def same_turn(episode: Episode, turn: Turn, other: Episode) -> Turn:
         ]
 
     nth = next(i for i, candidate in enumerate(with_its_prompt(episode.turns)) if candidate is turn)
-    return with_its_prompt(other.turns)[nth]
+    return next(iter(with_its_prompt(other.turns)[nth:]), None)
 
 
 def fork_seed(seed: int, draw: int) -> int:
@@ -143,10 +143,14 @@ class Replay:
         turn = self._at_place.get((role, slot, round))
         return turn if turn is not None and turn.prompt_ids == prompt_ids else None
 
-    @property
-    def has_missed_its_turn(self) -> bool:
-        """Return whether the replay has ended without the forked call."""
-        return isinstance(self.fork.at, Turn) and not self.n_forked
+    def has_missed_its_turn(self, answer: Answer) -> bool:
+        """Return whether the replay, which ended with `answer`, lacks the forked call although it should have made it.
+
+        If a prompt was too long beside the forked call, the replay may end before it: recorded replies take no time.
+        """
+        was = self.fork.episode.answer
+        has_overflowed = was is not None and was.reason == answer.reason == OVERFLOW
+        return isinstance(self.fork.at, Turn) and not self.n_forked and not has_overflowed
 
 
 def _is_reply_to(turn: Turn, request: Request) -> bool:

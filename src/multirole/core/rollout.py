@@ -250,6 +250,8 @@ class Rollout:
         self._keys = itertools.count()  # of requests; an engine that failed may still hold some
         self._encoded: dict[str, list[int]] = {}
         self._playing: list[tuple[Episode, Any]] = []
+        self._waiting: dict[int, asyncio.Future[Completion]] = {}  # the requests that the engine has
+        self._is_interrupted = Event()
         self._n_failed = 0
         self._unusual: list[str] = []  # chat roles that were warned of
         self._has_overflowed = False  # a prompt was longer than `max_prompt_tokens`
@@ -270,10 +272,12 @@ class Rollout:
         self._encoded.clear()
         self._n_failed = 0
         self._progress = self._clock
-        is_interrupted = Event()
+        # a thread that was left behind has its own
+        self._waiting, self._is_interrupted = {}, Event()
+        waiting, is_interrupted = self._waiting, self._is_interrupted
         try:
             in_thread(
-                lambda: self._play(episodes, iteration, sampling, replays, is_interrupted),
+                lambda: self._play(episodes, iteration, sampling, replays, waiting, is_interrupted),
                 self._check_progress,
                 is_interrupted.set,
             )
@@ -291,10 +295,20 @@ class Rollout:
         if waits_outside(self.workflow):
             Rollout._lasting = None  # its thread is left behind
         episode, coroutine = max(self._playing, key=lambda one: (one[1].cr_frame is not None, one[1].cr_running))
-        raise WorkflowError(
+        error = WorkflowError(
             f"The workflow {self.workflow.name!r} hangs on problem {episode.problem.id!r}: for {self.patience:g} s no episode has made a "
             f"call, got an answer or ended. It is here:\n{position(coroutine, thread)}"
         )
+        self._give_up()
+        raise error
+
+    def _give_up(self) -> None:
+        """Take the requests of a rollout whose thread is left behind out of the engine; should the thread go on, it makes no others."""
+        self._is_interrupted.set()
+        unfinished = set(self._waiting)
+        self._waiting.clear()
+        while unfinished:
+            unfinished -= {key for key, _ in self.engine.step()}
 
     def _encode(self, messages: list[Message], tools: list[dict] | None) -> list[int]:
         """Return the prompt's ids. Equal prompts are encoded once per rollout: same-role slots and the n episodes share them."""
@@ -319,10 +333,12 @@ class Rollout:
 
     def _play(
         self, episodes: list[Episode], iteration: int, sampling: Sampling, replays: Sequence[Replay] | None,
-        is_interrupted: Event,
+        waiting: dict[int, asyncio.Future[Completion]], is_interrupted: Event,
     ) -> None:  # fmt: skip
-        """Play all episodes in an event loop whose waiting steps the engine. Once `is_interrupted`, it ends when the engine is idle."""
-        waiting: dict[int, asyncio.Future[Completion]] = {}
+        """Play all episodes in an event loop whose waiting steps the engine. Once `is_interrupted`, it ends when the engine is idle.
+
+        `waiting` gets the requests that the engine has.
+        """
 
         def step() -> list[tuple[int, Completion]]:
             try:
@@ -357,6 +373,8 @@ class Rollout:
             return Request(prompt_ids, self.policy[role], seed, most, sampling.temperature, episode.problem.id)
 
         def send(request: Request) -> asyncio.Future[Completion]:
+            if is_interrupted.is_set():
+                raise RolloutStopped
             key = next(self._keys)
             try:
                 self.engine.add(key, request)
@@ -507,7 +525,7 @@ class Rollout:
                 f"The workflow {self.workflow.name!r} did not await its calls of {sorted(Counter(made) - Counter(begun))} on problem "
                 f"{episode.problem.id!r}. Write `await call(...)`, or gather the calls."
             )
-        if replay is not None and replay.has_missed_its_turn:
+        if replay is not None and replay.has_missed_its_turn(answer):
             raise WorkflowError(
                 f"The workflow {self.workflow.name!r} did not repeat the call that was to be forked on problem {episode.problem.id!r}. "
                 "Given the same replies, a workflow must make the same calls: it may not draw random numbers or read a clock."
@@ -525,7 +543,7 @@ class Rollout:
         """Run the workflow; its answer is empty where a prompt was too long. WorkflowError if it fails or returns no answer."""
         try:
             answer = await self.workflow.run(private_copy(problem), call)
-        except RequestRefused:
+        except (RequestRefused, RolloutStopped):
             raise
         except (Exception, SystemExit, asyncio.CancelledError) as error:  # of the user's code: say whose and where
             task = asyncio.current_task()

@@ -374,6 +374,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, ignore_keys_for_eval: list[str] | None = None
     ) -> TrainOutput:  # fmt: skip
         resume_from_checkpoint = resume_argument(resume_from_checkpoint, self.args.resume_from_checkpoint)
+        self._forget_unlogged()
         try:
             return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
         except (WorkflowError, EngineError, RequestRefused) as error:
@@ -382,7 +383,14 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         finally:
             if self.ahead is not None:
                 self.ahead.stop()
-                self._published = -1
+            self._published = -1  # the engine still has the weights of an interrupted rollout
+
+    def _forget_unlogged(self) -> None:
+        """Forget what an iteration that was interrupted has counted, which the first log of this call would take for its own."""
+        for counts in (self._metrics["train"], self._pending_metrics, self._pending_extra_logs, self._weight_sums.sums):
+            counts.clear()
+        self._loss_metrics.values.clear()
+        self._evaluated = None
 
     # ---- data order, optimizer and schedule
 
@@ -795,6 +803,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     def evaluate(
         self, eval_dataset: Any = None, ignore_keys: list[str] | None = None, metric_key_prefix: str = "eval"
     ) -> dict[str, float]:
+        # with persistent workers, HF would return the loader of the first dataset that was passed for every other one
+        self.__dict__.pop("_eval_dataloaders", None)
         return super().evaluate(self._evaluation_set(eval_dataset), ignore_keys, metric_key_prefix)
 
     def predict(

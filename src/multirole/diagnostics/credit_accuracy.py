@@ -43,6 +43,7 @@ from multirole.core.credit import (
 from multirole.core.engine import Request
 from multirole.core.hooks import Trainer
 from multirole.core.replay import Fork, Replay, fork_seed
+from multirole.core.rollout import WorkflowError
 from multirole.core.rows import episode_rows
 from multirole.core.types import Episode, Problem, Structure, Turn, structure_of
 
@@ -210,6 +211,7 @@ def measure_credit(
 
     Raises:
         ValueError: for fewer than two target replies or branches, or fewer than four draws of what follows.
+        WorkflowError: where an episode fails, whatever `max_failed_episodes` is.
     """
     if sizes.replies < 2 or sizes.tails < 4 or sizes.branches < 2 or sizes.episodes < 2:
         raise ValueError(
@@ -269,6 +271,10 @@ class _Measurer:
 
     def _grade(self, variants: Sequence[Variant]) -> None:
         episodes = [variant.episode for variant in variants]
+        if failures := [episode.failure for episode in episodes if episode.failure is not None]:
+            raise WorkflowError(
+                f"{len(failures)} of {len(episodes)} measured episodes failed. They have no outcome to compare. The last: {failures[-1]}"
+            )
         if episodes:
             self.score(episodes)
             self.judge(episodes)

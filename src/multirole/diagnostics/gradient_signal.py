@@ -255,6 +255,8 @@ class KeptParts(MultiRoleCallback):
 def measure_gradients(trainer: MultiRoleGRPOTrainer, n_batches: int, seed: int = 0) -> dict[str, AdapterGradients]:
     """Return each adapter's gradients of `n_batches` independent batches at the current weights, which do not change.
 
+    An adapter whose roles were not called in any batch is left out.
+
     A batch is an iteration's episodes: as many problems and attempts as training takes, with their advantages. A gradient is that
     of the loss over all rows of the adapter in the batch (`update` would cut them into optimizer steps). Problems come in a new
     order, drawn by `seed`. The measurement is not logged, and changes no counter. Callbacks see the episodes and may change the rows, but do not see the gradients. Memory: B x K x n float32
@@ -277,7 +279,8 @@ def measure_gradients(trainer: MultiRoleGRPOTrainer, n_batches: int, seed: int =
         for batch in range(n_batches):
             trainer.state.global_step = first + batch  # every turn has its own seed
             batches.append(_gradients_of_batch(trainer, order[batch * n_episodes : (batch + 1) * n_episodes]))
-    return {adapter: _stacked([batch[adapter] for batch in batches]) for adapter in trainer.adapters}
+    called = [adapter for adapter in trainer.adapters if any(batch[adapter][0] for batch in batches)]
+    return {adapter: _stacked([batch[adapter] for batch in batches]) for adapter in called}
 
 
 Batch = tuple[dict[Part, Tensor], Counter[Part], Counter[Part]]

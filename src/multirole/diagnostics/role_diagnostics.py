@@ -38,19 +38,21 @@ class TokenStats:
     ) -> None:  # fmt: skip
         """Accumulate one micro-batch: lp, lr, old (pi_old of the loss), entropy, mask are (N, T), advantages (N,).
 
-        `raw` (N, T) is lr at temperature 1, NaN where it was not measured; None if sampling was at temperature 1.
+        `raw` (N, T) is lr at temperature 1, NaN where it was not measured; None if sampling was at temperature 1. A token whose
+        lr is NaN, because the engine could not score it, is left out of the comparisons with lr.
         """
         mask, n_tokens = mask.bool(), mask.sum(1)  # (N, T), (N,)
-        delta = (lp - lr).clamp(-CLAMP, CLAMP)  # (N, T)
+        compared = mask & ~lr.isnan()  # (N, T)
+        delta = (lp - lr).masked_fill(~compared, 0.0).clamp(-CLAMP, CLAMP)  # (N, T)
         ratio, sign = delta.exp(), advantages.sign()[:, None]  # (N, T), (N, 1)
         trained = (lp - old).exp()  # (N, T)
         clipped = ((trained > 1 + clip_high) & (sign > 0)) | ((trained < 1 - clip_low) & (sign < 0))
-        known, raw_ratio = mask, ratio
+        known, raw_ratio = compared, ratio
         if raw is not None:
             known = mask & raw.isfinite()  # (N, T)
             raw_ratio = (lp - raw).masked_fill(~known, 0.0).clamp(-CLAMP, CLAMP).exp()  # (N, T)
         values = {
-            "tokens": mask, "chi2": ratio.square(), "kl": -delta, "k3": ratio - delta - 1, "entropy": entropy,
+            "tokens": mask, "compared": compared, "chi2": ratio.square() * compared, "kl": -delta, "k3": ratio - delta - 1, "entropy": entropy,
             "clip": clipped, "raw_tokens": known, "chi2_raw": raw_ratio.square() * known,
         }  # fmt: skip
         sums = torch.stack([(value * mask).sum(dtype=torch.float64) for value in values.values()])
@@ -68,14 +70,14 @@ class TokenStats:
     def summary(self) -> dict[str, float]:
         """Return token means (perplexity: mean over rows of exp(-mean log-prob)); NaN if no row was trained."""
         s = self.sums
-        tokens, rows = s["tokens"] or math.nan, s["rows"] or math.nan
+        tokens, compared, rows = (s[name] or math.nan for name in ("tokens", "compared", "rows"))
         return {
             "perplexity": s["ppl"] / rows,
             "entropy": s["entropy"] / tokens,
-            "chi2": s["chi2"] / tokens - 1.0,
+            "chi2": s["chi2"] / compared - 1.0,
             "chi2_raw": s["chi2_raw"] / s["raw_tokens"] - 1.0 if s["raw_tokens"] else math.nan,
-            "kl": s["kl"] / tokens,
-            "k3_kl": s["k3"] / tokens,
+            "kl": s["kl"] / compared,
+            "k3_kl": s["k3"] / compared,
             "clip_fraction": s["clip"] / tokens,
             "max_logprob_gap": s["max_delta"] if s["rows"] else math.nan,
         }
@@ -193,7 +195,8 @@ class RoleDiagnostics(MultiRoleCallback):
         """Add the chi2 of sampled rows between the updated weights, whose log-probs (C,) are given, and the weights that sampled."""
         by_role: dict[str, list[Tensor]] = defaultdict(list)
         for row, lp in zip(rows, logprobs, strict=True):
-            by_role[row.turn.role].append((lp - torch.tensor(row.turn.logprobs)).clamp(-CLAMP, CLAMP))
+            lr = torch.tensor(row.turn.logprobs)
+            by_role[row.turn.role].append((lp - lr)[~lr.isnan()].clamp(-CLAMP, CLAMP))
         self.chi2_after = {
             role: torch.cat(deltas).double().mul(2).exp().mean().item() - 1.0 for role, deltas in by_role.items()
         }
