@@ -216,7 +216,7 @@ def test_the_page_of_smollm2_repeats_the_answers():
 
     for workflow in ("Voting", "Eval-Opt"):
         of_policy = [falls[f"{workflow}, {name}"] for name in ("IP", "SP", "SP − IP")]
-        assert {row["seeds"] for row in of_policy} == {3} and of_policy[2]["verdict"] == "undecided"
+        assert {row["seeds"] for row in of_policy} == {5} and of_policy[2]["verdict"] == "undecided"
         assert f"| {workflow} | {' | '.join(map(points, of_policy))}, undecided |\n" in page
     for workflow in ("Voting", "Eval-Opt", "Orch-Workers"):
         cells = []
