@@ -143,9 +143,12 @@ def test_the_pages_table_is_that_of_the_committed_runs():
 
     def cells(number: str, name: str) -> list[str]:
         lines = [Line(*falls.loc[(number, arm), list(Line._fields[:3])], "accuracy", 0, 0, 0) for arm in runs.index]
-        return [name, *(line.interval for line in lines)]
+        return [
+            name,
+            *(str(line) if math.isnan(line.low) else line.interval for line in lines),
+        ]  # equal seeds have no interval
 
-    names = {"IP, wrapping": "IP, wrapping clock"}
+    names = {"IP, ended": "IP, schedule that ends", "IP, wrapping": "IP, wrapping clock"}
     table = [
         ["", *(names.get(arm, arm) for arm in runs.index)],
         ["---"] * (len(runs) + 1),
