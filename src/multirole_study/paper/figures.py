@@ -3,7 +3,7 @@
 `figures.yaml` holds the captions, and Figure 1 is a drawing, `docs/figures/workflows.svg`.
 """
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from itertools import product
 from pathlib import Path
 
@@ -35,7 +35,7 @@ from multirole_study.labels import (
 from multirole_study.paper import dynamics, skill_tables
 from multirole_study.paper.claims import REGIMES
 from multirole_study.paper.grid import POLICIES, WORKFLOW_POLICIES, WORKFLOWS, Study
-from multirole_study.paper.output import STYLE, Plate, Table
+from multirole_study.paper.output import STYLE, Plate, Table, how_many
 from multirole_study.paper.results import REPORTED_STEPS, Results, Run
 from multirole_study.paper.statistics import ALL_CELLS, t_interval
 from multirole_study.paper.study_tables import Twins, twins
@@ -301,7 +301,7 @@ def accuracy_by_regime(results: Results, task: str) -> pd.DataFrame:
         if counts := [
             len(cell_runs) for (workflow, _), cell_runs in runs.items() if cell_runs and workflow != "single"
         ]:
-            regime = f"{name}\nn = {_from_to(counts)}"
+            regime = f"{name}\nn = {how_many(counts)}"
             rows += [
                 (regime, WORKFLOW_NAMES[workflow], POLICY_NAMES[policy], seed, step, accuracy)
                 for (workflow, policy), cell_runs in runs.items()
@@ -329,7 +329,7 @@ def figure_of_twins(results: Results, name: str, pairs: list[Twins], labels: tup
     looks = zip(labels, SETUP_COLOURS, SETUP_STYLES, strict=True)
     setups = [_entry(label, color=colour, lw=1.8, ls=ls) for label, colour, ls in looks]
     _legend(figure, [*setups, _entry("single agent's peak", ls=":", **REFERENCE)])
-    return plate(results, name, figure, seeds=_from_to([len(twin.changed) for twin in pairs]))
+    return plate(results, name, figure, seeds=how_many([len(twin.changed) for twin in pairs]))
 
 
 def figure_of_controls(results: Results, table: Table) -> Plate:
@@ -373,7 +373,7 @@ def _budget(numbers: pd.DataFrame, single: str, is_single: bool, variant: str) -
     rows = numbers[((numbers["cell"] == single) == is_single) & (numbers["variant"] == variant)]
     steps, tokens = (rows.loc[rows["number"] == name, "value"] for name in ("optimizer steps", "tokens sampled (M)"))
     sampled, unit = ((tokens / 1e6).round(1), "M") if tokens.max() >= 5e5 else ((tokens / 1e3).round().astype(int), "k")
-    spent = f"{_from_to(steps.round().astype(int))} steps, {_from_to(sampled)} {unit} tokens"
+    spent = f"{how_many(steps.round().astype(int))} steps, {how_many(sampled)} {unit} tokens"
     return f"{'single agent' if is_single else 'workflows'}, {variant or 'as in the grid'}\n{spent}"
 
 
@@ -416,12 +416,6 @@ def _banded(
     colour = POLICY_COLOURS[policy]
     axes.plot(curves.mean(axis=1), color=colour, ls=POLICY_STYLES[policy], lw=1.5, zorder=3, **look)
     axes.fill_between(curves.index, low, high, color=colour, alpha=0.15, lw=0)
-
-
-def _from_to(counts: Collection[int]) -> str:
-    """Format as "min to max", or one value if all are equal."""
-    low, high = min(counts), max(counts)
-    return f"{low} to {high}" if high > low else f"{low}"
 
 
 def _in_percent(*axes: Axis, symbol: str = "%") -> None:

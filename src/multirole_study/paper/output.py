@@ -102,8 +102,8 @@ def formatted(value: float, unit: str) -> str:
     return text.replace("-", "−")
 
 
-def how_many(counts: Iterable[int]) -> str:
-    """Format the number of units of some lines for a caption, such as "64", or "64 to 128" if the lines differ."""
+def how_many(counts: Iterable[float]) -> str:
+    """Format the number of units of some lines for a caption or a label, such as "64", or "64 to 128" if the lines differ."""
     least, most = min(counts := list(counts)), max(counts)
     return f"{least}" if least == most else f"{least} to {most}"
 
