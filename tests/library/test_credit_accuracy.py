@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 from test_credit_estimators import score, trainer_of
-from test_forks_are_exact import CHANCE, PROBLEM, SAMPLING, relay
+from test_forks_are_exact import CHANCE, PROBLEM, SAMPLING, beside, relay
 
 from multirole.core.credit import CREDITS, permuted
 from multirole.core.rollout import WorkflowError
@@ -161,6 +161,12 @@ def test_an_episode_that_failed_is_not_scored_as_a_wrong_one(tokenizer):
     rollout.workflow.run = fails
     with pytest.raises(WorkflowError, match="1 of 15 measured episodes failed.*AssertionError"):
         measure_credit(trainer_of(rollout, N), [PROBLEM], score, lambda episodes: None)
+
+
+def test_a_turn_that_a_replay_did_not_reach_is_left_out(tokenizer):
+    """A prompt beside it was too long, and the replay came there sooner."""
+    measurement = measure_credit(trainer_of(beside(tokenizer), N), [PROBLEM], score, lambda episodes: None)
+    assert [context.place for context in measurement.contexts] == [("first", 0, 0), ("last", 0, 0)]
 
 
 def test_too_few_draws_are_refused(tokenizer):

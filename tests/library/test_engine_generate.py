@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 from datasets import Dataset
-from decoders import FAMILIES, decoder
+from decoders import FAMILIES, WRONG, decoder
 from engine_checks import POLICY, TOLERANCE, make_requests, max_error, run_all
 from peft import LoraConfig
 from toy_qwen3 import toy_model
@@ -85,6 +85,13 @@ def test_a_model_that_samples_by_itself_is_scored(monkeypatch, caplog):
                 [logprobs[n - 1 + i, ids[n + i]].item() for i in range(len(ids) - n)]
             )
     assert caplog.text.count("Qwen2ForCausalLM.generate` calls no logits processor") == 1
+
+
+@pytest.mark.parametrize("family", WRONG)
+def test_a_model_that_samples_by_other_logprobs_than_it_computes_is_refused(family, tokenizer, tmp_path):
+    base = decoder(family, len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
+    with pytest.raises(ValueError, match=rf"of this {type(base).__name__} samples tokens whose log-probs differ by \d"):
+        train(base, tokenizer, tmp_path, {"target_modules": ["q_proj"] if family == "doge" else ["key"]})
 
 
 class Gap(MultiRoleCallback):

@@ -141,6 +141,21 @@ def test_process_advantages_are_added_by_role_and_round(make_library_trainer):
             assert process[id(row.turn)] == 0.0
 
 
+def test_an_episode_without_a_reward_gets_no_process_advantage(make_library_trainer):
+    """Of the three others, one is right: mean 1/3, standard deviation 1/sqrt(3)."""
+    trainer = make_library_trainer(EvalOpt(), num_generations=4)
+    episodes = episodes_of(trainer.workflow.roles, 4, n_problems=1)
+    for i, episode in enumerate(episodes):
+        for turn in episode.turns:
+            turn.is_right = i in (0, 3)
+    episodes[3].reward = None
+    rows = rows_of(trainer, episodes)
+    advantages = process_advantages(rows, 4)
+    for episode, expected in zip(episodes, (2 / 3**0.5, -1 / 3**0.5, -1 / 3**0.5, 0.0), strict=True):
+        own = [a for row, a in zip(rows, advantages, strict=True) if row.episode is episode]
+        assert own == pytest.approx([expected] * len(episode.turns), abs=1e-5)
+
+
 def test_role_maps_are_part_of_the_name_and_not_of_the_single_agent():
     cell = Cell("voting", "sp", kl_anchor={"aggregator": 0.1}, process_reward=0.5)
     assert cell.changed() == {"kl_anchor": {"aggregator": 0.1}, "process_reward": 0.5}

@@ -125,3 +125,4 @@ def test_what_cannot_work_is_refused(tokenizer):
         RoleValue(score, n_problems=1)
     with pytest.raises(ValueError, match="`how` must be among"):
         RoleValue(score, how=["removed"])
+    assert RoleValue(score, how=(kind for kind in ("base", "twin"))).how == ("base", "twin")

@@ -53,7 +53,7 @@ class MadeUp(Run):
     def __init__(self, cell: Cell, accuracies: list[float], chi2_peak: int) -> None:
         super().__init__(cell, ROOT)
         right = np.arange(100)[:, None] < np.round(100 * np.array(accuracies))
-        self.correct = pd.DataFrame(right.astype(float), columns=range(0, 70, 10))
+        self.correct = pd.DataFrame(right.astype(float), columns=range(0, 10 * len(accuracies), 10))
         self.chi2_peak = chi2_peak
 
     def series(self, metric: str, role: str | None = None) -> pd.Series:
@@ -286,6 +286,14 @@ def test_a_fall_is_late_after_the_iteration_at_which_the_rate_is_zero(workflow, 
     assert MEASURES["late"](MadeUp(cell, FALLS, 36)) == expected
     assert MEASURES["late"](MadeUp(cell, FALLS_EARLY, 36)) == 0.0  # at iteration 20, when three adapters are at zero
     assert math.isnan(MEASURES["late"](MadeUp(cell, STAYS, 36)))
+
+
+def test_a_run_that_diverged_early_has_no_accuracy_at_iteration_10():
+    cell = Cell("voting", "ip", learning_rate=0.006)
+    assert (
+        math.isnan(MEASURES["early"](MadeUp(cell, [0.3], 36)))
+        and MEASURES["early"](MadeUp(cell, STAYS, 36)) == STAYS[1]
+    )
 
 
 def test_the_middle_rate_is_the_largest_without_a_fall(monkeypatch):

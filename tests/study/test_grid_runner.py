@@ -265,7 +265,11 @@ def test_make_paper_reads_one_folder_and_trains_nothing(variables, folder):
 def test_a_study_of_credit_ends_in_the_leaderboard(checkout):
     """Its own grid's runs and the variants, all in one line, without evaluations, which a leaderboard does not read."""
     about = yaml.safe_load((ROOT / "study_credit.yaml").read_text())
-    about |= {"seeds": [0, 3], "variants": {name: about["variants"][name] for name in ("permuted, a placebo", "agent")}}
+    about |= {
+        "seeds": [0, 3],
+        "variants": {name: about["variants"][name] for name in ("permuted, a placebo", "agent")},
+        "order": [],
+    }
     (checkout / "study_credit.yaml").write_text(yaml.safe_dump(about))
     done = snakemake(checkout, "--dry-run", "--printshellcmds", study=("study=study_credit.yaml",))
     assert done.returncode == 0, done.stdout[-3000:]

@@ -201,6 +201,8 @@ def measure_credit(
 ) -> Measurement:
     """Measure every estimator in `CREDITS` at every turn of one episode per problem, under the trainer's current weights.
 
+    A turn beside a prompt that was too long is left out if one of its replays ended before it.
+
     Args:
         trainer: a `MultiRoleGRPOTrainer` in a single process.
         problems: the units of any interval; each is attempted 1 + 2 (`sizes.episodes` - 1) times.
@@ -239,8 +241,8 @@ class _Measurer:
         for i, problem in enumerate(problems):
             rest = played[i * (1 + n_pool) + 1 : (i + 1) * (1 + n_pool)]
             pools[problem.id] = rest[: n_pool // 2], rest[n_pool // 2 :]
-        at = [(first.episode, turn) for first in firsts for turn in first.episode.turns]
-        variants = self._variants(at)
+        turns = [(first.episode, turn) for first in firsts for turn in first.episode.turns]
+        at, variants = self._repeated(turns, self._variants(turns))
         drawn = [
             (by_tail[reply, draw + 1], draw)
             for by_tail, reply, draw in itertools.product(variants, range(self.sizes.replies), range(2))
@@ -314,9 +316,21 @@ class _Measurer:
             by_tail[key] = variant
         return variants
 
+    @staticmethod
+    def _repeated(
+        at: Sequence[tuple[Episode, Turn]], variants: Sequence[dict[tuple[int, int], Variant]]
+    ) -> tuple[list[tuple[Episode, Turn]], list[dict[tuple[int, int], Variant]]]:
+        """Return the contexts whose turn is in all of their replays. Where a prompt beside it is too long, a replay may end before it."""
+        kept = [
+            (turn, by_tail)
+            for turn, by_tail in zip(at, variants, strict=True)
+            if all(_turn_at(variant) is not None for variant in by_tail.values())
+        ]
+        return [turn for turn, _ in kept], [by_tail for _, by_tail in kept]
+
     def _is_last(self, variant: Variant) -> bool:
-        turn = next(turn for turn in variant.episode.turns if place_of(turn) == variant.seeds.at)
-        return stage_end(variant.episode, turn) == len(variant.episode.turns)
+        turn = _turn_at(variant)
+        return turn is not None and stage_end(variant.episode, turn) == len(variant.episode.turns)
 
     def _exact(self, by_tail: dict[tuple[int, int], Variant]) -> np.ndarray:
         """Return two estimates (K, 2) of Q of each target reply, from the draws of what follows that no estimator has."""
@@ -404,6 +418,11 @@ class _Measurer:
             costs[name] = (per_row + (n_branches - 1) * forked) / n_branches
         costs["shapley"] += _mean(shapley_tokens[id(v.episode)] for v in pool) / turns
         return costs
+
+
+def _turn_at(variant: Variant) -> Turn | None:
+    """Return the changed turn of a variant; None if its replay ended before it."""
+    return next((turn for turn in variant.episode.turns if place_of(turn) == variant.seeds.at), None)
 
 
 def _tokens(episode: Episode, places: set[Place] | None = None) -> int:

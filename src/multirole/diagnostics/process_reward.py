@@ -14,7 +14,8 @@ class ProcessReward(MultiRoleCallback):
 
     Args:
         weight: factor of the second advantage.
-        judge: sets `is_right` of the turns of scored episodes; turns that it leaves at None get no second advantage.
+        judge: sets `is_right` of the turns of scored episodes; turns that it leaves at None get no second advantage, and neither do those
+            of an episode without a reward.
     """
 
     def __init__(self, weight: float, judge: Callable[[list[Episode]], None]) -> None:
@@ -32,9 +33,9 @@ class ProcessReward(MultiRoleCallback):
 def process_advantages(rows: list[Row], n_episodes: int) -> list[float]:
     """Return the group-relative advantage of being right (1 or 0), within the row's (problem, role, round) group.
 
-    It is 0 for turns that are not judged and for groups of one.
+    It is 0 for turns that are not judged, for groups of one, and for episodes without a reward, on which nothing is trained.
     """
-    known = [i for i, row in enumerate(rows) if row.turn.is_right is not None]
+    known = [i for i, row in enumerate(rows) if row.turn.is_right is not None and row.episode.reward is not None]
     groups = [(*rows[i].episode.group(n_episodes), rows[i].turn.role, rows[i].turn.round) for i in known]
     values = compared([float(bool(rows[i].turn.is_right)) for i in known], groups)
     by_row = dict(zip(known, values, strict=True))

@@ -210,9 +210,9 @@ class RoleValue(MultiRoleCallback):
             raise ValueError(
                 f"`n_problems` must be at least 2, for an interval, and `n_draws` at least 1; got {n_problems} and {n_draws}."
             )
-        if unknown := [kind for kind in how if kind not in get_args(How)]:
-            raise ValueError(f"`how` must be among {list(get_args(How))}, got {unknown}.")
         self.score, self.n_problems, self.how, self.n_draws = score, n_problems, tuple(how), n_draws
+        if unknown := [kind for kind in self.how if kind not in get_args(How)]:
+            raise ValueError(f"`how` must be among {list(get_args(How))}, got {unknown}.")
         self.effects: list[RoleEffect] = []
 
     def on_train_begin(self, args: Any, state: Any, control: Any, *, model: PeftModel, **_: Any) -> None:

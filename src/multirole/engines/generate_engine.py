@@ -32,6 +32,11 @@ from multirole.engines.sampling import sample, signed, uniform
 
 logger = logging.getLogger(__name__)
 
+MAX_GAP = 1e-2
+"""Largest difference, in nats, between the log-probs of `generate` and of one forward pass in float32. Correct models differ by less than 1e-4."""
+MAX_ROUGH_GAP = 0.5
+"""The same in 16 bits, or with quantised weights."""
+
 
 class SeededSampler(LogitsProcessor):
     """Logits processor that chooses each row's next token by its request's seed and temperature, and masks all others.
@@ -102,10 +107,39 @@ class GenerateEngine:
                 "Replies are sampled by transformers' `generate` (%s), which is several times slower than the engines 'transformers' and "
                 "'vllm'.", problem,
             )  # fmt: skip
-        return cls(
+        engine = cls(
             *trainer.eos_token_ids, pad_id=trainer._tokenizer.pad_token_id,
             max_length=args.max_prompt_tokens + args.max_completion_length, autocast=trainer.accelerator.autocast,
         )  # fmt: skip
+        is_quantised = getattr(trainer.passes.base, "is_quantized", False)
+        is_exact = trainer.passes.is_float32 and not is_quantised
+        engine.check_scores(trainer.peft_model, MAX_GAP if is_exact else MAX_ROUGH_GAP)
+        return engine
+
+    def check_scores(self, model: PeftModel | PreTrainedModel, max_gap: float) -> None:
+        """Raise ValueError if `generate`, with a cache and in a batch, samples by other log-probs than the model's forward pass gives.
+
+        A model whose attention sees later tokens does so, and one whose recurrent state mixes the rows of a batch. Two short batches are played.
+        """
+        base = model.get_base_model() if isinstance(model, PeftModel) else model
+        usable = [i for i in range(base.get_input_embeddings().num_embeddings) if i not in (*self.eos_ids, self.pad_id)]
+        lengths = [(8, 8)] if base._is_stateful else [(8, 8), (5, 8)]
+        gap = 0.0
+        for batch in lengths:
+            requests = [
+                Request([usable[(7 * k + 3 * i) % len(usable)] for i in range(n)], None, k, 4, 1.0)
+                for k, n in enumerate(batch)
+            ]
+            with computing(model, None), self.autocast():
+                for request, done in zip(requests, self._generate(base, requests), strict=True):
+                    pairs = zip(done.logprobs, scored(base, request, done.token_ids), strict=True)
+                    gap = max(gap, *(abs(sampled - own) for sampled, own in pairs))
+        if gap > max_gap:
+            raise ValueError(
+                f"`generate` of this {type(base).__name__} samples tokens whose log-probs differ by {gap:.2g} nats from those of its forward pass "
+                "over the same text, so the replies would not be samples of what is trained. Its code in transformers lets tokens see later "
+                "ones, or mixes the rows of a batch. Use another model, or a version of transformers in which this is corrected."
+            )
 
     def publish(self, model: PeftModel | PreTrainedModel, version: int) -> None:
         """Use `model`'s current weights; no cache outlives a batch."""

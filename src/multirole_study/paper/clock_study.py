@@ -11,7 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.evaluation import Evaluation
-from multirole_study.paper.grid import CHECKED, Declaration, seed_by_seed
+from multirole_study.paper.grid import CHECKED, Declaration
 
 MIDDLE = "middle"
 """The rate of a line whose number is decided by the calibration."""
@@ -41,6 +41,7 @@ class ClockStudy(Declaration):
     """
 
     RECORD: ClassVar[str] = "clock.json"
+    SEED_BY_SEED: ClassVar[bool] = True
     arms: dict[str, dict[str, str]]
     lines: list[Line]
     parameters: dict[str, object] = Field(default_factory=dict)
@@ -86,10 +87,6 @@ class ClockStudy(Declaration):
             cells = [self.cell(arm, workflow, task, rate, seed) for seed, workflow, task, arm in runs]
             lines.append({cell.id: cell for cell in cells})
         return lines
-
-    def stages(self) -> list[list[str]]:
-        """Return the ids of each line's runs seed by seed: a seed waits for the one before it, in all arms."""
-        return seed_by_seed(self.cells_by_line())
 
     def evaluations(self) -> list[Evaluation]:
         """Return no evaluation: those of the runs are enough."""

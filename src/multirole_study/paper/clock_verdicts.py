@@ -54,7 +54,7 @@ MEASURES: dict[str, Callable[[Run], float]] = {
     "fall": lambda run: float(run.accuracy.max() - run.accuracy.iloc[-1]),
     "end": lambda run: float(run.accuracy.iloc[-1]),
     "peak": lambda run: float(split_half_peak(run.correct).mean()),
-    "early": lambda run: float(run.accuracy[EARLY]),
+    "early": lambda run: float(run.accuracy.get(EARLY, math.nan)),  # a run may have diverged before
     "chi2_before": lambda run: float(chi2_before(run)),
     "late": late,
 }

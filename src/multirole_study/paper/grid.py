@@ -123,6 +123,8 @@ class Declaration:
     grid: Grid
     RECORD: ClassVar[str] = ""
     """Name of the file in a results folder that records the fields other than `grid`; empty if there are none."""
+    SEED_BY_SEED: ClassVar[bool] = False
+    """Whether a seed waits for the one before it, in all arms of its line."""
 
     @property
     def command(self) -> str:
@@ -135,7 +137,8 @@ class Declaration:
 
     def stages(self) -> list[list[str]]:
         """Return the ids of the runs that are trained at a time, in the order of training. A stage waits for all stages before it."""
-        return [list(line) for line in self.cells_by_line()]
+        lines = self.cells_by_line()
+        return seed_by_seed(lines) if self.SEED_BY_SEED else [list(line) for line in lines]
 
     def cells(self) -> list[Cell]:
         """List the runs of all lines, in the order of training."""

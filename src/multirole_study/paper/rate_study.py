@@ -9,7 +9,7 @@ from pydantic.dataclasses import dataclass
 
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.evaluation import Evaluation
-from multirole_study.paper.grid import CHECKED, Declaration, seed_by_seed
+from multirole_study.paper.grid import CHECKED, Declaration
 
 Purpose = Literal["tuning", "scoring"]
 
@@ -73,6 +73,7 @@ class RateStudy(Declaration):
     """
 
     RECORD: ClassVar[str] = "rates.json"
+    SEED_BY_SEED: ClassVar[bool] = True
     arms: dict[str, Arm]
     rates: list[float]
     preset: float
@@ -143,10 +144,6 @@ class RateStudy(Declaration):
             if i <= last:
                 lines[i][cell.id] = cell
         return lines
-
-    def stages(self) -> list[list[str]]:
-        """Return the ids of each line's runs seed by seed: a seed waits for the one before it, in all arms."""
-        return seed_by_seed(self.cells_by_line())
 
     def evaluations(self) -> list[Evaluation]:
         """Return no evaluation: those of the runs are enough."""
