@@ -64,7 +64,7 @@ help:
 	@echo "             SCALE=tiny-r SEEDS=0,1,2 JOBS=2 RESULTS_DIR=runs ARGS=\"'parameters={iterations: 60}' --until train\""
 	@echo "             ARGS: options of grid.yaml, then options of Snakemake, such as --workflow-profile profiles/slurm"
 	@echo "make smollm2 download the base of SCALE=smollm2, SmolLM2-135M-Instruct: 93 MB, about 540 MB in ~/.cache/multirole"
-	@echo "make study   like make grid, with the variants of study.yaml: regimes, updates, judging roles, controls"
+	@echo "make study   like make grid, with the variants of studies/main.yaml: regimes, updates, judging roles, controls"
 	@echo "make grid-status  count the missing runs and evaluations, with the same variables"
 	@echo "make paper   build tables, figures and notebooks from existing results: RESULTS_DIR=results SCALE=tiny-r"
 	@echo "make docs    build the documentation site, with the API from the docstrings; fails on a dead link"
@@ -130,7 +130,7 @@ grid: $(STAMP)
 	  code=$$?; test $$code != 75 || printf 'Another `make grid` is running in %s.\n' $(call quoted,$(FOLDER)) >&2; exit $$code; }
 
 # The grid, and the study's runs, which differ from the grid's in one setting.
-study: STUDY := $(or $(STUDY),study.yaml)
+study: STUDY := $(or $(STUDY),studies/main.yaml)
 study: grid
 
 grid-status: $(STAMP)

@@ -5,7 +5,7 @@
 
 Everything below was committed before the first of these runs.
 
-Runs: the cell of `PARAMETERS`, study.yaml's `stress` with a quarter of the problems and 24 iterations, for SP and IP, each `max_staleness` and each seed.
+Runs: the cell of `PARAMETERS`, studies/main.yaml's `stress` with a quarter of the problems and 24 iterations, for SP and IP, each `max_staleness` and each seed.
 Old log-probs are the sampler's, the scale's default, so that the PPO ratio corrects for older rows. The order is fixed: for
 the first five seeds `max_staleness` 0 and 4, seed by seed, then 1 and 2; then the same for the other seeds. Where time ends before the list
 does, seeds that lack a run of a comparison are left out of it.

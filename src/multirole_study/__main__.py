@@ -417,7 +417,7 @@ def questions(argv: list[str]) -> int:
 
 
 def clock(argv: list[str]) -> int:
-    """Answer whether the learning-rate clock causes the late cliff, from the packed runs of study_clock.yaml."""
+    """Answer whether the learning-rate clock causes the late cliff, from the packed runs of studies/clock.yaml."""
     parser = _parser(clock)
     parser.add_argument("folder", type=Path, nargs="?", help="<results_dir>/<scale>, such as results/clock/tiny-r")
     parser.add_argument(
@@ -447,7 +447,7 @@ def clock(argv: list[str]) -> int:
 
 
 def leaderboard(argv: list[str]) -> int:
-    """Compare credit estimators at equal tokens and steps, from the packed runs of study_credit.yaml."""
+    """Compare credit estimators at equal tokens and steps, from the packed runs of studies/credit.yaml."""
     parser = _parser(leaderboard)
     parser.add_argument("folder", type=Path, help="<results_dir>/<scale>, such as runs/credit/tiny-r")
     measured_help = (
@@ -481,7 +481,7 @@ def leaderboard(argv: list[str]) -> int:
 
 
 def rates(argv: list[str]) -> int:
-    """Compare arms at their own learning rates, from the packed runs of study_rates.yaml."""
+    """Compare arms at their own learning rates, from the packed runs of studies/rates.yaml."""
     parser = _parser(rates)
     parser.add_argument("folder", type=Path, help="<results_dir>/<scale>, such as runs/rates/tiny-r")
     folder = parser.parse_args(argv).folder

@@ -34,7 +34,7 @@ from multirole_study.paper.results import Results, Run
 from multirole_study.paper.statistics import ALPHA
 
 ROOT = Path(__file__).parents[2]
-ABOUT = yaml.safe_load((ROOT / "study_clock.yaml").read_text())
+ABOUT = yaml.safe_load((ROOT / "studies/clock.yaml").read_text())
 FALLS = [0.3, 0.6, 0.7, 0.7, 0.65, 0.6, 0.5]
 """Rises to 70 %, is 5 points below it at iteration 40, and ends 20 points below."""
 STAYS = [0.3, 0.5, 0.6, 0.65, 0.7, 0.7, 0.7]

@@ -28,7 +28,7 @@ CONFIG = ("seeds=[0, 3]", "parameters={iterations: 2, learning_rate: 2e-5, lr_sc
 @pytest.fixture
 def checkout(tmp_path):
     """A copy of what the grid runner reads, apart from the package."""
-    for name in ("Snakefile", "grid.yaml", "profiles", "notebooks"):
+    for name in ("Snakefile", "grid.yaml", "studies", "profiles", "notebooks"):
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copyfile
         copy(ROOT / name, tmp_path / name)
     return tmp_path
@@ -185,7 +185,7 @@ def test_every_scale_of_the_configuration_is_a_grid():
 def test_the_study_is_one_of_the_default_grid():
     declared = yaml.safe_load((ROOT / "grid.yaml").read_text())
     grid = Grid(declared["scale"], **declared["scales"][declared["scale"]])
-    study = declare(grid, yaml.safe_load((ROOT / "study.yaml").read_text()))
+    study = declare(grid, yaml.safe_load((ROOT / "studies/main.yaml").read_text()))
     assert study.command == "paper" and len(study.cells()) > len(grid.cells())
 
 
@@ -206,7 +206,7 @@ VARIANT = {"question": "setup", "parameters": {"learning_rate": 0.006}, "cells":
         ({"parameters": {"iteration": 3}}, "`iteration` is not a known parameter. Did you mean 'iterations'?"),
         ({"parameters": "iterations"}, "`parameters` must be a map such as {iterations: 60}, got 'iterations'."),
         ({"gpus": "two"}, "`gpus` must be a number of GPUs, got 'two'."),
-        ({"study": "no-such.yaml"}, "STUDY must name a file such as study.yaml, got 'no-such.yaml', which is looked for in .*."),
+        ({"study": "no-such.yaml"}, "STUDY must name a file such as studies/main.yaml, got 'no-such.yaml', which is looked for in .*."),
     ],
 )  # fmt: skip
 def test_options_that_cannot_work_are_refused_in_a_sentence(options, sentence):
@@ -264,14 +264,14 @@ def test_make_paper_reads_one_folder_and_trains_nothing(variables, folder):
 
 def test_a_study_of_credit_ends_in_the_leaderboard(checkout):
     """Its own grid's runs and the variants, all in one line, without evaluations, which a leaderboard does not read."""
-    about = yaml.safe_load((ROOT / "study_credit.yaml").read_text())
+    about = yaml.safe_load((ROOT / "studies/credit.yaml").read_text())
     about |= {
         "seeds": [0, 3],
         "variants": {name: about["variants"][name] for name in ("permuted, a placebo", "agent")},
         "order": [],
     }
-    (checkout / "study_credit.yaml").write_text(yaml.safe_dump(about))
-    done = snakemake(checkout, "--dry-run", "--printshellcmds", study=("study=study_credit.yaml",))
+    (checkout / "studies/credit.yaml").write_text(yaml.safe_dump(about))
+    done = snakemake(checkout, "--dry-run", "--printshellcmds", study=("study=studies/credit.yaml",))
     assert done.returncode == 0, done.stdout[-3000:]
     counts = dict(re.findall(r"^(train|evaluate|paper) +(\d+)$", done.stdout, re.MULTILINE))
     assert counts == {"train": str(2 * (3 + 3)), "paper": "1"}
@@ -280,15 +280,15 @@ def test_a_study_of_credit_ends_in_the_leaderboard(checkout):
 
 def test_the_clock_study_trains_its_lines_in_order_and_nothing_of_the_grid(checkout):
     """Two lines of one run each: the second waits for the first, and the tables of the study come last."""
-    about = yaml.safe_load((ROOT / "study_clock.yaml").read_text())
+    about = yaml.safe_load((ROOT / "studies/clock.yaml").read_text())
     lines = [about["lines"][0] | {"arms": [arm], "seeds": [10]} for arm in ("sp", "ip, wrapping")]
-    (checkout / "study_clock.yaml").write_text(yaml.safe_dump(about | {"lines": lines}))
-    done = snakemake(checkout, "--dry-run", "--printshellcmds", study=("study=study_clock.yaml",))
+    (checkout / "studies/clock.yaml").write_text(yaml.safe_dump(about | {"lines": lines}))
+    done = snakemake(checkout, "--dry-run", "--printshellcmds", study=("study=studies/clock.yaml",))
     assert done.returncode == 0, done.stdout[-3000:]
     counts = dict(re.findall(r"^(train|evaluate|paper|total) +(\d+)$", done.stdout, re.MULTILINE))
     assert counts == {"train": "2", "paper": "1", "total": "3"}
     assert "multirole_study clock runs/tiny-r" in done.stdout and "multirole_study paper" not in done.stdout
-    assert grid_status(checkout, "STUDY=study_clock.yaml") == "Missing: 2 runs and 0 evaluations.\n"
+    assert grid_status(checkout, "STUDY=studies/clock.yaml") == "Missing: 2 runs and 0 evaluations.\n"
     first, second = declare(GRID, about | {"lines": lines}).cells()
     planned = {parameters["policy"]: parameters for _, parameters in commands(done.stdout).values()}
     assert planned["ip"]["lr_clock"] == "update_call_wrapped" and planned["sp"]["learning_rate"] == 0.006
@@ -300,10 +300,10 @@ def test_the_clock_study_trains_its_lines_in_order_and_nothing_of_the_grid(check
 
 def test_a_line_is_trained_seed_by_seed(checkout):
     """Both runs of the second seed wait for both of the first one; within a seed Snakemake may start any."""
-    about = yaml.safe_load((ROOT / "study_clock.yaml").read_text())
+    about = yaml.safe_load((ROOT / "studies/clock.yaml").read_text())
     line = about["lines"][0] | {"arms": ["sp", "ip, wrapping"], "seeds": [11, 10]}
-    (checkout / "study_clock.yaml").write_text(yaml.safe_dump(about | {"lines": [line]}))
-    done = snakemake(checkout, "--dry-run", study=("study=study_clock.yaml",))
+    (checkout / "studies/clock.yaml").write_text(yaml.safe_dump(about | {"lines": [line]}))
+    done = snakemake(checkout, "--dry-run", study=("study=studies/clock.yaml",))
     assert done.returncode == 0, done.stdout[-3000:]
     jobs = re.findall(r"^rule train:\n(?: +input: (.*)\n)? +output: (\S+)$", done.stdout, re.MULTILINE)
     before = {output: set(filter(None, inputs.split(", "))) for inputs, output in jobs}

@@ -1,4 +1,4 @@
-"""The leaderboard of credit estimators (`study_credit.yaml`): its verdicts from hand-made runs."""
+"""The leaderboard of credit estimators (`studies/credit.yaml`): its verdicts from hand-made runs."""
 
 import math
 from collections.abc import Callable
@@ -32,7 +32,7 @@ from multirole_study.paper.results import Results, Run
 from multirole_study.paper.statistics import MARGIN
 
 ROOT = Path(__file__).parents[2]
-ABOUT = yaml.safe_load((ROOT / "study_credit.yaml").read_text())
+ABOUT = yaml.safe_load((ROOT / "studies/credit.yaml").read_text())
 
 
 THREE = [200, 201, 202]
@@ -152,7 +152,7 @@ def test_missing_arms_count_in_the_correction():
 
 def test_ten_seeds_within_three_points_are_equivalent(monkeypatch):
     """Differences of +1 and -1 points: standard error .0033, nine of them from the margin."""
-    assert MARGIN == 0.03  # study_credit.yaml says 3 points
+    assert MARGIN == 0.03  # studies/credit.yaml says 3 points
     ten = ABOUT["seeds"]
 
     def made_up(cell: Cell) -> dict | None:
@@ -327,5 +327,5 @@ def test_a_folder_of_another_study_is_refused():
     for folder, command in (("results/tiny-r", "clock"), ("results/clock/tiny-r", "leaderboard"), ("nowhere", "clock")):
         with pytest.raises(ValueError, match=f"records no study for `multirole {command}`"):
             read_declaration(ROOT / folder, command)
-    with pytest.raises(UserError, match="such as results/credit/tiny-r. The first lines of study_credit.yaml say"):
+    with pytest.raises(UserError, match="such as results/credit/tiny-r. The first lines of studies/credit.yaml say"):
         leaderboard([str(ROOT / "results/tiny-r")])

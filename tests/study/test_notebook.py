@@ -91,7 +91,7 @@ def test_a_variable_of_another_target_is_refused(words):
     done = make(*words)
     assert done.returncode == 2
     assert f"{words[1].partition('=')[0]}= is not a variable of make {words[0]}. Variables are " in done.stderr
-    assert make("grid", "SEEDS=1,2", "JOBS=2", "SCALE=smollm2", "STUDY=study.yaml").returncode == 0
+    assert make("grid", "SEEDS=1,2", "JOBS=2", "SCALE=smollm2", "STUDY=studies/main.yaml").returncode == 0
 
 
 @pytest.mark.parametrize("target", ["grid", "study", "grid-status"])

@@ -1,4 +1,4 @@
-"""Numbers that arrive as text make the same cell: from YAML 1.1 (papermill -y and -f, grid.yaml, study.yaml), -p, JSON and -r.
+"""Numbers that arrive as text make the same cell: from YAML 1.1 (papermill -y and -f, grid.yaml, studies/main.yaml), -p, JSON and -r.
 
 hiyouga/LlamaFactory#4014 and determined-ai/determined#2688: YAML 1.1 reads 1e-3 as text.
 """

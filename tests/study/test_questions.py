@@ -38,7 +38,7 @@ def tiny():
 @pytest.fixture(scope="module")
 def study():
     declared = yaml.safe_load((ROOT / "grid.yaml").read_text())["scales"]["smollm2"]
-    return Study(Grid("smollm2", **declared), **yaml.safe_load((ROOT / "study_smollm2.yaml").read_text()))
+    return Study(Grid("smollm2", **declared), **yaml.safe_load((ROOT / "studies/smollm2.yaml").read_text()))
 
 
 @pytest.mark.parametrize(
@@ -170,9 +170,9 @@ def test_a_scale_without_questions_is_refused(tmp_path):
 
 
 def test_programs_repeat_the_cells_of_arithmetic(study):
-    """study_programs.yaml: every run of study_smollm2.yaml, on task code."""
+    """studies/programs.yaml: every run of studies/smollm2.yaml, on task code."""
     grid = yaml.safe_load((ROOT / "grid.yaml").read_text())["scales"]["smollm2"]
-    declared = yaml.safe_load((ROOT / "study_programs.yaml").read_text())
+    declared = yaml.safe_load((ROOT / "studies/programs.yaml").read_text())
     programs = Study(Grid("smollm2", **grid | declared.pop("grid")), **declared)
     assert [cell.id.replace("-code-", "-math-") for cell in programs.cells()] == [cell.id for cell in study.cells()]
 

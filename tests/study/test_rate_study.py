@@ -1,4 +1,4 @@
-"""The study of each arm's own learning rate (`study_rates.yaml`): its declaration, the choice of rates, and its verdicts from hand-made runs."""
+"""The study of each arm's own learning rate (`studies/rates.yaml`): its declaration, the choice of rates, and its verdicts from hand-made runs."""
 
 import math
 from collections.abc import Callable
@@ -18,7 +18,7 @@ from multirole_study.paper.rate_tables import compared, rate_tables, scored_prob
 from multirole_study.paper.results import Results, Run
 
 ROOT = Path(__file__).parents[2]
-ABOUT = yaml.safe_load((ROOT / "study_rates.yaml").read_text())
+ABOUT = yaml.safe_load((ROOT / "studies/rates.yaml").read_text())
 TUNED = [name for name, arm in ABOUT["arms"].items() if "rate" not in arm]
 PRESET = dict.fromkeys(TUNED, ABOUT["preset"])
 
@@ -66,9 +66,9 @@ def test_no_seed_tunes_and_scores_or_is_used_by_another_study():
     seeds = [*study.tuning.seeds, *study.scoring.seeds]
     grid = yaml.safe_load((ROOT / "grid.yaml").read_text())["scales"]["tiny-r"]["seeds"]
     clock = [
-        seed for line in yaml.safe_load((ROOT / "study_clock.yaml").read_text())["lines"] for seed in line["seeds"]
+        seed for line in yaml.safe_load((ROOT / "studies/clock.yaml").read_text())["lines"] for seed in line["seeds"]
     ]
-    credit = yaml.safe_load((ROOT / "study_credit.yaml").read_text())["seeds"]
+    credit = yaml.safe_load((ROOT / "studies/credit.yaml").read_text())["seeds"]
     assert len(set(seeds)) == len(seeds) and not set(seeds) & {*grid, *clock, *credit}
     with pytest.raises(ValueError, match=r"Seeds \[310\] tune the rate and score as well"):
         declared(tuning=ABOUT["tuning"] | {"seeds": [310]})

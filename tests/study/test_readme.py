@@ -216,7 +216,7 @@ def test_a_shared_aggregator_talks_more():
 
 
 def test_where_deriving_costs_a_shared_aggregator_does_not_talk_more():
-    """The declared reading of study_vain.yaml: not yes there, and SP − IP lies below that on tiny-r."""
+    """The declared reading of studies/vain.yaml: not yes there, and SP − IP lies below that on tiny-r."""
     here, there = (pd.DataFrame(answers(Results(ROOT / "results" / name))) for name in ("vain/tiny-r", "tiny-r"))
     gap = (
         difference_of_bases(there, here).set_index(["question", "line"]).loc[("verbose", "Voting, aggregator, SP − IP")]
@@ -280,7 +280,7 @@ def test_replies_to_one_prompt_hold_more_credit():
 
 
 def test_more_credit_is_not_shown_to_train_better():
-    """The leaderboard of study_credit.yaml: the README has one of its lines, the results page those of every arm."""
+    """The leaderboard of studies/credit.yaml: the README has one of its lines, the results page those of every arm."""
     tables = ROOT / "results" / "credit" / "tiny-r" / "tables"
     ends, skills = (
         pd.read_csv(tables / f"leaderboard_voting_sp_math_{score}.csv").set_index("arm")

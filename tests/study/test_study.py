@@ -296,7 +296,7 @@ def test_a_grid_without_a_study_has_none(results, study, tmp_path):
 
 def test_the_shipped_study_changes_what_it_says_and_nothing_else():
     grid = Grid.read(ROOT / "results/tiny-r")
-    study = Study(grid, **yaml.safe_load((ROOT / "study.yaml").read_text()))
+    study = Study(grid, **yaml.safe_load((ROOT / "studies/main.yaml").read_text()))
     for name, where, cell in study.runs():
         usual, parameters = grid.cell(*where.split(), cell.seed), study.variants[name].parameters
         changed = {field for field in vars(cell) if vars(cell)[field] != vars(usual)[field]}
@@ -348,7 +348,7 @@ def test_the_rules_were_committed_before_the_runs_that_they_judge():
 
 def test_the_leaderboard_of_credit_trains_every_estimator_on_the_same_seeds():
     """All take the same number of optimizer steps: one per iteration, the single agent too. Sampled tokens are measured, not planned."""
-    declared = yaml.safe_load((ROOT / "study_credit.yaml").read_text())
+    declared = yaml.safe_load((ROOT / "studies/credit.yaml").read_text())
     grid = Grid("tiny-r", **declared.pop("grid"))
     cells = Study(grid, **declared).cells()
     assert {cell.updates for cell in cells} == {"one"} and {cell.iterations for cell in cells} == {60}
@@ -371,7 +371,7 @@ def test_a_declared_order_is_that_of_the_lines(name, scale, expected):
     """The first lines of the files say it: three times the rate comes last, a control with its single agent."""
     grid = yaml.safe_load((ROOT / "grid.yaml").read_text())["scales"]["default"]
     grid |= yaml.safe_load((ROOT / "grid.yaml").read_text())["scales"][scale]
-    declared = yaml.safe_load((ROOT / f"study_{name}.yaml").read_text())
+    declared = yaml.safe_load((ROOT / f"studies/{name}.yaml").read_text())
     grid |= declared.pop("grid", {})
     study = Study(Grid(scale, **{key: value for key, value in grid.items() if key != "gpus"}), **declared)
     *lines, rest = study.cells_by_line()

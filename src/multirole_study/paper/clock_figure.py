@@ -1,4 +1,4 @@
-"""Draw three learning-rate schedules under the accuracies that they lead to (`study_clock.yaml`)."""
+"""Draw three learning-rate schedules under the accuracies that they lead to (`studies/clock.yaml`)."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Define the runs of `study_clock.yaml`: lines of arms that differ in policy, learning-rate clock and rate.
+"""Define the runs of `studies/clock.yaml`: lines of arms that differ in policy, learning-rate clock and rate.
 
 Unlike the variants of `grid.Study` these runs have no twin in the grid. Lines are trained in order, so that an early stop leaves complete lines.
 """

@@ -1,4 +1,4 @@
-"""Judge the runs of `study_clock.yaml` by the rules of `claims_clock.yaml`: falls by schedule, verdicts, and the power of the design."""
+"""Judge the runs of `studies/clock.yaml` by the rules of `claims_clock.yaml`: falls by schedule, verdicts, and the power of the design."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -292,7 +292,7 @@ def fall_table(results: Results, study: ClockStudy) -> Table:
         f"Falls by schedule and policy at {results.grid.scale}, all runs that are packed. A run ends fallen if its last evaluation lies 5 points or "
         "more below the best one before it; best − end is how far. A run that falls may recover. Peaks are chosen on one half of the validation problems and scored on the "
         "other. Shares with exact 95 % intervals, all else with 95 % t intervals over seeds. Under SP all three clocks are one schedule. "
-        f"{calibrated_rate(results, study)[1]} Runs: study_clock.yaml."
+        f"{calibrated_rate(results, study)[1]} Runs: studies/clock.yaml."
     )
     return Table("clock_falls", "Falls by schedule and policy", caption, pivoted(values), values)
 

@@ -17,9 +17,9 @@ STUDIES = (Study, ClockStudy, RateStudy)
 """The kinds of declarations that have a record of their own."""
 
 EXAMPLES = {
-    "clock": ("study_clock.yaml", "results/clock/tiny-r"),
-    "leaderboard": ("study_credit.yaml", "results/credit/tiny-r"),
-    "rates": ("study_rates.yaml", "runs/rates/tiny-r"),
+    "clock": ("studies/clock.yaml", "results/clock/tiny-r"),
+    "leaderboard": ("studies/credit.yaml", "results/credit/tiny-r"),
+    "rates": ("studies/rates.yaml", "runs/rates/tiny-r"),
 }
 """Command -> the file that declares its study, and a folder of such runs."""
 
@@ -58,13 +58,13 @@ def declaration_of(config: Mapping[str, Any]) -> tuple[Declaration, int]:
 def _read_study(path: Path) -> dict[str, Any]:
     """Read a study's YAML file; ValueError if it holds anything else."""
     if not path.is_file():
-        raise ValueError(f"STUDY must name a file such as study.yaml, got {str(path)!r}{looked_in(path)}.")
+        raise ValueError(f"STUDY must name a file such as studies/main.yaml, got {str(path)!r}{looked_in(path)}.")
     try:
         declared = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not a valid YAML file: {error}") from error
     if not isinstance(declared, dict) or not isinstance(declared.get("grid") or {}, dict):
-        raise UserError(f"{path} must hold a map of fields, as study.yaml does, and its `grid` another one.")
+        raise UserError(f"{path} must hold a map of fields, as studies/main.yaml does, and its `grid` another one.")
     return declared
 
 

@@ -1,4 +1,4 @@
-"""Judge the runs of `study_credit.yaml` by the rules in its first lines: which credit estimator trains a workflow best, and its roles?
+"""Judge the runs of `studies/credit.yaml` by the rules in its first lines: which credit estimator trains a workflow best, and its roles?
 
 A study of the question `credit` is read here, whatever its arms are called. The grid's cells are the reference, which is `outcome`.
 
@@ -37,7 +37,7 @@ CAPTION = (
     "Not in the paper. Every arm minus `{reference}` in {score} at the last iteration, in points, paired by seed (n), with its 95 % t interval; p is after Holm's "
     f"correction over the {{arms}} arms. Better or worse: p < {ALPHA}. Equivalent: two one-sided tests within {100 * MARGIN:.0f} points, also after Holm. The peak is {{peak}}; "
     "it decides nothing. Tokens are the sampled completion tokens per iteration, those of replays included, relative to `{reference}`'s. An arm with "
-    f"more than {100 * TOLERATED:.0f} % more or less has no verdict (unequal tokens), nor has one that lacks the score in any of the {{seeds}} declared seeds (unfinished). The placebo: {{placebo}}. Rules: study_credit.yaml."
+    f"more than {100 * TOLERATED:.0f} % more or less has no verdict (unequal tokens), nor has one that lacks the score in any of the {{seeds}} declared seeds (unfinished). The placebo: {{placebo}}. Rules: studies/credit.yaml."
 )
 NOT_MEASURED, UNEQUAL = "not measured", "unequal tokens"
 WITHOUT_VERDICT = (NOT_RUN, UNFINISHED, UNEQUAL)
@@ -421,7 +421,7 @@ def answer_table(all_boards: list[Board], measured: pd.DataFrame | None) -> Tabl
     caption = (
         "Differences in points with 95 % t intervals over paired seeds; p after Holm's correction over the arms of a workflow, for the placebo and the rank correlation without one. "
         "A question about any arm is answered with no if every arm is worse or equivalent. The rank correlation is Spearman's, over the arms with equal "
-        "tokens and a verdict and the reference, with a permutation test; shares of the exact effect are of the table credit_accuracy. Rules: study_credit.yaml."
+        "tokens and a verdict and the reference, with a permutation test; shares of the exact effect are of the table credit_accuracy. Rules: studies/credit.yaml."
     )
     columns = ["question", *(board.title for board in all_boards), *([ALL] if len(all_boards) > 1 else [])]
     return Table("leaderboard_answers", "Which credit estimator trains best?", caption,

@@ -1,4 +1,4 @@
-"""Draw the leaderboard of credit estimators (`study_credit.yaml`)."""
+"""Draw the leaderboard of credit estimators (`studies/credit.yaml`)."""
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes

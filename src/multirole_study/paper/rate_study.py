@@ -1,4 +1,4 @@
-"""Define the runs of `study_rates.yaml`: arms whose learning rate is tuned on seeds and problems that score nothing."""
+"""Define the runs of `studies/rates.yaml`: arms whose learning rate is tuned on seeds and problems that score nothing."""
 
 from collections.abc import Iterator
 from itertools import product
