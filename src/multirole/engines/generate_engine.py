@@ -122,7 +122,7 @@ class GenerateEngine:
         A model whose attention sees later tokens does so, and one whose recurrent state mixes the rows of a batch. Two short batches are played.
         """
         base = model.get_base_model() if isinstance(model, PeftModel) else model
-        usable = [i for i in range(base.get_input_embeddings().num_embeddings) if i not in (*self.eos_ids, self.pad_id)]
+        usable = [i for i in range(base.config.get_text_config().vocab_size) if i not in (*self.eos_ids, self.pad_id)]
         lengths = [(8, 8)] if base._is_stateful else [(8, 8), (5, 8)]
         gap = 0.0
         for batch in lengths:
