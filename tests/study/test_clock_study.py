@@ -133,10 +133,11 @@ def test_the_written_middle_rate_is_the_one_that_the_committed_calibration_choos
         assert calibrated_rate(Results(folder), read_declaration(folder, "clock"))[0] == ABOUT["middle"]
 
 
-def test_the_pages_table_is_that_of_the_committed_runs():
-    """docs/deviations.md: a column for each arm that has runs at the place of the primary verdict."""
+@pytest.mark.parametrize("rate", ["0.006", "0.005"])
+def test_the_pages_tables_are_those_of_the_committed_runs(rate):
+    """docs/deviations.md: a column for each arm, at the rate of the primary verdict and at the middle rate."""
     falls = pd.read_csv(ROOT / "results/clock/tiny-r/tables/clock_falls.csv", dtype={"rate": str}).query(
-        "workflow == 'voting' and task == 'math' and rate == '0.006' and value.notna()"
+        f"workflow == 'voting' and task == 'math' and rate == '{rate}' and value.notna()"
     )
     runs = falls.query("number == 'runs' and value > 0").set_index("arm")["value"]
     falls = falls.set_index(["number", "arm"])

@@ -159,7 +159,7 @@ def test_the_single_agent_ends_above_workflows_on_smollm2():
     of_programs = [-100 * programs[f"Voting, {policy}"]["mean"] for policy in POLICIES]
     said = finding(
         r"ends\]\(\S+\) N to N points above workflows on sums, N and N above Voting on programs "
-        r"\(declared, N to N seeds; all eight intervals exclude zero"
+        r"\(declared, N to N seeds; eight intervals exclude zero"
     )
     assert said == [round(min(gaps)), round(max(gaps)), *map(round, of_programs), 3, 5] and len(lines) == 6
     assert {programs[f"Voting, {policy}"]["verdict"] for policy in POLICIES} == {"no"}
@@ -261,12 +261,22 @@ def test_a_clock_can_make_the_late_cliff():
     falls = pd.read_csv(tables / "clock_falls.csv", dtype={"rate": str}).query(here)
     counts = falls.pivot_table("value", "arm", "number")
     said = finding(
-        r"N of N runs of Voting end in a fall at 6e-3, and none with a tick per iteration.*?; N points \[N, N\]"
+        r"N of N runs of Voting end in a fall at 6e-3, none with a tick per iteration.*?; N points \[N, N\]"
     )
     wrapping = counts.loc["IP, wrapping"]
     assert said[:2] == [wrapping["end fallen"], wrapping["runs"]] and counts.loc["IP, one clock", "end fallen"] == 0
     assert said[2:] == [round(100 * primary[name]) for name in ("value", "low", "high")]
     assert counts.loc["SP", "end fallen"] > counts.loc["SP", "runs"] / 2
+    middle = here.replace("0.006", "0.005")
+    falls = pd.read_csv(tables / "clock_falls.csv", dtype={"rate": str}).query(middle)
+    counts = falls.pivot_table("value", "arm", "number").astype(int)
+    wrapping, shared = counts.loc["IP, wrapping"], counts.loc["SP"]
+    assert finding(r"SP falls too, but not at 5e-3 \(N of N, IP N of N\)") == [
+        shared["end fallen"], shared["runs"], wrapping["end fallen"], wrapping["runs"],
+    ]  # fmt: skip
+    assert counts.loc["IP, one clock", "end fallen"] == 0
+    verdicts = pd.read_csv(tables / "clock_verdicts.csv", dtype={"rate": str}).query(middle).set_index("question")
+    assert verdicts.loc["picture", "verdict"] == "made by the clock"
 
 
 def test_replies_to_one_prompt_hold_more_credit():
