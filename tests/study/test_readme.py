@@ -260,9 +260,7 @@ def test_a_clock_can_make_the_late_cliff():
     assert primary["verdict"] == "yes" and verdicts.loc["picture", "verdict"] == "within IP only"
     falls = pd.read_csv(tables / "clock_falls.csv", dtype={"rate": str}).query(here)
     counts = falls.pivot_table("value", "arm", "number")
-    said = finding(
-        r"N of N runs of Voting end in a fall at 6e-3, none with a tick per iteration.*?; N points \[N, N\]"
-    )
+    said = finding(r"N of N runs of Voting end in a fall at 6e-3, none with a tick per iteration.*?; N points \[N, N\]")
     wrapping = counts.loc["IP, wrapping"]
     assert said[:2] == [wrapping["end fallen"], wrapping["runs"]] and counts.loc["IP, one clock", "end fallen"] == 0
     assert said[2:] == [round(100 * primary[name]) for name in ("value", "low", "high")]
