@@ -1,5 +1,6 @@
 """The committed tables are what this code makes of the packed runs: a change of a measure, rule or filter changes them."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -51,3 +52,16 @@ def test_tables_of_the_leaderboard():
     measured = read_measurement(RESULTS.folder, "credit_accuracy")
     for table in leaderboard_tables(boards(results, study), measured):
         check(table, results)
+
+
+@pytest.mark.parametrize("name", ["tables", "figures", "mechanisms", "study"])
+def test_the_executed_notebooks_have_the_text_and_code_of_their_notebooks(name):
+    notebook, executed = (
+        [
+            "".join(cell["source"])
+            for cell in json.loads((folder / f"{name}.ipynb").read_text())["cells"]
+            if "injected-parameters" not in cell["metadata"].get("tags", ())
+        ]
+        for folder in (FOLDER.parent / "notebooks", FOLDER / "tiny-r")
+    )
+    assert executed == notebook
