@@ -483,7 +483,7 @@ def leaderboard(argv: list[str]) -> int:
 def rates(argv: list[str]) -> int:
     """Compare arms at their own learning rates, from the packed runs of studies/rates.yaml."""
     parser = _parser(rates)
-    parser.add_argument("folder", type=Path, help="<results_dir>/<scale>, such as runs/rates/tiny-r")
+    parser.add_argument("folder", type=Path, help="<results_dir>/<scale>, such as results/rates/tiny-r")
     folder = parser.parse_args(argv).folder
     from multirole_study.paper.declarations import read_declaration
     from multirole_study.paper.output import write_tables

@@ -19,7 +19,7 @@ STUDIES = (Study, ClockStudy, RateStudy)
 EXAMPLES = {
     "clock": ("studies/clock.yaml", "results/clock/tiny-r"),
     "leaderboard": ("studies/credit.yaml", "results/credit/tiny-r"),
-    "rates": ("studies/rates.yaml", "runs/rates/tiny-r"),
+    "rates": ("studies/rates.yaml", "results/rates/tiny-r"),
 }
 """Command -> the file that declares its study, and a folder of such runs."""
 
