@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
+import yaml
 
 from multirole_study.paper.claims import claims
 from multirole_study.paper.clock_study import ClockStudy
@@ -12,6 +13,8 @@ from multirole_study.paper.grid import Study
 from multirole_study.paper.leaderboard import boards, leaderboard_tables
 from multirole_study.paper.output import Table
 from multirole_study.paper.pack import read_measurement
+from multirole_study.paper.rate_study import RateStudy
+from multirole_study.paper.rate_tables import rate_tables, tuned
 from multirole_study.paper.results import Results
 from multirole_study.paper.tables import DECLARED, make, sentences
 
@@ -52,6 +55,14 @@ def test_tables_of_the_leaderboard():
     measured = read_measurement(RESULTS.folder, "credit_accuracy")
     for table in leaderboard_tables(boards(results, study), measured):
         check(table, results)
+
+
+def test_tables_of_the_rate_study_and_the_rates_that_its_tuning_chose():
+    results, study = Results(FOLDER / "rates/tiny-r"), RateStudy.read(FOLDER / "rates/tiny-r")
+    for table in rate_tables(results, study):
+        check(table, results)
+    assert study.chosen and study.chosen == {arm: tuned(results, study, arm).rate for arm in study.chosen}
+    assert study.chosen == yaml.safe_load((FOLDER.parent / "studies/rates.yaml").read_text())["chosen"]
 
 
 @pytest.mark.parametrize("name", ["tables", "figures", "mechanisms", "study"])
