@@ -152,8 +152,8 @@ def test_an_episode_without_a_reward_gets_no_process_advantage(make_library_trai
     rows = rows_of(trainer, episodes)
     advantages = process_advantages(rows, 4)
     for episode, expected in zip(episodes, (2 / 3**0.5, -1 / 3**0.5, -1 / 3**0.5, 0.0), strict=True):
-        own = [a for row, a in zip(rows, advantages, strict=True) if row.episode is episode]
-        assert own == pytest.approx([expected] * len(episode.turns), abs=1e-5)
+        of_episode = [a for row, a in zip(rows, advantages, strict=True) if row.episode is episode]
+        assert of_episode == pytest.approx([expected] * len(episode.turns), abs=1e-5)
 
 
 def test_role_maps_are_part_of_the_name_and_not_of_the_single_agent():

@@ -144,10 +144,8 @@ def test_the_pages_tables_are_those_of_the_committed_runs(rate):
 
     def cells(number: str, name: str) -> list[str]:
         lines = [Line(*falls.loc[(number, arm), list(Line._fields[:3])], "accuracy", 0, 0, 0) for arm in runs.index]
-        return [
-            name,
-            *(str(line) if math.isnan(line.low) else line.interval for line in lines),
-        ]  # equal seeds have no interval
+        # equal seeds have no interval
+        return [name, *(str(line) if math.isnan(line.low) else line.interval for line in lines)]
 
     names = {"IP, ended": "IP, schedule that ends", "IP, wrapping": "IP, wrapping clock"}
     table = [
@@ -291,10 +289,8 @@ def test_a_fall_is_late_after_the_iteration_at_which_the_rate_is_zero(workflow, 
 
 def test_a_run_that_diverged_early_has_no_accuracy_at_iteration_10():
     cell = Cell("voting", "ip", learning_rate=0.006)
-    assert (
-        math.isnan(MEASURES["early"](MadeUp(cell, [0.3], 36)))
-        and MEASURES["early"](MadeUp(cell, STAYS, 36)) == STAYS[1]
-    )
+    assert math.isnan(MEASURES["early"](MadeUp(cell, [0.3], 36)))
+    assert MEASURES["early"](MadeUp(cell, STAYS, 36)) == STAYS[1]
 
 
 def test_the_middle_rate_is_the_largest_without_a_fall(monkeypatch):

@@ -56,12 +56,8 @@ FAMILIES: dict[str, dict] = {
 
 WRONG = {
     "doge": SMALL,  # its attention sees later tokens
-    "rwkv": {
-        "hidden_size": 32,
-        "num_hidden_layers": 2,
-        "attention_hidden_size": 32,
-        "intermediate_size": 64,
-    },  # mixes rows
+    # its state mixes the rows of a batch
+    "rwkv": {"hidden_size": 32, "num_hidden_layers": 2, "attention_hidden_size": 32, "intermediate_size": 64},
 }
 """Families whose code in transformers does not compute the log-probs that it samples by."""
 

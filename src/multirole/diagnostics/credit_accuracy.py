@@ -242,7 +242,13 @@ class _Measurer:
             rest = played[i * (1 + n_pool) + 1 : (i + 1) * (1 + n_pool)]
             pools[problem.id] = rest[: n_pool // 2], rest[n_pool // 2 :]
         turns = [(first.episode, turn) for first in firsts for turn in first.episode.turns]
-        at, variants = self._repeated(turns, self._variants(turns))
+        # where a prompt beside the turn is too long, a replay may end before it
+        repeated = [
+            (at, by_tail)
+            for at, by_tail in zip(turns, self._variants(turns), strict=True)
+            if None not in map(_turn_at, by_tail.values())
+        ]
+        variants = [by_tail for _, by_tail in repeated]
         drawn = [
             (by_tail[reply, draw + 1], draw)
             for by_tail, reply, draw in itertools.product(variants, range(self.sizes.replies), range(2))
@@ -252,7 +258,7 @@ class _Measurer:
         ]
         values, shapley_tokens = self._shapley([*drawn, *everyone])
         contexts = []
-        for i, ((episode, turn), by_tail) in enumerate(zip(at, variants, strict=True)):
+        for i, ((episode, turn), by_tail) in enumerate(repeated):
             draws = self._draws(turn, by_tail, pools[episode.problem.id], values, i)
             exact = self._exact(by_tail)
             moments = {name: moments_of(draws[name], exact) for name in CREDITS}
@@ -315,18 +321,6 @@ class _Measurer:
         for (by_tail, key, _), variant in zip(later, self._play(replay for *_, replay in later), strict=True):
             by_tail[key] = variant
         return variants
-
-    @staticmethod
-    def _repeated(
-        at: Sequence[tuple[Episode, Turn]], variants: Sequence[dict[tuple[int, int], Variant]]
-    ) -> tuple[list[tuple[Episode, Turn]], list[dict[tuple[int, int], Variant]]]:
-        """Return the contexts whose turn is in all of their replays. Where a prompt beside it is too long, a replay may end before it."""
-        kept = [
-            (turn, by_tail)
-            for turn, by_tail in zip(at, variants, strict=True)
-            if all(_turn_at(variant) is not None for variant in by_tail.values())
-        ]
-        return [turn for turn, _ in kept], [by_tail for _, by_tail in kept]
 
     def _is_last(self, variant: Variant) -> bool:
         turn = _turn_at(variant)

@@ -133,7 +133,7 @@ class GenerateEngine:
             with computing(model, None), self.autocast():
                 for request, done in zip(requests, self._generate(base, requests), strict=True):
                     pairs = zip(done.logprobs, scored(base, request, done.token_ids), strict=True)
-                    gap = max(gap, *(abs(sampled - own) for sampled, own in pairs))
+                    gap = max(gap, *(abs(sampled - computed) for sampled, computed in pairs))
         if gap > max_gap:
             raise ValueError(
                 f"`generate` of this {type(base).__name__} samples tokens whose log-probs differ by {gap:.2g} nats from those of its forward pass "
