@@ -19,6 +19,7 @@ import argparse
 import importlib.util
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -119,9 +120,10 @@ def end_group(process: subprocess.Popen) -> None:
 
 
 def last_line(log: Path) -> str:
-    """Return the last line of a log that is not blank, shortened."""
+    """Return the last line of a log that names an exception, or else the last that is not blank, shortened."""
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1][-300:] if lines else "(no output)"
+    raised = [line for line in lines if re.match(r"(\[\w+\]: *)?[\w.]+(Error|Exception): ", line)]
+    return (raised or lines or ["(no output)"])[-1][-300:]
 
 
 # ---- all steps
@@ -270,6 +272,9 @@ def main() -> int:
     )
     parser.add_argument("--list", action="store_true", help="print the steps and run none")
     args = parser.parse_args()
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
+    )  # a step has a process group of its own, and must end too
     names = order(args.scales)
     if unknown := [name for name in args.steps if name not in names]:
         parser.error(f"{', '.join(unknown)} is no step with --scales {' '.join(args.scales)}: see --list.")

@@ -1,6 +1,8 @@
 """Packed rows give the log-probs and the gradients, part by part, of separate rows, and compute shared tokens once."""
 
+import functools
 import itertools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -188,6 +190,69 @@ def test_logprobs_of_packed_rows(tokenizer, tmp_path, monkeypatch, is_stored):
         for one, other in zip(plain, trainer.logprobs_of(rows, base), strict=True):
             torch.testing.assert_close(one, other, atol=2e-5, rtol=0)
         monkeypatch.setattr(model_passes, "packing_pays", packing_pays)
+
+
+def varlen_reference(q, k, v, query_ends, key_ends, max_q, max_k, *, scale, window_size, enable_gqa, from_end=True):
+    """PyTorch's `varlen_attn`, block by block; without `from_end` causal attention counts from the first key."""
+    assert window_size == (-1, 0) and enable_gqa == (q.size(1) != k.size(1))
+    outputs = []
+    for (a, b), (c, d) in zip(
+        itertools.pairwise(query_ends.tolist()), itertools.pairwise(key_ends.tolist()), strict=True
+    ):
+        assert b - a <= max_q and d - c <= max_k
+        queries, keys, values = (x.transpose(0, 1) for x in (q[a:b], k[c:d], v[c:d]))  # (heads, tokens, d)
+        offset = (d - c) - (b - a) if from_end else 0
+        mask = torch.ones(b - a, d - c, dtype=torch.bool).tril(offset)
+        one = torch.nn.functional.scaled_dot_product_attention(
+            queries[None], keys[None], values[None], attn_mask=mask, scale=scale, enable_gqa=enable_gqa
+        )
+        outputs.append(one[0].transpose(0, 1))
+    return torch.cat(outputs)
+
+
+@pytest.mark.parametrize(("heads", "n_kv"), [(4, 2), (2, 2)])
+def test_varlen_attention_equals_masked_attention(monkeypatch, heads, n_kv):
+    """On a GPU all blocks go through one call; here PyTorch's kernel is replaced by its definition."""
+    monkeypatch.setattr(tree_attention, "varlen_attn", varlen_reference)
+    same = row_of([7, 8], [1, 2])  # the second time it adds no token
+    rows = in_tree_order([same, same, row_of([7, 8], [3]), row_of([7, 8, 1, 2, 5], [6]), row_of([9], [4, 4])], one_key)
+    packing = pack(rows, one_key, torch.device("cpu"))
+    assert 0 in packing.blocks
+    n, results = sum(packing.blocks), []
+    given = [torch.randn(n, count, 8, generator=torch.Generator().manual_seed(count)) for count in (heads, n_kv, n_kv)]
+    for attend, argument in (
+        (tree_attention.masked_attention, packing),
+        (tree_attention.varlen_attention, packing.sequence),
+    ):
+        q, k, v = (x.clone().requires_grad_() for x in given)
+        out = attend(q, k, v, argument, 0.3)
+        results.append([out, *torch.autograd.grad((out * given[0].cos()).sum(), (q, k, v))])
+    for masked, varlen in zip(*results, strict=True):
+        torch.testing.assert_close(varlen, masked)
+
+
+def test_gradients_of_a_shared_token_are_summed_in_float32():
+    x = torch.zeros(1, 1, 1, dtype=torch.bfloat16, requires_grad=True)
+    taken = tree_attention.GatheredRows.apply(x, torch.zeros(512, dtype=torch.long))
+    taken.sum().backward()
+    assert x.grad.item() == 512  # sums of ones in bfloat16 stop at 256
+
+
+@pytest.mark.parametrize("attend", [varlen_reference, functools.partial(varlen_reference, from_end=False), None])
+def test_varlen_attention_is_used_where_it_agrees(monkeypatch, caplog, attend):
+    """A kernel whose causal attention counts from the first key, or that fails, is not used."""
+    on_gpu, dtype = SimpleNamespace(type="cuda"), torch.bfloat16
+    attend = attend or functools.partial(torch.nn.functional.scaled_dot_product_attention, unknown=1)
+    monkeypatch.setattr(tree_attention, "varlen_attn", attend)
+    cpu = torch.device("cpu")
+    for name in ("zeros", "randn"):
+        real = getattr(torch, name)
+        monkeypatch.setattr(torch, name, lambda *size, device, real=real, **named: real(*size, **named))
+    monkeypatch.setattr(torch, "Generator", lambda device, real=torch.Generator: real(cpu))
+    assert tree_attention.has_varlen.__wrapped__(on_gpu, dtype, 16) == (attend is varlen_reference)
+    assert bool(caplog.records) == (attend is not varlen_reference)
+    assert not tree_attention.has_varlen(cpu, dtype, 16)
+    assert not tree_attention.has_varlen.__wrapped__(on_gpu, torch.float32, 16)
 
 
 def test_packing_is_chosen_by_counted_tokens():

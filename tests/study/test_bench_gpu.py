@@ -88,6 +88,50 @@ def test_how_a_step_ended_is_recorded_and_the_next_one_runs(bench, make_step, tm
     assert done["publish"]["status"] == "done"
 
 
+def test_the_error_is_the_exception_and_not_a_later_warning(bench, tmp_path):
+    log = tmp_path / "log"
+    log.write_text(
+        "[rank0]: ModuleNotFoundError: No module named 'flashinfer'\n[rank0]:[W1] Warning: not destroyed\n\n"
+    )
+    assert bench.last_line(log) == "[rank0]: ModuleNotFoundError: No module named 'flashinfer'"
+    log.write_text("loading\ncompiling\n")
+    assert bench.last_line(log) == "compiling"
+
+
+def test_a_terminated_runner_ends_its_step(bench, tmp_path):
+    """A step left behind would keep the GPU's memory from the next call."""
+    pid, out = tmp_path / "pid", tmp_path / "gpu.json"
+    hang = f"import os, pathlib, time; pathlib.Path({str(pid)!r}).write_text(str(os.getpid())); time.sleep(600)"
+    code = (
+        f"import sys; sys.path.insert(0, {str(ROOT / 'benchmarks')!r}); import bench_gpu\n"
+        f"bench_gpu.make_step = lambda name, options: bench_gpu.Step(name, (), 600.0, (sys.executable, '-c', {hang!r}))\n"
+        f"sys.argv = ['bench_gpu.py', 'machine', '--rehearse', '--out', {str(out)!r}]; sys.exit(bench_gpu.main())"
+    )
+    with subprocess.Popen([sys.executable, "-c", code]) as runner:
+        for _ in range(600):
+            if pid.exists() and pid.read_text():
+                break
+            time.sleep(0.05)
+        runner.terminate()
+        assert runner.wait(30) != 0
+    assert not Path("/proc", pid.read_text()).exists()
+
+
+def test_updates_are_measured_with_gradient_checkpointing(steps, tmp_path):
+    """As `train` enables it; without it micro-batches are not cut to what a GPU can hold."""
+    from multirole.core.passes.recomputation import recomputed_layers
+
+    bench = steps.Bench("1.7b", 2, True, tmp_path, tmp_path / "result.json")
+    trainer = steps.updating_trainer(bench)
+    assert len(recomputed_layers(trainer.passes.base)) == steps.TOY.layers
+
+
+def test_replies_are_compared_as_far_as_their_tokens_are_equal(steps):
+    assert steps.common_length([1, 2, 3], [1, 2, 4]) == 2
+    assert steps.common_length([1, 2], [1, 2, 3]) == steps.common_length([1, 2], [1, 2]) == 2
+    assert steps.common_length([], [1]) == 0
+
+
 def test_a_step_that_runs_out_of_device_memory_says_so(bench, steps, monkeypatch, tmp_path):
     def exhaust(measurement) -> None:
         measurement.add("the part before", 1.0)

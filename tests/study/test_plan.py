@@ -34,9 +34,11 @@ from multirole_study.plan import (
     vllm_batch,
 )
 
-FAKE = [  # scale, policy, tokens of a micro-batch, of a row, checkpointed
-    ("4b", "sp", 40960, 1280, True),
-    ("0.6b", "sp", 10240, 1024, False),
+FAKE = [  # scale, policy, tokens of a micro-batch, of a row, checkpointed, packed
+    ("4b", "sp", 40960, 1280, True, False),
+    ("0.6b", "sp", 10240, 1024, False, False),
+    ("1.7b", "ip", 10240, 2048, False, True),
+    ("1.7b", "ip", 40960, 2048, True, True),
 ]
 
 
@@ -49,7 +51,7 @@ def test_the_estimate_is_within_15_percent_of_fake_tensors_at_the_papers_shapes(
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     for job, line in zip(FAKE, done.stdout.splitlines(), strict=True):
-        (scale, policy, tokens, length, recomputes), measured = job, json.loads(line)
+        (scale, policy, tokens, length, recomputes, _), measured = job, json.loads(line)
         cell = Cell(
             "voting",
             policy,

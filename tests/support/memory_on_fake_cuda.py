@@ -3,13 +3,14 @@
 torch's fake tensors have shapes and storages without memory, so that the real model, adapters, autocast, gradient checkpointing
 and TRL's head run at their real sizes; every storage that an operation returns is counted while it lives. Code that asks for
 the device sees a GPU: attention is the flash kernel, TRL's Triton kernels, which work in place, do nothing, and its products add
-without a copy.
+without a copy. Rows are separate, or packed with a common prompt of a tenth of their length, whose attention is PyTorch's `varlen_attn`.
 """
 
 import json
 import math
 import sys
 import weakref
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import torch
@@ -24,8 +25,9 @@ from transformers import Qwen3ForCausalLM
 from trl.kernels import chunked_logprob
 
 from multirole.core.gradients import PartSums
-from multirole.core.passes import bfloat16_layers
+from multirole.core.passes import bfloat16_layers, tree_attention
 from multirole.core.passes.bfloat16_layers import half_layers
+from multirole.core.passes.prefix_tree import BlockSequence
 from multirole.core.policy import adapter_names
 from multirole.core.validation import add_adapters
 from multirole_study.experiment.cell import Cell
@@ -82,7 +84,15 @@ def materialise(model: nn.Module) -> None:
                 held[name] = new.get(old)
 
 
-def run(scale: str, policy: str, tokens: int, length: int, recomputes: bool) -> dict[str, int]:
+def packed(tokens: int, length: int) -> dict[str, object]:
+    """Return the attention of rows of `length` in one sequence of `tokens`, which share a tenth of their length, as arguments of the model."""
+    n_rows, shared = tokens // length, length // 10
+    ends = torch.zeros(n_rows + 1, dtype=torch.int32)
+    blocks = BlockSequence(torch.zeros(tokens + (n_rows - 1) * shared, dtype=torch.long), ends, ends, length, length)
+    return {"prefix_tree": SimpleNamespace(sequence=blocks), "position_ids": torch.zeros(1, tokens, dtype=torch.long)}
+
+
+def run(scale: str, policy: str, tokens: int, length: int, recomputes: bool, is_packed: bool) -> dict[str, int]:
     """Return the bytes before the micro-batch and at its peak."""
     cell, s = Cell("voting", policy, scale=scale), MODELS[scale].shape
     names = adapter_names(cell.policy)
@@ -102,10 +112,12 @@ def run(scale: str, policy: str, tokens: int, length: int, recomputes: bool) -> 
         layers = [module for module in model.modules() if isinstance(module, LoraLinear)]
         before = live.now
         live.peak = 0
-        ids = torch.zeros(tokens // length, length, dtype=torch.long)
-        with half_layers(layers, names[0], sums, base), torch.autocast("cpu", torch.bfloat16):
+        ids = torch.zeros((1, tokens) if is_packed else (tokens // length, length), dtype=torch.long)
+        rows = packed(tokens, length) if is_packed else {}
+        attention = tree_attention.packed_attention(base) if is_packed else nullcontext()
+        with half_layers(layers, names[0], sums, base), torch.autocast("cpu", torch.bfloat16), attention:
             no_mask = {"full_attention": None}  # under fake tensors transformers would make one
-            hidden = base.base_model(input_ids=ids, attention_mask=no_mask, use_cache=False).last_hidden_state
+            hidden = base.base_model(input_ids=ids, attention_mask=no_mask, use_cache=False, **rows).last_hidden_state
             valid = hidden.flatten(0, 1).clone()
             targets = torch.zeros(len(valid), dtype=torch.long)
             logps, entropies, *_ = chunked_logprob.ChunkedLogProbFunction.apply(
@@ -122,5 +134,6 @@ if __name__ == "__main__":
     chunked_logprob._forward_kernel = chunked_logprob._backward_kernel = NoKernel()
     chunked_logprob.triton = SimpleNamespace(cdiv=lambda a, b: math.ceil(a / b))
     torch.nn.functional.scaled_dot_product_attention = attend
+    tree_attention.has_varlen = lambda *_: True
     for job in json.loads(sys.argv[1]):
         sys.stdout.write(json.dumps(run(*job)) + "\n")

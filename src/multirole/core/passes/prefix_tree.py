@@ -60,6 +60,23 @@ class BlockGroup:
 
 
 @dataclass(frozen=True)
+class BlockSequence:
+    """The blocks of a packed sequence one after another, without padding, as `torch.nn.attention.varlen` takes them.
+
+    Args:
+        keys: (total keys,) indices of each block's keys in the packed sequence: its whole row.
+        query_ends, key_ends: (blocks + 1,) int32, where each block ends; the first entry is 0.
+        max_queries, max_keys: the largest block.
+    """
+
+    keys: Tensor
+    query_ends: Tensor
+    key_ends: Tensor
+    max_queries: int
+    max_keys: int
+
+
+@dataclass(frozen=True)
 class Packing:
     """A micro-batch of R rows as one sequence of N tokens.
 
@@ -67,8 +84,7 @@ class Packing:
         ids, positions, labels: (1, N). A label is the next token where it belongs to a completion, and -100 elsewhere.
         scores: (R, C) index of the output that scores each completion token, padded with 0.
         is_token: (R, C) False on padding.
-        groups: the attention, block by block.
-        order: (N,) index of each token's output in the concatenated outputs of all groups.
+        paths: of each row, the place of each of its tokens in the sequence; on the CPU.
         blocks: number of tokens that each row adds; they follow each other in the sequence.
     """
 
@@ -77,9 +93,34 @@ class Packing:
     labels: Tensor
     scores: Tensor
     is_token: Tensor
-    groups: list[BlockGroup]
-    order: Tensor
+    paths: list[Tensor]
     blocks: list[int]
+
+    @cached_property
+    def groups(self) -> list[BlockGroup]:
+        """The attention, in calls for blocks of similar size."""
+        return [block_group([(self.paths[i], self.blocks[i]) for i in m], self.ids.device) for m in self._members]
+
+    @cached_property
+    def order(self) -> Tensor:
+        """(N,) index of each token's output in the concatenated outputs of all groups."""
+        packed = [self.paths[i][len(self.paths[i]) - self.blocks[i] :] for i in itertools.chain(*self._members)]
+        return torch.cat(packed).argsort().to(self.ids.device)
+
+    @cached_property
+    def _members(self) -> list[list[int]]:
+        sizes = [(block, len(path)) for block, path in zip(self.blocks, self.paths, strict=True)]
+        return list(similar_blocks(sizes, CPU_SCORES if self.ids.device.type == "cpu" else None))
+
+    @cached_property
+    def sequence(self) -> BlockSequence:
+        """The attention in one call without padding."""
+        members = [i for i, block in enumerate(self.blocks) if block]
+        sizes = torch.tensor([[self.blocks[i], len(self.paths[i])] for i in members])  # (blocks, 2)
+        ends = torch.nn.functional.pad(sizes.cumsum(0), (0, 0, 1, 0)).int().to(self.ids.device)  # (blocks + 1, 2)
+        keys = torch.cat([self.paths[i] for i in members]).to(self.ids.device)
+        largest = sizes.amax(0).tolist()
+        return BlockSequence(keys, ends[:, 0].contiguous(), ends[:, 1].contiguous(), *largest)
 
 
 def tokens_of(row: Row) -> Tensor:
@@ -157,14 +198,8 @@ def pack(rows: list[Row], key: Callable[[Row], int], device: torch.device) -> Pa
         places = path[first - 1 : first + count - 1]  # output j scores token j + 1
         labels[places] = torch.tensor(row.turn.completion_ids)
         scores[i, :count], is_token[i, :count] = places, True
-    groups, packed = [], []
-    max_scores = CPU_SCORES if device.type == "cpu" else None
-    for members in similar_blocks([(block, row.length) for block, row in zip(blocks, rows, strict=True)], max_scores):
-        groups.append(block_group([(paths[i], blocks[i]) for i in members], device))
-        packed += [paths[i][len(paths[i]) - blocks[i] :] for i in members]
-    order = torch.cat(packed).argsort()  # (N,)
     tensors = torch.cat(ids)[None], torch.cat(positions)[None], labels[None], scores, is_token
-    return Packing(*(tensor.to(device) for tensor in tensors), groups, order.to(device), blocks)  # type: ignore[arg-type, call-arg]
+    return Packing(*(tensor.to(device) for tensor in tensors), paths, blocks)  # type: ignore[arg-type, call-arg]
 
 
 def similar_blocks(sizes: list[tuple[int, int]], max_scores: int | None = None) -> Iterator[list[int]]:

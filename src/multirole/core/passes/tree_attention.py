@@ -1,9 +1,12 @@
 """Compute attention over packed rows (`prefix_tree`), as an attention function of transformers.
 
-Every block of queries is given the keys of its whole row, gathered from the packed sequence, and goes through PyTorch's
-`scaled_dot_product_attention` with a mask, on any device. Not run on a GPU.
+Every block of queries is given the keys of its whole row, gathered from the packed sequence. On a GPU, in half precision, all blocks
+go through PyTorch's `varlen_attn` at once, without masks and padding. Elsewhere, blocks of similar size go
+through `scaled_dot_product_attention` with a mask. Not run on a GPU.
 """
 
+import functools
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -20,7 +23,12 @@ from transformers import (
 )
 from transformers.masking_utils import AttentionMaskInterface
 
-from multirole.core.passes.prefix_tree import BlockGroup, Packing
+from multirole.core.passes.prefix_tree import BlockGroup, BlockSequence, Packing
+
+try:
+    from torch.nn.attention.varlen import varlen_attn
+except ImportError:  # before PyTorch 2.10
+    varlen_attn = None  # type: ignore[assignment]
 
 ATTENTION_NAME = "multirole_prefix_tree"
 PACKABLE_MODELS = (LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM)
@@ -29,6 +37,10 @@ MAX_SCORES = 2**26
 """Largest matrix of attention scores, in numbers, that a CPU stores in full."""
 STATIC_ROPES = ("default", "linear", "llama3", "yarn")
 """Kinds of RoPE whose angles do not depend on the length of the sequence."""
+VARLEN_TOLERANCE = 0.1
+"""Largest difference of `varlen_attn` from masked attention on normal values that rounding to half precision explains; 0.02 is typical."""
+
+logger = logging.getLogger(__name__)
 
 
 def can_share_prefixes(model: PreTrainedModel) -> bool:
@@ -54,15 +66,79 @@ def tree_attention(
     """
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # (N, heads or n_kv, d)
     scaling = q.size(-1) ** -0.5 if scaling is None else scaling
+    if has_varlen(q.device, q.dtype, q.size(-1)):
+        return varlen_attention(q, k, v, prefix_tree.sequence, scaling)[None], None
     largest = max(group.mask.numel() for group in prefix_tree.groups) * q.size(1)
     if q.device.type == "cpu" and largest <= MAX_SCORES:
         return StoredScores.apply(q, k, v, prefix_tree, scaling)[None], None
+    return masked_attention(q, k, v, prefix_tree, scaling)[None], None
+
+
+def masked_attention(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float) -> Tensor:
+    """Compute attention with q (N, heads, d), k and v (N, n_kv, d), a group of blocks at a time -> (N, heads, d)."""
     outputs = []
-    for group in prefix_tree.groups:
+    for group in packing.groups:
         queries, keys, values = (gather(x, group, i == 0, k.size(1)) for i, x in enumerate((q, k, v)))
         mask = group.mask.repeat(1, 1, q.size(1) // k.size(1), 1)  # (S, 1, rep * Q, K)
         outputs.append(F.scaled_dot_product_attention(queries, keys, values, attn_mask=mask, scale=scaling))
-    return in_sequence(outputs, prefix_tree)[None], None
+    return in_sequence(outputs, packing)
+
+
+class GatheredRows(torch.autograd.Function):
+    """Return x[index] for x (N, n_kv, d). The gradients of a token that many blocks share are summed in float32."""
+
+    @staticmethod
+    def forward(ctx, x: Tensor, index: Tensor) -> Tensor:  # type: ignore
+        ctx.save_for_backward(index)
+        ctx.shape = x.shape
+        return x.index_select(0, index)
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:  # type: ignore
+        (index,) = ctx.saved_tensors
+        total = torch.zeros(ctx.shape, dtype=torch.float32, device=grad.device)
+        return total.index_add_(0, index, grad.float()).to(grad.dtype), None
+
+
+def varlen_attention(q: Tensor, k: Tensor, v: Tensor, blocks: BlockSequence, scaling: float) -> Tensor:
+    """Compute `masked_attention` without masks: the queries of a block are the last tokens of its keys, so causal attention is all."""
+    keys, values = (GatheredRows.apply(x, blocks.keys) for x in (k, v))  # (total keys, n_kv, d)
+    return varlen_attn(  # type: ignore[return-value]  # a tuple only where more is asked for
+        q, keys, values, blocks.query_ends, blocks.key_ends, blocks.max_queries, blocks.max_keys, scale=scaling,
+        window_size=(-1, 0), enable_gqa=q.size(1) != k.size(1),
+    )  # fmt: skip
+
+
+@functools.cache
+def has_varlen(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
+    """Return whether `varlen_attn` is to be used: on a GPU, in half precision, if it gives there what masked attention gives.
+
+    The second block of the example has fewer queries than keys. PyTorch does not document that its causal attention then counts from the
+    end, as FlashAttention's does.
+    """
+    if varlen_attn is None or device.type != "cuda" or dtype not in (torch.float16, torch.bfloat16):
+        return False
+    paths = [torch.arange(40), torch.cat([torch.arange(24), torch.arange(40, 60)])]
+    ids = torch.zeros(1, 60, dtype=torch.long, device=device)
+    packing = Packing(ids, ids, ids, ids, ids, paths, [40, 20])
+    with torch.no_grad():
+        generator = torch.Generator(device).manual_seed(0)
+        q, k, v = (torch.randn(60, n, head_dim, generator=generator, device=device, dtype=dtype) for n in (4, 2, 2))
+        expected, scaling = masked_attention(q, k, v, packing, head_dim**-0.5), head_dim**-0.5
+        try:
+            difference = (varlen_attention(q, k, v, packing.sequence, scaling) - expected).abs().max().item()
+        except (RuntimeError, TypeError, ValueError) as error:  # an older GPU, a large head, or another PyTorch
+            logger.warning(
+                "Shared prompts use attention with masks, which takes more memory: varlen_attn fails here (%s).", error
+            )
+            return False
+    if not difference <= VARLEN_TOLERANCE:
+        logger.warning(
+            "Shared prompts use attention with masks, which takes more memory: varlen_attn differs from it by %.2g.",
+            difference,
+        )
+        return False
+    return True
 
 
 def gather(x: Tensor, group: BlockGroup, is_query: bool, n_kv: int) -> Tensor:
