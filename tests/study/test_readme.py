@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from multirole_study.experiment.progress import iteration_line, result_lines, validation_line
+from multirole_study.experiment.progress import result_lines
 from multirole_study.paper.grid import Grid
 from multirole_study.paper.questions import answers, difference_of_bases
 from multirole_study.paper.results import Results
@@ -28,29 +28,17 @@ def test_every_make_target_that_it_names_exists():
 
 
 def test_the_output_of_make_cell_is_what_the_run_printed():
-    """Its lines are those that the record of one `make cell` gives. If this fails, paste the expected lines into the README."""
-    metrics, roles, outcomes, skills = (
-        pd.read_parquet(ROOT / "tests" / "data" / "make_cell" / f"{name}.parquet")
-        for name in ("metrics", "roles", "eval", "skills")
-    )
-    last = metrics.iloc[-1]
-    number, seconds = int(last["iteration"]), last["rollout_seconds"] + last["update_seconds"]
-    last_roles = roles[roles["iteration"] == number].set_index("role")
-    end = outcomes[outcomes["step"] == number]
+    """Its last lines are those that the record of one `make cell` gives. If this fails, paste the expected lines into the README."""
+    outcomes = pd.read_parquet(ROOT / "tests" / "data" / "make_cell" / "eval.parquet")
     run = "runs/tiny-r/voting-sp-math-s0"
     printed = [
-        iteration_line(number, number, last["reward"], last["accuracy"], seconds, 0, dict(last_roles["tokens"] / last_roles["rows"])),
-        validation_line(
-            number, end["reward"].mean(), end["correct"].mean(), len(end),
-            skills[skills["step"] == number].to_dict("records"),
-        ),
         "voting-sp-math-s0 is finished",
         *result_lines(outcomes),
         f"  folder      {run}",
         f"  to see it   multirole inspect {run}",
         f"  inspector   {run}/inspector.html",
         "  notebook    runs/tiny-r/voting-sp.html",
-    ]  # fmt: skip
+    ]
     assert "\n".join(["```", *printed, "```"]) in README
 
 
@@ -239,7 +227,7 @@ def test_tokens_do_not_tell_whose_gradient_is_larger():
         return points("role_gradients", *columns, digits=0, **where)
 
     said = finding(
-        r"An aggregator writes N % of a shared adapter's tokens and gives I of its mini-batch \S+ on math, N % on code"
+        r"With N % of a shared adapter's tokens an aggregator gives I of its mini-batch \S+ on math, N % on code"
     )
     assert said == [*share("tokens", "math", "value"), *share("gradient"), *share("gradient", "code", "value")]
 
@@ -260,7 +248,9 @@ def test_a_clock_can_make_the_late_cliff():
     assert primary["verdict"] == "yes" and verdicts.loc["picture", "verdict"] == "within IP only"
     falls = pd.read_csv(tables / "clock_falls.csv", dtype={"rate": str}).query(here)
     counts = falls.pivot_table("value", "arm", "number")
-    said = finding(r"N of N runs of Voting end in a fall at 6e-3, none with a tick per iteration.*?; N points \[N, N\]")
+    said = finding(
+        r"N of N runs of Voting-IP end in a fall at 6e-3, none with a tick per iteration.*?; N points \[N, N\]"
+    )
     wrapping = counts.loc["IP, wrapping"]
     assert said[:2] == [wrapping["end fallen"], wrapping["runs"]] and counts.loc["IP, one clock", "end fallen"] == 0
     assert said[2:] == [round(100 * primary[name]) for name in ("value", "low", "high")]
@@ -285,6 +275,45 @@ def test_replies_to_one_prompt_hold_more_credit():
     shares = here.loc[["leave_one_out", "outcome"], ["value", "low", "high"]]
     assert said == [round(100 * share, 1) for share in shares.to_numpy().ravel()]
     assert said[0] >= 2 * said[3]
+
+
+def test_comparisons_at_tuned_rates():
+    """The questions of studies/rates.yaml that Voting answers: the README has four of them, the results page all."""
+    tables = ROOT / "results" / "rates" / "tiny-r" / "tables"
+    answers = pd.read_csv(tables / "rates_answers.csv").set_index(["question", "arm"])
+    page = re.sub(r"\s+", " ", (ROOT / "results" / "README.md").read_text(encoding="utf-8"))
+
+    def answer(question: str, policy: str, verdict: str, sign: int = 1) -> list[float]:
+        row = answers.loc[question, f"Voting-{policy}"]
+        assert (row["seeds"], row["verdict"]) == (10, verdict)
+        low, high = sorted(sign * row[["low", "high"]])
+        return [round(100 * number, 1) for number in (sign * row["difference"], low, high)]
+
+    def words(numbers: list[float], unit: str = " points", form: str = ".1f") -> str:
+        return "{}{} [{}, {}]".format(format(numbers[0], form), unit, *numbers[1:]).replace("-", "−")
+
+    level, above = answer("step", "IP", "equivalent"), answer("step", "SP", "better")
+    below, tied = answer("steps", "IP", "worse", -1), answer("steps", "SP", "undecided")
+    shared = answer("sharing", "IP", "worse", -1)
+    assert finding(r"level with the agent of one step \(I, equivalent\)") == level
+    assert finding(r"equivalent\) and N \[N, N\] below that of four") == below
+    assert finding(r"Voting-SP N \[N, N\] above one step, undecided against four") == above
+    assert finding(r"ten other IP seeds \[end\]\(\S+\) I lower") == shared
+    assert (
+        f"ends level with the agent: {words(level, form='+.1f')}, equivalent. Voting-SP ends {words(above)} above it"
+        in page
+    )
+    assert f"Voting-IP ends {words(below)} below the agent (decided); Voting-SP {words(tied, '')}, undecided" in page
+    ip, sp = (answer("problems", policy, "worse", -1) for policy in POLICIES)
+    assert f"Voting-IP ends {words(ip)} below the agent and Voting-SP {words(sp, '')} (both decided)" in page
+    assert f"Voting-IP ends {words(shared)} below Voting-SP" in page
+    grown = [round(100 * number) for number in answers.loc[("talk", "Voting-SP"), ["difference", "low", "high"]]]
+    answer("talk", "SP", "better")
+    assert "by {} points [{}, {}] of the length at the start".format(*grown) in page
+    tuned = (
+        pd.read_csv(tables / "rates_tuning.csv").query("arm == 'single agent, one step'").set_index("rate")["accuracy"]
+    )
+    assert f"gives {100 * (tuned[0.004] - tuned[0.002]):.1f} points more on the tuning seeds" in page
 
 
 def test_more_credit_is_not_shown_to_train_better():
