@@ -43,12 +43,12 @@ VLLM = (*LIBRARY, "vllm")
 LIMITS = {
     "machine": (60, BASE), "passes": (120, BASE), "update": (180, LIBRARY), "update-recomputed": (180, LIBRARY),
     "update-peft": (180, LIBRARY), "update-casts": (180, LIBRARY), "row": (150, LIBRARY), "padded": (180, LIBRARY),
-    "publish": (120, LIBRARY), "plan": (60, STUDY), "tiny": (240, STUDY), "cycles": (360, VLLM), "rollout": (420, VLLM),
-    "iteration": (480, VLLM), "doctor": (540, (*STUDY, "vllm")),
+    "publish": (120, LIBRARY), "plan": (60, STUDY), "tiny": (240, STUDY), "vllm": (540, VLLM),
+    "doctor": (540, (*STUDY, "vllm")),
 }  # fmt: skip
 """Kind of step -> its time limit in seconds and the modules that it needs. With `--budget` no limit is longer than the budget."""
 WITHOUT_VLLM = ("passes", "update", "update-recomputed", "update-peft", "update-casts", "row", "padded")
-WITH_VLLM = ("cycles", "rollout", "iteration", "doctor")
+WITH_VLLM = ("vllm", "doctor")
 PHASES = ("rollout", "sleep", "update", "publish")
 
 

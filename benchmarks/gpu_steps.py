@@ -24,6 +24,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from copy import copy
 from functools import lru_cache
 from itertools import product
 from pathlib import Path
@@ -53,7 +54,8 @@ QUESTION = 150
 POLICY = {"generator": "generator", "aggregator": "aggregator"}
 SEQUENCES, STEP_TOKENS = 304, 16384
 """Requests that vLLM runs at once, and tokens of its steps: what `multirole plan` chooses for Voting at 1.7B on 80 GiB."""
-CYCLES = 5
+CYCLES, BEFORE = 5, 1000
+"""Cycles of sleep and wake-up, and the version of the weights before the first one."""
 
 
 class Lengths:
@@ -673,26 +675,22 @@ def plan(bench: Bench) -> None:
 # ---- vLLM
 
 
-def open_engine(bench: Bench) -> tuple[Any, Any]:
-    """Build the base with random adapters as a trainer holds it, and vLLM on the same base."""
-    from accelerate import PartialState
-
-    from multirole.core.validation import add_adapters
-    from multirole.engines.vllm_engine import VLLMEngine
-
-    PartialState()  # before vLLM sets up torch.distributed
-    folder = bench.folder()
-    model = add_adapters(random_base(bench.shape), lora_config(), list(POLICY)).eval()
-    generator = torch.Generator().manual_seed(1)
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            values = 0.02 * torch.randn(parameter.shape, generator=generator)
-            parameter.data.copy_(values)
-    engine = VLLMEngine(
-        folder, list(POLICY), RANK, bench.lengths.prompt + bench.lengths.reply, torch.bfloat16,
-        max_num_seqs=SEQUENCES, max_num_batched_tokens=STEP_TOKENS if DEVICE.type == "cuda" else 1024,
+def vllm(bench: Bench) -> None:
+    """All that needs a trainer with vLLM in its process, of which a start takes minutes: cycles, rollouts, then two whole iterations."""
+    folder, lengths = bench.folder(), bench.lengths
+    trainer = build_trainer(
+        bench, folder, tokenizer_of(bench.shape.vocab), engine="vllm", max_completion_length=lengths.played,
+        max_prompt_tokens=min(lengths.prompt, 4 * lengths.played + 1000), vllm_gpu_memory_utilization=0.6, vllm_max_num_seqs=SEQUENCES,
+        vllm_max_num_batched_tokens=STEP_TOKENS if DEVICE.type == "cuda" else 1024, model_init_kwargs={"dtype": "bfloat16"},
     )  # fmt: skip
-    return model, engine
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in trainer.peft_model.named_parameters():
+        if "lora_B" in name:
+            parameter.data.copy_(0.02 * torch.randn(parameter.shape, generator=generator))
+    cycles(bench, trainer)
+    rollouts(bench, trainer)
+    iterations(bench, trainer)
+    trainer.engine.close()
 
 
 def run_requests(engine: Any, requests: Sequence[Any]) -> list[Any]:
@@ -716,7 +714,7 @@ def logprobs_by_model(model: Any, request: Any, token_ids: list[int]) -> Tensor:
     return logits.log_softmax(-1).gather(1, ids[0, len(request.prompt_ids) :, None])[:, 0].cpu()
 
 
-def cycles(bench: Bench) -> None:
+def cycles(bench: Bench, trainer: Any) -> None:
     """Five cycles of sleep, wake-up and publishing: greedy tokens and log-probs must be those before, and memory return.
 
     On a CPU they must be equal. On a GPU vLLM rounds differently from call to call, and a greedy reply parts from the first one at a token whose
@@ -726,15 +724,14 @@ def cycles(bench: Bench) -> None:
     """
     from multirole.core.engine import Request
 
-    with Phases().phase("start"):
-        model, engine = open_engine(bench)
+    model, engine = trainer.peft_model.eval(), trainer.engine
     rng, n_tokens = random.Random(0), 16 if bench.is_toy else 64
     prompts = [[rng.randrange(bench.shape.vocab) for _ in range(bench.lengths.question)] for _ in range(8)]
     served = [*POLICY, None]
     requests = [Request(prompt, name, i, n_tokens, 0.0) for i, prompt in enumerate(prompts) for name in served]
     phases = Phases()
     with phases.phase("publish"):
-        engine.publish(model, 0)
+        engine.publish(model, BEFORE)
     with phases.phase("rollout"):
         first = run_requests(engine, requests)
     gaps = [
@@ -753,7 +750,7 @@ def cycles(bench: Bench) -> None:
         if is_changed:
             scale_adapters(model, 1.5)
         with phases.phase("publish"):
-            engine.publish(model, cycle)
+            engine.publish(model, BEFORE + cycle)
         with phases.phase("rollout"):
             done = run_requests(engine, requests)
         if is_changed:
@@ -774,7 +771,7 @@ def cycles(bench: Bench) -> None:
             notes=f"{n_equal} of {len(requests)} replies equal; {n_common / n_all:.0%} of the tokens come before a difference, their log-probs differ "
             f"at most: {shown}; {phases.after['sleep'] / GIB:.2f} GiB in use while asleep",
         )  # fmt: skip
-    engine.close()
+    model.set_requires_grad(list(POLICY), True)  # `set_adapter` has turned it off for the other adapter
 
 
 def common_length(one: Sequence[int], other: Sequence[int]) -> int:
@@ -789,17 +786,15 @@ def scale_adapters(model: Any, factor: float) -> None:
             parameter.data.mul_(factor)
 
 
-def rollout(bench: Bench) -> None:
+def rollouts(bench: Bench, trainer: Any) -> None:
     """Tokens per second of a Voting rollout through our engine, and of `vllm.LLM.generate` on its voters' requests."""
     from vllm import SamplingParams
 
     from multirole.core.engine import Request
 
-    model, engine = open_engine(bench)
-    phases = Phases()
-    with phases.phase("publish"):
-        engine.publish(model, 0)
-    episodes = voting_episodes(bench.n_problems, bench.shape.vocab, bench.lengths)
+    engine, phases, lengths = trainer.engine, Phases(), copy(bench.lengths)
+    lengths.prompt, lengths.reply = trainer.args.max_prompt_tokens, lengths.played
+    episodes = voting_episodes(bench.n_problems, bench.shape.vocab, lengths)
 
     def request(key: int, turn: Any, salt: int) -> Request:
         """Build the request of a turn; another salt gives other prompts, so that none is in the prefix cache."""
@@ -846,7 +841,6 @@ def rollout(bench: Bench) -> None:
     with phases.phase("rollout"):
         done = play()
     add_rollout(bench, "Voting, aggregators as their voters end", phases, done, turns)
-    engine.close()
 
 
 def add_rollout(bench: Bench, measured: str, phases: Phases, done: Sequence[Any], requests: Sequence[Any]) -> None:
@@ -859,14 +853,8 @@ def add_rollout(bench: Bench, measured: str, phases: Phases, done: Sequence[Any]
     )  # fmt: skip
 
 
-def iteration(bench: Bench) -> None:
+def iterations(bench: Bench, trainer: Any) -> None:
     """Two whole iterations of Voting with vLLM in the trainer's process: seconds and peak memory of each phase."""
-    folder, played = bench.folder(), bench.lengths.played
-    trainer = build_trainer(
-        bench, folder, tokenizer_of(bench.shape.vocab), engine="vllm", max_completion_length=played,
-        max_prompt_tokens=min(bench.lengths.prompt, 4 * played + 1000), vllm_gpu_memory_utilization=0.6, vllm_max_num_seqs=SEQUENCES,
-        vllm_max_num_batched_tokens=STEP_TOKENS if DEVICE.type == "cuda" else 1024, model_init_kwargs={"dtype": "bfloat16"},
-    )  # fmt: skip
     phases, counter = Phases(), PassCounter(trainer, bench.shape)
     trainer.engine.publish = phases.timed("publish", trainer.engine.publish)
     trainer.engine.sleep = phases.timed("sleep", trainer.engine.sleep)
@@ -893,7 +881,6 @@ def iteration(bench: Bench) -> None:
     trainer.train()
     bench.result["logs"] = trainer.state.log_history
     bench.write()
-    trainer.engine.close()
 
 
 def doctor(bench: Bench) -> None:
@@ -917,7 +904,7 @@ def doctor(bench: Bench) -> None:
 STEPS: dict[str, Callable[[Bench], None]] = {
     function.__name__.replace("_", "-"): function
     for function in (machine, passes, update, update_recomputed, update_peft, update_casts, row, padded, tiny, publish, plan,
-                     cycles, rollout, iteration, doctor)
+                     vllm, doctor)
 }  # fmt: skip
 
 

@@ -185,9 +185,9 @@ def test_the_order_begins_with_what_needs_no_vllm(bench, steps):
     assert names[:4] == ["machine", "passes-1.7b", "update-1.7b", "update-recomputed-1.7b"]
     needs_vllm = ["vllm" in bench.make_step(name).needs for name in names]
     assert needs_vllm == sorted(needs_vllm), "a step with vLLM comes before one without"
-    assert names.index("row-1.7b") < names.index("passes-4b") < names.index("tiny") < names.index("cycles-1.7b")
+    assert names.index("row-1.7b") < names.index("passes-4b") < names.index("tiny") < names.index("vllm-1.7b")
     with_vllm = [name for name, needs in zip(names, needs_vllm, strict=True) if needs]
-    assert with_vllm[0] == "cycles-1.7b", "rollouts mean nothing before sleep and wake-up are known to be right"
+    assert with_vllm == ["vllm-1.7b", "doctor-1.7b", "vllm-4b", "doctor-4b"]
     assert {bench.kind_of(name) for name in names} == set(steps.STEPS) == set(bench.LIMITS)
     assert max(limit for limit, _ in bench.LIMITS.values()) <= 540, "each must fit in a call of ten minutes"
 
@@ -203,7 +203,7 @@ def test_the_table(bench):
         "peaks_gib": peaks,
     }
     record = {"settings": SETTINGS, "steps": {
-        "iteration-1.7b": {"status": "done", "seconds": 99.0, "result": {"device": "NVIDIA H100 80GB HBM3", "rows": [part]}},
+        "vllm-1.7b": {"status": "done", "seconds": 99.0, "result": {"device": "NVIDIA H100 80GB HBM3", "rows": [part]}},
         "machine": {"status": "done", "seconds": 9.0, "result": {"device": "NVIDIA H100 80GB HBM3", "rows": [{"measured": "copy", "seconds": 0.00125, "notes": "3.35 TB/s"}]}},
         "row-4b": {"status": "out of memory", "seconds": 30.0, "result": {"rows": []}, "error": "CUDA | out of memory"},
     }}  # fmt: skip
@@ -213,7 +213,7 @@ def test_the_table(bench):
     assert len({len(row) for row in cells}) == 1, "a Markdown table has as many cells in every line"
     assert cells[2] == ["machine", "copy", "0.00125", *[""] * 7, "3.35 TB/s"]
     assert cells[3] == ["row-4b", "**out of memory**", *[""] * 8, "CUDA / out of memory"]
-    assert cells[4] == ["iteration-1.7b", "iteration 2", "61.3", "12,346", "249", "25.1%", "48.12", "6.50", "", "", ""]
+    assert cells[4] == ["vllm-1.7b", "iteration 2", "61.3", "12,346", "249", "25.1%", "48.12", "6.50", "", "", ""]
 
 
 def test_a_text_of_random_ids_is_encoded_to_as_many_tokens(steps):
@@ -315,8 +315,14 @@ def test_the_rehearsal_runs_every_step(tmp_path):
     subprocess.run(command, check=True)
     done = json.loads(out.read_text())["steps"]
     assert {name: step["status"] for name, step in done.items() if step["status"] != "done"} == {}
-    assert set(done["iteration-1.7b"]["result"]["rows"][1]["peaks_gib"]) == {"rollout", "sleep", "update", "publish"}
-    cycles = done["cycles-1.7b"]["result"]["rows"][1:]
+    parts = {row["measured"]: row for row in done["vllm-1.7b"]["result"]["rows"]}
+    assert set(parts["iteration 2"]["peaks_gib"]) == {"rollout", "sleep", "update", "publish"}
+    assert {
+        "voters through our engine",
+        "the same by vllm.LLM.generate",
+        "Voting, aggregators as their voters end",
+    } < set(parts)
+    cycles = [row for name, row in parts.items() if name.startswith("cycle ")]
     assert [row["largest_gap"] < 1e-6 and row["equal_replies"] == 24 for row in cycles] == [
         True,
         True,
