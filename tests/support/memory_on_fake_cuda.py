@@ -134,6 +134,6 @@ if __name__ == "__main__":
     chunked_logprob._forward_kernel = chunked_logprob._backward_kernel = NoKernel()
     chunked_logprob.triton = SimpleNamespace(cdiv=lambda a, b: math.ceil(a / b))
     torch.nn.functional.scaled_dot_product_attention = attend
-    tree_attention.has_varlen = lambda *_: True
+    tree_attention.has_varlen = lambda _, dtype, head_dim: dtype == torch.bfloat16
     for job in json.loads(sys.argv[1]):
         sys.stdout.write(json.dumps(run(*job)) + "\n")
