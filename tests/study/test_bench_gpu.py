@@ -280,7 +280,17 @@ def test_the_first_steps_need_torch_and_transformers_only(bench, tmp_path):
     assert all(row["tokens_per_second"] > 0 and "update" in row["peaks_gib"] for row in rows)
 
 
-def test_the_page_has_the_numbers_that_were_measured():
+def planned_gib(steps, share: float | None) -> float:
+    """Return the GiB that the plan counts for the process, the model, two adapters and vLLM: its `share`, or what it keeps while asleep."""
+    from multirole_study import plan
+
+    shape = steps.MODELS["0.6b"].shape
+    asleep = plan.VLLM_GRAPHS + plan.vllm_work(shape, steps.SEQUENCES, steps.STEP_TOKENS)
+    held = plan.PROCESS_BYTES + 2 * shape.parameters + 2 * 4 * shape.adapter_parameters(steps.RANK)
+    return held / steps.GIB + (asleep / steps.GIB if share is None else share)
+
+
+def test_the_page_has_the_numbers_that_were_measured(steps):
     page = (ROOT / "docs" / "gpu.md").read_text()
     record = json.loads((ROOT / "results" / "bench" / "gpu_h100.json").read_text())
     before, *cycles = record["steps"]["cycles-0.6b"]["result"]["rows"]
@@ -297,6 +307,8 @@ def test_the_page_has_the_numbers_that_were_measured():
     assert f"by at most\n  {max(row['largest_gap'] for row in same):.3f}, " in page
     asleep, awake = {round(row["after_gib"]["sleep"], 1) for row in cycles}, round(cycles[0]["after_gib"]["rollout"], 1)
     assert f"Asleep, {asleep.pop()} of {awake} GiB stay in use" in page and not asleep
+    planned = [round(planned_gib(steps, gib), 1) for gib in (0.6 * 79.2, None)]
+    assert f"`multirole plan` counts {planned[0]} GiB with the engine awake and {planned[1]} GiB with it asleep" in page
     assert "differ by 9.2e-03 (mean)" in before["notes"] and "bfloat16, 0.009 in the mean" in page
 
 
