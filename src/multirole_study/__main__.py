@@ -486,14 +486,16 @@ def rates(argv: list[str]) -> int:
     parser.add_argument("folder", type=Path, help="<results_dir>/<scale>, such as results/rates/tiny-r")
     folder = parser.parse_args(argv).folder
     from multirole_study.paper.declarations import read_declaration
-    from multirole_study.paper.output import write_tables
+    from multirole_study.paper.output import write_figure, write_tables
+    from multirole_study.paper.rate_figure import rate_figure
     from multirole_study.paper.rate_tables import rate_tables, tuning_sentences
     from multirole_study.paper.results import Results
 
     with user_errors():
         study, results = read_declaration(folder, "rates"), Results(folder)
         write_tables(rate_tables(results, study), folder / "tables")
-    lines = [*tuning_sentences(results, study), f"{folder}/tables are written"]
+        write_figure(rate_figure(results, study), folder / "figures")
+    lines = [*tuning_sentences(results, study), f"{folder}/tables and {folder}/figures are written"]
     sys.stdout.write("\n".join(lines) + "\n")
     return 0
 

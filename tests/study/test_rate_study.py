@@ -13,6 +13,7 @@ from multirole_study.__main__ import rates
 from multirole_study.experiment.cell import Cell
 from multirole_study.paper.declarations import declare, read_declaration
 from multirole_study.paper.grid import Grid
+from multirole_study.paper.rate_figure import rate_figure
 from multirole_study.paper.rate_study import RateStudy
 from multirole_study.paper.rate_tables import compared, rate_tables, scored_problems, tuned, tuning_sentences
 from multirole_study.paper.results import Results, Run
@@ -201,6 +202,24 @@ def test_the_command_writes_tables_and_says_which_rates_are_chosen(monkeypatch, 
     assert "Voting-IP is scored at 0.002, which its tuning did not choose: correct `chosen`.\n" in printed
     tuning = (folder / "tables/rates_tuning.md").read_text()
     assert "| **75.0 (3)** | +25.0 " in tuning and "nan" not in tuning.lower()
+
+
+def test_the_figure_has_the_tuning_and_the_scores(monkeypatch):
+    study, rises = declared(chosen=PRESET), {0.001: 0.25, 0.002: 0.5, 0.004: 0.75, 0.008: 0.5}
+    results = results_of(monkeypatch, lambda c: {"end": rises[c.learning_rate]} if c.seed < 310 else three_seeds(c))
+    tuning, scores = rate_figure(results, study).figure.axes
+    lines = {line.get_label(): line for line in tuning.lines}
+    assert list(lines["Voting-SP"].get_xdata()) == study.rates
+    assert list(lines["Voting-SP"].get_ydata()) == [100 * rises[rate] for rate in study.rates]
+    rings = [line for line in tuning.lines if line.get_markersize() == 8]
+    assert {float(ring.get_xdata()[0]) for ring in rings} == {0.004}, "the chosen rate of every arm"
+    labels = [" ".join(label.get_text().split()) for label in scores.get_yticklabels()]
+    assert labels[0] == "Voting-IP (0.002)" and "Voting-SP (0.002, unfinished)" in labels
+    assert "Orch-Workers-IP (0.002, not run)" in labels
+    points = {line.get_ydata()[0]: line.get_xdata()[0] for line in scores.lines}
+    assert points[0] == pytest.approx(100 * 29 / 64) and len(points) == sum(
+        arm.startswith(("Voting", "single")) for arm in study.arms
+    )
 
 
 def test_a_written_rate_that_was_chosen_needs_no_correction(monkeypatch):

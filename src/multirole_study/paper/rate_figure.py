@@ -1,0 +1,82 @@
+"""Draw the tuning and the scores of `studies/rates.yaml`."""
+
+import math
+import textwrap
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from multirole_study.labels import POLICY_COLOURS
+from multirole_study.paper.comparisons import progress
+from multirole_study.paper.output import STYLE, Plate
+from multirole_study.paper.rate_study import RateStudy
+from multirole_study.paper.rate_tables import end, runs_of, scored_problems, tuned
+from multirole_study.paper.results import Results
+from multirole_study.paper.statistics import ALPHA, t_interval
+
+SINGLE_COLOUR = "#029e73"
+MARKERS, LINES = ("o", "s", "^", "D", "v", "P"), ("-", "--", ":", "-.")
+
+
+def looks(study: RateStudy) -> dict[str, dict[str, str]]:
+    """Return the marks of every arm: its colour is that of its policy, or the single agent's, and marker and line differ within one colour."""
+    marks, seen = {}, dict.fromkeys([SINGLE_COLOUR, *POLICY_COLOURS.values()], 0)
+    for arm, about in study.arms.items():
+        colour = SINGLE_COLOUR if about.workflow == "single" else POLICY_COLOURS[about.policy]
+        n, seen[colour] = seen[colour], seen[colour] + 1
+        marks[arm] = {"color": colour, "marker": MARKERS[n % len(MARKERS)], "ls": LINES[n % len(LINES)]}
+    return marks
+
+
+def draw_tuning(axes: Axes, results: Results, study: RateStudy) -> None:
+    """Draw mean accuracy over the learning rate, a line per tuned arm with a larger mark at its rate."""
+    for arm, look in looks(study).items():
+        chosen = tuned(results, study, arm)
+        known = {rate: 100 * mean for rate, mean in chosen.means.items() if not math.isnan(mean)}
+        if study.arms[arm].rate is not None or not known:
+            continue
+        axes.plot(list(known), list(known.values()), ms=3, lw=1.2, label=arm, **look)
+        if chosen.rate is not None:
+            axes.plot(chosen.rate, known[chosen.rate], ms=8, mfc="none", **look | {"ls": ""})
+    axes.axvline(study.preset, color="0.8", lw=4, zorder=0)
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(study.rates, [f"{rate:g}" for rate in study.rates])
+    axes.set_xlabel("learning rate")
+    axes.set_ylabel("accuracy at the end (%)")
+    axes.set_title(f"learning rates ({len(study.tuning.seeds)} tuning seeds)", fontsize=8)
+
+
+def draw_scores(axes: Axes, results: Results, study: RateStudy) -> None:
+    """Draw the accuracy of every arm at its own rate as a point with its interval over seeds."""
+    problems, labels = scored_problems(study), []
+    for height, (arm, look) in enumerate(looks(study).items()):
+        runs = runs_of(results, study, arm, study.rate(arm), "scoring")
+        score = t_interval([100 * end(run, problems) for run in runs.values()])
+        if runs:
+            axes.plot(score.mean, height, ms=5, **look | {"ls": ""})
+        if len(runs) > 1:
+            axes.hlines(height, score.low, score.high, color=look["color"], lw=1.4)
+        missing = progress(len(runs), study.scoring.seeds)
+        notes = ["not tuned"] if study.rate(arm) is None else [f"{study.rate(arm):g}", *([missing] if missing else [])]
+        labels.append(textwrap.fill(f"{arm} ({', '.join(notes)})", 36))
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+    axes.set_xlabel("accuracy at the end (%)")
+    axes.set_title(f"each arm at its own rate ({len(study.scoring.seeds)} other seeds)", fontsize=8)
+
+
+@plt.rc_context(STYLE)
+def rate_figure(results: Results, study: RateStudy) -> Plate:
+    """Draw accuracy over the learning rate on the left, and each arm's score at its own rate on the right."""
+    figure = Figure(figsize=(8.6, 4), layout="constrained")
+    tuning, scores = figure.subplots(1, 2, width_ratios=[1, 1])
+    draw_tuning(tuning, results, study)
+    draw_scores(scores, results, study)
+    figure.draw_without_rendering()
+    caption = (
+        f"Accuracy at {results.grid.scale} at the last iteration. Left: over the learning rate, mean over the tuning seeds; the ring is the rate that the arm is scored at, the grey line the preset's. Right: at its own "
+        f"rate (in brackets), on other seeds and on problems that chose no rate, with {100 * (1 - ALPHA):.0f} % t intervals over seeds; colours and marks are those of the left. Differences and verdicts are in the tables. "
+        "Rules: studies/rates.yaml."
+    )
+    return Plate("rates", figure, caption)
