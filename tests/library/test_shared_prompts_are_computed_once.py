@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 from decoders import decoder
-from trainers import episodes_of, library_trainer, rows_of
+from trainers import conversation, library_trainer, rows_of, updated
 
-from multirole.core import adapter_update, model_passes
+from multirole.core import model_passes
 from multirole.core.hooks import MultiRoleCallback
 from multirole.core.passes import prefix_tree, tree_attention
 from multirole.core.passes.prefix_tree import (
@@ -96,33 +96,6 @@ class Parts(MultiRoleCallback):
 
 class Steps(MultiRoleCallback):
     """A callback that needs no parts."""
-
-
-def conversation(workflow, n_episodes: int = 4) -> list[Episode]:
-    """Return episodes whose prompts share a beginning and quote earlier replies."""
-    episodes = episodes_of(workflow.roles, n_episodes, rounds=3)
-    for episode in episodes:
-        said = [5, 6, 7, int(episode.problem.id) + 8] * 5
-        for turn in episode.turns:
-            turn.prompt_ids = said + [9, 10] * (turn.role == "evaluator")
-            if turn.slot == workflow.roles[turn.role] - 1:
-                said = said + turn.completion_ids
-    episodes[1].turns[0].completion_ids = list(episodes[0].turns[0].completion_ids)  # the same reply twice
-    episodes[1].turns[0].logprobs = list(episodes[0].turns[0].logprobs)
-    return episodes
-
-
-def updated(trainer, episodes: list[Episode], monkeypatch) -> list[torch.Tensor]:
-    """The applied gradients of the first steps of every adapter."""
-    applied, plain_set = [], adapter_update.set_gradient
-    monkeypatch.setattr(
-        adapter_update,
-        "set_gradient",
-        lambda params, gradient: applied.append(gradient.clone()) or plain_set(params, gradient),
-    )
-    trainer.update(trainer.model, rows_of(trainer, episodes))
-    monkeypatch.setattr(adapter_update, "set_gradient", plain_set)
-    return applied
 
 
 def test_groups_of_blocks_counted_by_hand():

@@ -11,6 +11,7 @@ from peft import LoraConfig, PeftModel
 from toy_qwen3 import toy_model
 from transformers import PreTrainedTokenizerBase
 
+from multirole.core import adapter_update
 from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.engine import Engine
 from multirole.core.policy import adapter_names, parse_policy
@@ -67,9 +68,9 @@ def library_trainer(
     """Build a trainer without the study's callbacks, as TRL's is built."""
     usual = {
         "generation_batch_size": 16, "num_generations": 8, "max_completion_length": 96, "epsilon_high": 0.28,
-        "learning_rate": 1e-3, "max_grad_norm": 1e9, "max_steps": 60, "micro_batch_tokens": 1024, "bf16": False,
+        "learning_rate": 1e-3, "max_grad_norm": 1e9, "max_steps": 60, "micro_batch_tokens": 1024, "bf16": False, "use_cpu": True,
     }  # fmt: skip
-    args = MultiRoleGRPOConfig(str(folder / "library"), use_cpu=True, report_to="none", **usual | config)
+    args = MultiRoleGRPOConfig(str(folder / "library"), report_to="none", **usual | config)
     trainer = MultiRoleGRPOTrainer(
         build_model(tokenizer, parse_policy(args.policy, list(workflow.roles))), workflow, reward_funcs or no_reward, args,
         Dataset.from_dict({"prompt": [f"question {i}" for i in range(n_prompts)], "task": ["tiny_chain"] * n_prompts}),
@@ -135,6 +136,33 @@ def episodes_of(
             episode.advantage = float(torch.randn(1, generator=generator))
             episodes.append(episode)
     return episodes
+
+
+def conversation(workflow: Workflow, n_episodes: int = 4) -> list[Episode]:
+    """Return episodes whose prompts share a beginning and quote earlier replies."""
+    episodes = episodes_of(workflow.roles, n_episodes, rounds=3)
+    for episode in episodes:
+        said = [5, 6, 7, int(episode.problem.id) + 8] * 5
+        for turn in episode.turns:
+            turn.prompt_ids = said + [9, 10] * (turn.role == "evaluator")
+            if turn.slot == workflow.roles[turn.role] - 1:
+                said = said + turn.completion_ids
+    episodes[1].turns[0].completion_ids = list(episodes[0].turns[0].completion_ids)  # the same reply twice
+    episodes[1].turns[0].logprobs = list(episodes[0].turns[0].logprobs)
+    return episodes
+
+
+def updated(trainer: MultiRoleGRPOTrainer, episodes: list[Episode], monkeypatch) -> list[torch.Tensor]:
+    """Take the optimizer steps of an iteration; return the applied gradients of the first steps of every adapter."""
+    applied, plain_set = [], adapter_update.set_gradient
+    monkeypatch.setattr(
+        adapter_update,
+        "set_gradient",
+        lambda params, gradient: applied.append(gradient.clone()) or plain_set(params, gradient),
+    )
+    trainer.update(trainer.model, rows_of(trainer, episodes))
+    monkeypatch.setattr(adapter_update, "set_gradient", plain_set)
+    return applied
 
 
 def table(folder: Path, name: str) -> pd.DataFrame:
