@@ -272,9 +272,8 @@ def main() -> int:
     )
     parser.add_argument("--list", action="store_true", help="print the steps and run none")
     args = parser.parse_args()
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
-    )  # a step has a process group of its own, and must end too
+    # a step has a process group of its own, and must end too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     names = order(args.scales)
     if unknown := [name for name in args.steps if name not in names]:
         parser.error(f"{', '.join(unknown)} is no step with --scales {' '.join(args.scales)}: see --list.")

@@ -27,6 +27,7 @@ from contextlib import contextmanager, nullcontext
 from copy import copy
 from functools import lru_cache
 from itertools import product
+from os.path import commonprefix
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -776,7 +777,7 @@ def cycles(bench: Bench, trainer: Any) -> None:
 
 def common_length(one: Sequence[int], other: Sequence[int]) -> int:
     """Count the first tokens that two replies have in common."""
-    return next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    return len(commonprefix([one, other]))
 
 
 def scale_adapters(model: Any, factor: float) -> None:

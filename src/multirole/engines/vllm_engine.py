@@ -101,9 +101,8 @@ def build_llm(model_path: str, options: dict[str, Any]) -> "LLM":
     """`vllm.LLM` with these options; vLLM is imported here and nowhere else."""
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # read at import: the engine shares our process
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
-    os.environ.setdefault(
-        "VLLM_USE_FLASHINFER_SAMPLER", "0"
-    )  # it compiles kernels for top-k and top-p, which no request has
+    # FlashInfer's sampler compiles kernels for top-k and top-p, which no request has
+    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     for name, value in CPU_ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     try:

@@ -124,21 +124,17 @@ def has_varlen(device: torch.device, dtype: torch.dtype, head_dim: int) -> bool:
     with torch.no_grad():
         generator = torch.Generator(device).manual_seed(0)
         q, k, v = (torch.randn(60, n, head_dim, generator=generator, device=device, dtype=dtype) for n in (4, 2, 2))
-        expected, scaling = masked_attention(q, k, v, packing, head_dim**-0.5), head_dim**-0.5
+        scaling = head_dim**-0.5
+        expected = masked_attention(q, k, v, packing, scaling)
         try:
             difference = (varlen_attention(q, k, v, packing.sequence, scaling) - expected).abs().max().item()
+            if difference <= VARLEN_TOLERANCE:
+                return True
+            reason = f"differs from it by {difference:.2g}"
         except (RuntimeError, TypeError, ValueError) as error:  # an older GPU, a large head, or another PyTorch
-            logger.warning(
-                "Shared prompts use attention with masks, which takes more memory: varlen_attn fails here (%s).", error
-            )
-            return False
-    if not difference <= VARLEN_TOLERANCE:
-        logger.warning(
-            "Shared prompts use attention with masks, which takes more memory: varlen_attn differs from it by %.2g.",
-            difference,
-        )
-        return False
-    return True
+            reason = f"fails here ({error})"
+    logger.warning("Shared prompts use attention with masks, which takes more memory: varlen_attn %s.", reason)
+    return False
 
 
 def gather(x: Tensor, group: BlockGroup, is_query: bool, n_kv: int) -> Tensor:
