@@ -139,5 +139,9 @@ VAIN = replace(
 )
 """A base whose judges gain little by deriving: they conclude as if they had not. All else is tiny-r's."""
 
+SEEDS = {f"tiny-r-seed{seed}": seed for seed in (1, 2)}
+"""Name -> seed of more builds of tiny-r's curriculum, each with other initial weights and other dialogues."""
+BASES = {base.name: base for base in (MATH, VAIN, *(replace(MATH, name=name) for name in SEEDS))}
+
 if __name__ == "__main__":
-    main({base.name: base for base in (MATH, VAIN)}, __doc__)
+    main(BASES, __doc__)

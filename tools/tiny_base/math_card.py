@@ -6,6 +6,7 @@ from math import inf
 from pathlib import Path
 
 from tiny_base.card import WANTED, Card, main
+from tiny_base.math_build import SEEDS
 from tiny_base.math_skills import Examiner
 
 MATH = Card(
@@ -29,5 +30,20 @@ little better.""",
     history="\n" + Path(__file__).with_name("vain_history.md").read_text(encoding="utf-8"),
 )
 
+CARDS = {
+    "tiny-r": MATH,
+    "tiny-r-vain": VAIN,
+    **{
+        name: MATH._replace(
+            about=f"""It is tiny-r's curriculum with seed {seed}, run once and whole, for a study of whether findings on tiny-r hold on other
+builds. It was not chosen by anything below; a "no" is a property of tiny-r that it lacks.""",
+            options=f"--base {name} --seed {seed} ",
+            history="",
+        )
+        for name, seed in SEEDS.items()
+    },
+}
+"""Name of a base -> its card."""
+
 if __name__ == "__main__":
-    main({"tiny-r": MATH, "tiny-r-vain": VAIN}, __doc__)
+    main(CARDS, __doc__)

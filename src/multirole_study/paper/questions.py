@@ -112,8 +112,13 @@ def judged_numbers(
 
 
 def parameters_of(results: Results, study: Study | None, name: str) -> dict[str, object] | None:
-    """Return what a variant of `DECLARED["scales"]`, such as "control", changes at this scale; None if the study does not have it."""
-    variant = DECLARED["scales"][results.grid.scale][name]
+    """Return what a variant of `DECLARED["scales"]`, such as "control", changes at this scale; None if the study does not have it.
+
+    Nothing is changed in "grid", the cells of the grid.
+    """
+    if name == "grid":
+        return {}
+    variant = DECLARED["scales"][results.grid.scale].get(name)
     return study.variants[variant].parameters if study is not None and variant in study.variants else None
 
 
@@ -138,7 +143,7 @@ def _measured(runs: dict[int, Run], question: dict, line: dict) -> pd.Series:
 def answers(results: Results, task: str = DECLARED["task"]) -> Iterator[dict[str, object]]:
     """Yield one row per question, line and policy of a base on a task: the mean, its interval, the seeds, and the verdict.
 
-    A dash is the verdict of a line without runs, and of one that no question judges.
+    A dash is the verdict of a line without runs, and of one that no question judges, or not on this base.
     """
     study = Study.read(results.folder)
     for question in DECLARED["questions"]:
@@ -146,7 +151,11 @@ def answers(results: Results, task: str = DECLARED["task"]) -> Iterator[dict[str
             for policy in question["policies"]:
                 values = judged_numbers(results, study, question, line, policy, task)
                 interval = t_interval(values)
-                is_judged = interval.seeds and policy in question.get("judged", question["policies"])
+                is_judged = (
+                    interval.seeds
+                    and policy in question.get("judged", question["policies"])
+                    and results.grid.base in question.get("judged_on", [results.grid.base])
+                )
                 yield {
                     "question": question["name"],
                     "line": name_of(line, policy),
@@ -188,7 +197,7 @@ def table(folders: list[Path], task: str = DECLARED["task"]) -> str:
     rules = f"Rules: claims_smollm2.yaml, version {DECLARED['version']}; {len(columns[0])} lines, no correction for their number."
     answers_are = (
         "*Yes*: the interval lies above zero; *no*: below; *equivalent*: accuracies within "
-        f"{100 * DECLARED['margin']:.0f} points. A dash has no run; a line without a verdict cannot be below zero."
+        f"{100 * DECLARED['margin']:.0f} points. A dash has no run; the falls of one policy, which cannot be below zero, have no verdict."
     )
     lines = [f"Task: {task}. {rules} Means over seeds with 95 % t intervals. {answers_are}"]
     for question in DECLARED["questions"]:
