@@ -78,17 +78,36 @@ def test_every_line_of_tiny_r_has_an_answer_and_a_place_in_the_table(tiny):
     rows = list(answers(tiny))
     assert len(rows) == sum(len(question["lines"]) * len(question["policies"]) for question in DECLARED["questions"])
     falls_of_one_policy = [row for row in rows if row["question"] == "farther" and "−" not in row["line"]]
-    assert all(
-        row["mean"] >= 0 and row["verdict"] == "–" for row in falls_of_one_policy
-    )  # a verdict "no" is impossible
-    assert {row["verdict"] for row in rows if row not in falls_of_one_policy} <= {
-        "yes",
-        "no",
-        "undecided",
-        "equivalent",
-    }
+    assert all(row["mean"] >= 0 for row in falls_of_one_policy)  # a verdict "no" is impossible
+    read_before = [row for row in rows if row["question"] in ("iterations", "steps", "sharing")]
+    for row in rows:
+        is_shown_only = row in falls_of_one_policy or row in read_before
+        assert (row["verdict"] == "–") == is_shown_only
+        assert row["verdict"] in ("yes", "no", "undecided", "equivalent", "–")
     text = table([tiny.folder])
     assert text.count("10 seeds") == len(rows) and f"version {DECLARED['version']}" in text
+
+
+def test_a_question_is_judged_on_the_bases_that_had_not_been_read(tiny, monkeypatch):
+    """Orch-Workers minus the single agent with its iterations is above zero on tiny-r, which gives a verdict where the base is one of `judged_on`."""
+    about = next(question for question in DECLARED["questions"] if question["name"] == "iterations")
+    monkeypatch.setitem(DECLARED, "questions", [about, about | {"judged_on": ["tiny-r"]}])
+    shown, judged = ([row["verdict"] for row in answers(tiny)][half] for half in (slice(0, 6), slice(6, 12)))
+    assert shown == ["–"] * 6 and judged[4:] == ["yes", "yes"]
+
+
+def test_a_workflow_is_compared_with_the_single_agent_of_the_grid(tiny):
+    """`minus: grid` subtracts the grid's own single agent, and `minus: steps` the variant with more steps."""
+    by_name = {question["name"]: question for question in DECLARED["questions"]}
+    declared, line = Study.read(tiny.folder), {"workflow": "orch_workers"}
+
+    def end(workflow, policy, **changed):
+        return float(tiny.find(tiny.grid.cell(workflow, policy, "math", 4, **changed)).accuracy.iloc[-2:].mean())
+
+    agents = {"iterations": {}, "steps": {"updates": "tokens", "step_tokens": 750}}
+    for name, changed in agents.items():
+        gaps = numbers(tiny, declared, by_name[name], line, "sp", "math")
+        assert gaps[4] == pytest.approx(end("orch_workers", "sp") - end("single", "sp", **changed))
 
 
 def test_two_bases_of_one_scale_are_compared_by_seed(tiny):

@@ -210,7 +210,9 @@ def main(bases: dict[str, Base], description: str | None) -> None:
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--share", type=float, default=1.0, help="fraction of the plan's budgets; 0.01 for a smoke run")
     parser.add_argument("--base", choices=bases, default=next(iter(bases)), help="the curriculum")
-    parser.add_argument("--seed", type=int, default=0, help="of weights and dialogues; 0 but for the bases that are named after theirs")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="of weights and dialogues; 0 but for the bases that are named after theirs"
+    )
     parser.add_argument(
         "--start", help="the phase to begin with; one after the first continues from the weights in --out"
     )
