@@ -307,9 +307,16 @@ def test_comparisons_at_tuned_rates():
     ip, sp = (answer("problems", policy, "worse", -1) for policy in POLICIES)
     assert f"Voting-IP ends {words(ip)} below the agent and Voting-SP {words(sp, '')} (both decided)" in page
     assert f"Voting-IP ends {words(shared)} below Voting-SP" in page
-    grown = [round(100 * number) for number in answers.loc[("talk", "Voting-SP"), ["difference", "low", "high"]]]
-    answer("talk", "SP", "better")
-    assert "by {} points [{}, {}] of the length at the start".format(*grown) in page
+    for arm, words_after in (
+        ("SP", "of the length at the start (decided)"),
+        ("SP, one step, 240 iterations", "(decided) with one step"),
+    ):
+        answer("talk", arm, "better")
+        grown = [
+            round(100 * number) for number in answers.loc[("talk", f"Voting-{arm}"), ["difference", "low", "high"]]
+        ]
+        assert "by {} points [{}, {}] {}".format(*grown, words_after) in page
+    assert "grow more, by {} points [{}, {}] of the length".format(*grown) in page
     tuned = (
         pd.read_csv(tables / "rates_tuning.csv").query("arm == 'single agent, one step'").set_index("rate")["accuracy"]
     )
