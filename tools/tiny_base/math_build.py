@@ -1,4 +1,4 @@
-"""Build the base for tiny_chain: `PYTHONPATH=tools python -m tiny_base.math_build --out FOLDER` (about 30 CPU-minutes).
+"""Build the base for tiny_chain: `PYTHONPATH=tools python -m tiny_base.math_build --out FOLDER` (15 to 30 CPU-minutes).
 
 First come the formats and all roles' ways of working, then arithmetic, which is learned where most rows are solvers', then
 judging. Judges read the model's own graded answers, and compare given derivations with what was claimed. The share of judges'

@@ -8,7 +8,7 @@ TINY = "tiny-r"
 """The scale whose models and tasks are part of this package."""
 TINY_BASES = {"math": "tiny-r", "code": "tiny-r-code"}
 """Model folders of the tiny scale by kind of task."""
-OTHER_BASES = ("tiny-r-vain",)
+OTHER_BASES = ("tiny-r-vain", "tiny-r-seed1", "tiny-r-seed2")
 """Other embedded bases for math at the tiny scale; `model` takes their names."""
 TINY_LENGTHS = {"math": (6 * 272, 272), "code": (6 * 176, 176)}
 """Prompt and response caps of the tiny scale in tokens: a prompt holds six replies, as in Table 7's Eval-Opt."""
