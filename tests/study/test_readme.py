@@ -116,9 +116,6 @@ def test_workflows_win_at_equal_iterations_which_is_not_equal_training():
     assert said == points("controls", run="all cells", number=more_steps)
     for cell in ["all cells", *EVERY_CELL]:
         assert is_undecided("controls", run=cell, number=more_steps)
-    assert finding(r"Orch-Workers' I \(SP\) are decided over") == points(
-        "controls", run="Orch-Workers-SP", number=more_steps
-    )
     before = pd.read_csv(ROOT / "results/tiny-r/tables/controls.csv")
     before = corrected(before[~before["run"].str.endswith("one step")]).query("number == @more_steps").set_index("run")
     decided = before.index[before["p_holm"] < ALPHA]
@@ -131,7 +128,7 @@ def test_workflows_win_at_equal_iterations_which_is_not_equal_training():
         assert points("controls", "value", run=cell, number=against)[0] < 0
     pooled = {"run": "all cells, four times the problems", "number": against}
     value, low, high = points("controls", **pooled)
-    assert finding(r"and workflows with as many problems by I on average \(N seeds, three") == [-value, -high, -low, 5]
+    assert finding(r"by I on average \(N seeds, three") == [-value, -high, -low, 5]
     by_cell = [f"{cell}, four times the problems" for cell in EVERY_CELL]
     assert sum(is_decided("controls", run=cell, number=against) for cell in by_cell) == 3
     assert is_decided("controls", **pooled) and rows("controls", **pooled)["seeds"].item() == 5
@@ -147,7 +144,7 @@ def test_the_single_agent_ends_above_workflows_on_smollm2():
     of_programs = [-100 * programs[f"Voting, {policy}"]["mean"] for policy in POLICIES]
     said = finding(
         r"ends\]\(\S+\) N to N points above workflows on sums, N and N above Voting on programs "
-        r"\(declared, N to N seeds; eight intervals exclude zero"
+        r"\(declared, N to N seeds"
     )
     assert said == [round(min(gaps)), round(max(gaps)), *map(round, of_programs), 3, 5] and len(lines) == 6
     assert {programs[f"Voting, {policy}"]["verdict"] for policy in POLICIES} == {"no"}
@@ -188,13 +185,11 @@ def test_sharing_costs_stability_at_three_times_the_rate():
 
 def test_a_shared_aggregator_talks_more():
     talk = {"task": "math", "phenomenon": "the aggregator grows verbose"}
-    said = finding(r"Its replies grow by I, an isolated one's by I \(difference decided\)")
+    said = finding(r"Its replies grow by I, an isolated one's by I \(difference decided;")
     grown = [points("phenomena", digits=0, **talk, number=f"change, {policy}") for policy in ("SP", "IP")]
     assert said == [*grown[0], *grown[1]]
     assert is_decided("phenomena", **talk, number="change, SP") and is_decided("phenomena", **talk, number="SP − IP")
-    assert "In [six other regimes]" in SAID and "and on SmolLM2 the difference is undecided" in SAID
-    assert len(rows("phenomena_elsewhere", **talk, number="SP − IP")) == 6
-    assert is_undecided("phenomena_elsewhere", **talk, number="SP − IP")
+    assert "On SmolLM2 this is undecided" in SAID
     real = {
         row["line"]: row["verdict"]
         for row in answers(Results(ROOT / "results/smollm2"))
@@ -221,17 +216,6 @@ def test_where_deriving_costs_a_shared_aggregator_does_not_talk_more():
     assert sentence.format(*texts) in page
 
 
-def test_tokens_do_not_tell_whose_gradient_is_larger():
-    def share(of: str, task: str = "math", *columns: str) -> list[float]:
-        where = {"task": task, "workflow": "voting", "role": "aggregator", "number": f"share of {of}"}
-        return points("role_gradients", *columns, digits=0, **where)
-
-    said = finding(
-        r"With N % of a shared adapter's tokens an aggregator gives I of its mini-batch \S+ on math, N % on code"
-    )
-    assert said == [*share("tokens", "math", "value"), *share("gradient"), *share("gradient", "code", "value")]
-
-
 def test_a_mini_batch_gradient_is_nearly_all_noise():
     """Slots of one role are exchangeable: the cosine of their gradients is the part of one slot's that is signal."""
     grid = {cell.id for cell in Grid.read(ROOT / "results" / "tiny-r").cells()}
@@ -248,12 +232,9 @@ def test_a_clock_can_make_the_late_cliff():
     assert primary["verdict"] == "yes" and verdicts.loc["picture", "verdict"] == "within IP only"
     falls = pd.read_csv(tables / "clock_falls.csv", dtype={"rate": str}).query(here)
     counts = falls.pivot_table("value", "arm", "number")
-    said = finding(
-        r"N of N runs of Voting-IP end in a fall at 6e-3, none with a tick per iteration.*?; N points \[N, N\]"
-    )
-    wrapping = counts.loc["IP, wrapping"]
-    assert said[:2] == [wrapping["end fallen"], wrapping["runs"]] and counts.loc["IP, one clock", "end fallen"] == 0
-    assert said[2:] == [round(100 * primary[name]) for name in ("value", "low", "high")]
+    wrapping = counts.loc["IP, wrapping", ["end fallen", "runs"]].tolist()
+    assert finding("N of N runs of Voting-IP end in a fall at 6e-3, none with a tick per iteration") == wrapping
+    assert counts.loc["IP, one clock", "end fallen"] == 0
     assert counts.loc["SP", "end fallen"] > counts.loc["SP", "runs"] / 2
     middle = here.replace("0.006", "0.005")
     falls = pd.read_csv(tables / "clock_falls.csv", dtype={"rate": str}).query(middle)
