@@ -10,6 +10,7 @@ import yaml
 
 from multirole_study.__main__ import questions
 from multirole_study.experiment.settings import UserError
+from multirole_study.paper.answers_figure import answers_figure
 from multirole_study.paper.grid import Grid, Study
 from multirole_study.paper.questions import (
     DECLARED,
@@ -283,7 +284,7 @@ def test_the_command_makes_its_folder_and_repeats_the_committed_answers(tmp_path
     written = (tmp_path / "new/questions.md").read_text(encoding="utf-8")
     assert capsys.readouterr().out == written == (folders[1] / "questions.md").read_text(encoding="utf-8")
     assert {path.name for path in (tmp_path / "new").iterdir()} == {
-        "questions.md", "scales.md", "scales.pdf", "scales.png",
+        "answers.md", "answers.pdf", "answers.png", "questions.md", "scales.md", "scales.pdf", "scales.png",
     }  # fmt: skip
 
 
@@ -299,3 +300,19 @@ def test_accuracy_is_drawn_over_the_optimizer_steps_of_all_adapters(tiny):
     assert list(curve.index[:2]) == [0, 4 * run.accuracy.index[1]] and list(curve) == list(run.accuracy)
     figure = scales_figure([tiny]).figure
     assert len(figure.axes[0].lines) == 3 * (len(tiny.grid.seeds) + 1)  # each seed and the mean, of three lines
+
+
+def test_the_figure_of_answers_fills_the_marks_of_decided_lines(tiny):
+    """Three bases, of which one has no run on math of Eval-Opt: a mark per line that has runs, at its mean in points."""
+    bases = [tiny, Results(ROOT / "results/vain/tiny-r"), Results(ROOT / "results/smollm2")]
+    panels = answers_figure(bases).figure.axes
+    rows = [row for results in bases for row in answers(results) if row["seeds"]]
+    for axes, question in zip(panels, DECLARED["questions"], strict=False):
+        here = [row for row in rows if row["question"] == question["name"]]
+        marks = [line for line in axes.lines if line.get_marker() != "None"]
+        assert sorted(float(mark.get_xdata()[0]) for mark in marks) == sorted(100 * row["mean"] for row in here)
+        filled = [mark for mark in marks if mark.get_markerfacecolor() != "white"]
+        assert len(filled) == sum(row["verdict"] in ("yes", "no") for row in here)
+        assert [label.get_text() for label in axes.get_yticklabels()] == list(
+            dict.fromkeys(row["line"] for row in here)
+        )
