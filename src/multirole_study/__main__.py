@@ -396,24 +396,26 @@ def questions(argv: list[str]) -> int:
         "folders", type=Path, nargs="+", help="<results_dir>/<scale>, such as results/tiny-r results/smollm2"
     )
     parser.add_argument("--task", default="math", help="the task of the runs (default: math)")
-    out = "also write the answers as questions.md and the figures answers.png and scales.png (validation accuracy) into this folder"
+    out = "also write the answers as questions.md and .csv, and the figures answers.png and scales.png (validation accuracy), into this folder"
     parser.add_argument("--out", type=Path, metavar="FOLDER", help=out)
     options = parser.parse_args(argv)
     from multirole_study.experiment.storage import write_text
     from multirole_study.paper.answers_figure import answers_figure
     from multirole_study.paper.output import write_figure
-    from multirole_study.paper.questions import table
+    from multirole_study.paper.questions import columns_of, table, values_of
     from multirole_study.paper.results import Results
     from multirole_study.paper.scales_figure import scales_figure
 
     with user_errors():
-        answers = table(options.folders, options.task)
+        columns = columns_of(options.folders, options.task)
+        answers = table(columns, options.task)
         if options.out is not None:
             options.out.mkdir(parents=True, exist_ok=True)
             write_text(options.out / "questions.md", answers)
+            write_text(options.out / "questions.csv", values_of(columns).to_csv(index=False, float_format="%.6g"))
             bases = [Results(folder) for folder in options.folders]
-            for figure in (answers_figure, scales_figure):
-                write_figure(figure(bases, options.task), options.out)
+            for figure in (answers_figure(columns, options.task), scales_figure(bases, options.task)):
+                write_figure(figure, options.out)
         sys.stdout.write(answers)
     return 0
 

@@ -17,6 +17,7 @@ from multirole_study.paper.questions import (
     RUN_MEASURES,
     _cell,
     answers,
+    columns_of,
     difference_of_bases,
     judged_numbers,
     numbers,
@@ -85,7 +86,7 @@ def test_every_line_of_tiny_r_has_an_answer_and_a_place_in_the_table(tiny):
         is_shown_only = row in falls_of_one_policy or row in read_before
         assert (row["verdict"] == "–") == is_shown_only
         assert row["verdict"] in ("yes", "no", "undecided", "equivalent", "–")
-    text = table([tiny.folder])
+    text = table(columns_of([tiny.folder]))
     assert text.count("10 seeds") == len(rows) and f"version {DECLARED['version']}" in text
 
 
@@ -123,8 +124,8 @@ def test_two_bases_of_one_scale_are_compared_by_seed(tiny):
     assert difference[whole][["mean", "low", "high", "seeds"]].to_numpy() == pytest.approx(
         np.tile([2.0, -0.484138, 4.484138, 3.0], (sum(whole), 1))
     )
-    assert "| tiny-r | tiny-r | tiny-r − tiny-r |" in table([tiny.folder, tiny.folder])
-    assert "| line | tiny-r | smollm2 |\n" in table([tiny.folder, ROOT / "results/smollm2"])
+    assert "| tiny-r | tiny-r | tiny-r − tiny-r |" in table(columns_of([tiny.folder, tiny.folder]))
+    assert "| line | tiny-r | smollm2 |\n" in table(columns_of([tiny.folder, ROOT / "results/smollm2"]))
 
 
 def test_the_base_of_a_grid_is_its_model_or_its_scale():
@@ -284,7 +285,7 @@ def test_the_command_makes_its_folder_and_repeats_the_committed_answers(tmp_path
     written = (tmp_path / "new/questions.md").read_text(encoding="utf-8")
     assert capsys.readouterr().out == written == (folders[1] / "questions.md").read_text(encoding="utf-8")
     assert {path.name for path in (tmp_path / "new").iterdir()} == {
-        "answers.md", "answers.pdf", "answers.png", "questions.md", "scales.md", "scales.pdf", "scales.png",
+        "answers.md", "answers.pdf", "answers.png", "questions.csv", "questions.md", "scales.md", "scales.pdf", "scales.png",
     }  # fmt: skip
 
 
@@ -304,9 +305,9 @@ def test_accuracy_is_drawn_over_the_optimizer_steps_of_all_adapters(tiny):
 
 def test_the_figure_of_answers_fills_the_marks_of_decided_lines(tiny):
     """Three bases, of which one has no run on math of Eval-Opt: a mark per line that has runs, at its mean in points."""
-    bases = [tiny, Results(ROOT / "results/vain/tiny-r"), Results(ROOT / "results/smollm2")]
-    panels = answers_figure(bases).figure.axes
-    rows = [row for results in bases for row in answers(results) if row["seeds"]]
+    columns = columns_of([tiny.folder, ROOT / "results/vain/tiny-r", ROOT / "results/smollm2"])
+    panels = answers_figure(columns).figure.axes
+    rows = [row for column in columns for row in column.to_dict("records") if row["seeds"]]
     for axes, question in zip(panels, DECLARED["questions"], strict=False):
         here = [row for row in rows if row["question"] == question["name"]]
         marks = [line for line in axes.lines if line.get_marker() != "None"]

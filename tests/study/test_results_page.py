@@ -74,6 +74,23 @@ def test_a_line_is_written_with_its_interval_and_its_verdict(table):
     assert total(table.lines("made", workflow="single")) == 3
 
 
+def test_an_answer_of_a_declared_question_has_its_verdict(tmp_path):
+    """In points or in percent; only the number if the question is not judged on the base, and a dash without runs."""
+    rows = [
+        ("sharing", "Voting, SP − IP", "one", -0.004, -0.012, 0.004, 5, "equivalent"),
+        ("sharing", "Voting, SP − IP", "other", 0.031, 0.002, 0.06, 5, "–"),
+        ("sharing", "Eval-Opt, SP − IP", "one", None, None, None, 0, "–"),
+    ]
+    (tmp_path / "seed1/tiny-r").mkdir(parents=True)
+    names = ["question", "line", "base", "value", "low", "high", "seeds", "verdict"]
+    pd.DataFrame(rows, columns=names).to_csv(tmp_path / "seed1/tiny-r/questions.csv", index=False)
+    read = Tables(tmp_path / "tiny-r/tables").answer
+    one, other = (read("seed1/tiny-r", base, "sharing", "Voting, SP − IP") for base in ("one", "other"))
+    assert one.points == "−0.4 points [−1.2, 0.4]: equivalent" and one.number.seeds == 5
+    assert other.percent == "3.1 % [0.2, 6.0]"
+    assert read("seed1/tiny-r", "one", "sharing", "Eval-Opt, SP − IP").points == "–"
+
+
 def test_a_page_fails_at_a_missing_line_and_at_a_sentence_that_is_no_longer_true(table):
     with pytest.raises(ValueError, match="has no line with"):
         table.line("made", workflow="orch_workers")

@@ -10,22 +10,22 @@ from matplotlib.figure import Figure
 
 from multirole_study.labels import PALETTE
 from multirole_study.paper.output import STYLE, Plate
-from multirole_study.paper.questions import DECLARED, answers
-from multirole_study.paper.results import Results
+from multirole_study.paper.questions import DECLARED
 
-COLUMNS = 3
+WIDTH = 3
+"""Panels side by side."""
 MARKERS = ("o", "s", "^", "D", "v", "P")
 DECIDED = ("yes", "no")
 
 
 @plt.rc_context(STYLE)
-def answers_figure(bases: list[Results], task: str = DECLARED["task"]) -> Plate:
-    """Draw one panel per question, with a mark for every base in each of its lines; filled where the verdict is yes or no."""
-    rows = pd.concat([pd.DataFrame(answers(results, task)) for results in bases], ignore_index=True)
+def answers_figure(columns: list[pd.DataFrame], task: str = DECLARED["task"]) -> Plate:
+    """Draw the answers of several bases (`columns_of`): a panel per question, a mark per line and base, filled where the verdict is yes or no."""
+    rows = pd.concat(columns, ignore_index=True)
     names = list(dict.fromkeys(rows["base"]))
-    n_rows = math.ceil(len(DECLARED["questions"]) / COLUMNS)
-    figure = Figure(figsize=(3.5 * COLUMNS, 2.3 * n_rows), layout="constrained")
-    panels = figure.subplots(n_rows, COLUMNS, squeeze=False).ravel()
+    n_rows = math.ceil(len(DECLARED["questions"]) / WIDTH)
+    figure = Figure(figsize=(3.5 * WIDTH, 2.3 * n_rows), layout="constrained")
+    panels = figure.subplots(n_rows, WIDTH, squeeze=False).ravel()
     for axes, question in zip(panels, DECLARED["questions"], strict=False):
         _draw(axes, question, rows[rows["question"] == question["name"]], names)
     for axes in panels[len(DECLARED["questions"]) :]:

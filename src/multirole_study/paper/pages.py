@@ -7,6 +7,7 @@
 `must(condition)` fails if a sentence no longer agrees with the tables.
 """
 
+import math
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
@@ -17,7 +18,7 @@ import pandas as pd
 
 from multirole_study.experiment.storage import write_text
 from multirole_study.paper.claims import units_of
-from multirole_study.paper.output import FORMS, formatted
+from multirole_study.paper.output import FORMS, MISSING, formatted
 from multirole_study.paper.statistics import ALPHA, corrected, t_interval
 
 
@@ -71,6 +72,28 @@ class Line(NamedTuple):
         return self.verdict == "decided"
 
 
+class Answer(NamedTuple):
+    """The answer to a declared question on one base."""
+
+    number: Line
+    verdict: str
+
+    @property
+    def points(self) -> str:
+        """Format the difference in percentage points and the verdict, if there is one; a dash without runs."""
+        return self._with_verdict(self.number.points)
+
+    @property
+    def percent(self) -> str:
+        """Format the change in percent and the verdict, if there is one; a dash without runs."""
+        return self._with_verdict(self.number.percent)
+
+    def _with_verdict(self, text: str) -> str:
+        if not self.number.seeds:
+            return MISSING
+        return text if self.verdict == MISSING else f"{text}: {self.verdict}"
+
+
 class Tables:
     """The functions with which a template reads the tables of a folder."""
 
@@ -120,6 +143,14 @@ class Tables:
         mean = t_interval(units)
         return Line(mean.mean, mean.low, mean.high, "difference", mean.seeds, mean.p, mean.p_match)
 
+    def answer(self, study: str, base: str, question: str, line: str) -> Answer:
+        """Return the answer on one base, as `multirole questions` wrote it into the results folder of a study, such as "seed1/tiny-r"."""
+        rows = pd.read_csv(self.folder.parents[1] / study / "questions.csv")
+        is_asked = (rows["base"] == base) & (rows["question"] == question) & (rows["line"] == line)
+        (row,) = rows[is_asked].to_dict("records")
+        number = Line(row["value"], row["low"], row["high"], "difference", row["seeds"], math.nan, math.nan)
+        return Answer(number, row["verdict"])
+
 
 def span(lines: Iterable[Line]) -> str:
     """Format the range of some numbers, such as "3.1 to 10.4"."""
@@ -143,7 +174,7 @@ def write_page(template: Path, tables: Path) -> Path:
     """Render a page; its file has the template's name without the last suffix. Raises ValueError as `must` and `line` do."""
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True)
     table_reader = Tables(tables)
-    names = {name: getattr(table_reader, name) for name in ("line", "lines", "verdicts", "runs", "effect")}
+    names = {name: getattr(table_reader, name) for name in ("line", "lines", "verdicts", "runs", "effect", "answer")}
     text = environment.from_string(template.read_text(encoding="utf-8")).render(
         span=span, total=total, must=must, **names
     )

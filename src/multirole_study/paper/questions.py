@@ -180,20 +180,23 @@ def name_of(line: dict, policy: str) -> str:
     return ", ".join(names)
 
 
-def table(folders: list[Path], task: str = DECLARED["task"]) -> str:
-    """Format the answers of several results folders on a task as Markdown: a table for each question, with a column for each base.
-
-    Two bases of one scale have a third column: the second minus the first, paired by seed, without a verdict. Raises ValueError for a scale
-    without declared questions.
-    """
-    all_results = [Results(folder) for folder in folders]
-    if unknown := {results.grid.scale for results in all_results} - set(DECLARED["scales"]):
+def columns_of(folders: list[Path], task: str = DECLARED["task"]) -> list[pd.DataFrame]:
+    """Return the answers of several results folders on a task, a table for each. Raises ValueError for a scale without declared questions."""
+    bases = [Results(folder) for folder in folders]
+    if unknown := {results.grid.scale for results in bases} - set(DECLARED["scales"]):
         raise ValueError(
             f"The questions of claims_smollm2.yaml are declared for the scales {', '.join(DECLARED['scales'])}, got runs of {', '.join(sorted(unknown))}."
         )
-    columns = [pd.DataFrame(answers(results, task)) for results in all_results]
-    if len({results.grid.scale for results in all_results}) == 1 and len(columns) == 2:
-        columns.append(difference_of_bases(*columns))
+    return [pd.DataFrame(answers(results, task)).assign(scale=results.grid.scale) for results in bases]
+
+
+def table(columns: list[pd.DataFrame], task: str = DECLARED["task"]) -> str:
+    """Format the answers of several bases (`columns_of`) as Markdown: a table for each question, with a column for each base.
+
+    Two bases of one scale have a third column: the second minus the first, paired by seed, without a verdict.
+    """
+    if len({column["scale"].iloc[0] for column in columns}) == 1 and len(columns) == 2:
+        columns = [*columns, difference_of_bases(*columns)]
     rules = f"Rules: claims_smollm2.yaml, version {DECLARED['version']}; {len(columns[0])} lines, no correction for their number."
     answers_are = (
         "*Yes*: the interval lies above zero; *no*: below; *equivalent*: accuracies within "
@@ -214,6 +217,12 @@ def table(folders: list[Path], task: str = DECLARED["task"]) -> str:
         if "note" in question:
             lines += ["", question["note"]]
     return "\n".join([*lines, ""])
+
+
+def values_of(columns: list[pd.DataFrame]) -> pd.DataFrame:
+    """Return the answers of several bases as one table of numbers; a line without runs has none."""
+    names = ["question", "line", "base", "mean", "low", "high", "seeds", "verdict"]
+    return pd.concat(columns, ignore_index=True)[names].rename(columns={"mean": "value"})
 
 
 def difference_of_bases(first: pd.DataFrame, second: pd.DataFrame) -> pd.DataFrame:
