@@ -22,6 +22,8 @@ PAGES = {
     "src/multirole_study/models/tiny-r/README.md": "tiny-r.md",
     "src/multirole_study/models/tiny-r-code/README.md": "tiny-r-code.md",
     "src/multirole_study/models/tiny-r-vain/README.md": "tiny-r-vain.md",
+    "src/multirole_study/models/tiny-r-seed1/README.md": "tiny-r-seed1.md",
+    "src/multirole_study/models/tiny-r-seed2/README.md": "tiny-r-seed2.md",
 }
 SOURCES = {page: source for source, page in PAGES.items()}
 LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\])\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")

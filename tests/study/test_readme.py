@@ -1,5 +1,6 @@
 """The README's links lead somewhere, and its commands exist."""
 
+import math
 import re
 from pathlib import Path
 
@@ -279,7 +280,7 @@ def test_comparisons_at_tuned_rates():
     assert finding(r"level with the agent of one step \(I, equivalent\)") == level
     assert finding(r"equivalent\) and N \[N, N\] below that of four") == below
     assert finding(r"Voting-SP N \[N, N\] above one step, undecided against four") == above
-    assert finding(r"ten other IP seeds \[end\]\(\S+\) I lower") == shared
+    assert finding(r"Voting on math ends higher under SP: by I on \[ten other seeds\]") == shared
     assert (
         f"ends level with the agent: {words(level, form='+.1f')}, equivalent. Voting-SP ends {words(above)} above it"
         in page
@@ -332,3 +333,28 @@ def test_more_credit_is_not_shown_to_train_better():
     assert "by {} points [{}, {}] (decided)".format(*worse) in page
     assert skills.loc["branches in Voting", "verdict"] == "worse"
     assert [round(100 * (ends.loc[arm, "tokens"] - 1)) for arm in ("critic", "shapley")] == [23, -23]
+
+
+def test_what_two_other_builds_of_the_base_say():
+    """The declared reading of studies/seed1.yaml: Voting's end is contradicted there, the growth of a shared aggregator's replies holds."""
+    builds = {name: {} for name in ("tiny-r-seed1", "tiny-r-seed2")}
+    table = pd.read_csv(ROOT / "results/seed1/tiny-r/questions.csv")
+    for row in table[table["base"].isin(builds)].to_dict("records"):
+        builds[row["base"]][row["question"], row["line"]] = row
+    ends, growth = (
+        [build[question] for build in builds.values()]
+        for question in (("sharing", "Voting, SP − IP"), ("verbose", "Voting, aggregator, SP − IP"))
+    )
+    said = finding(r"by N \[N, N\] and N \[N, N\] on \[two other builds\]")
+    assert said == [round(100 * row[column], 1) for row in ends for column in ("value", "low", "high")]
+    assert {(row["verdict"], row["seeds"]) for row in ends + growth} == {("yes", 5)}
+    assert "and on the two other builds too, declared" in SAID
+
+
+def test_the_table_of_answers_is_that_of_the_packed_runs():
+    table = pd.read_csv(ROOT / "results/seed1/tiny-r/questions.csv")
+    for name in ("seed1", "seed2"):
+        here = table[table["base"] == f"tiny-r-{name}"]
+        for row, now in zip(here.to_dict("records"), answers(Results(ROOT / "results" / name / "tiny-r")), strict=True):
+            assert (row["verdict"], row["seeds"]) == (now["verdict"], now["seeds"])
+            assert now["seeds"] == 0 or math.isclose(row["value"], now["mean"], rel_tol=1e-4, abs_tol=1e-6)
