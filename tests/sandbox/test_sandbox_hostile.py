@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 from hostile_programs import BOMBS, CARRIERS, ESCAPES, FINDERS, FORGED_TIME, FUNCTION_HACKS, HACKS
 
@@ -96,13 +97,18 @@ def world(tmp_path: Path) -> Iterator[World]:
 
 def descendants() -> list[str]:
     """Return the command lines of this process's descendants, except idle zygotes."""
-    pids, todo = [], [os.getpid()]
     idle = {worker.process.pid for worker in sandbox._running().idle}
-    while todo:
-        children = [c for path in Path(f"/proc/{todo.pop()}/task").glob("*/children") for c in path.read_text().split()]
-        todo += map(int, children)
-        pids += [Path(f"/proc/{child}/cmdline").read_text() for child in children if int(child) not in idle]
-    return pids
+    names = []
+    for child in psutil.Process().children(recursive=True):
+        if child.pid in idle:
+            continue
+        try:
+            names.append(" ".join(child.cmdline()))
+        except psutil.ZombieProcess:
+            names.append("a zombie")
+        except psutil.NoSuchProcess:
+            pass  # it has ended since it was listed
+    return sorted(names)
 
 
 def check(world: World, program: str, test: dict, reasons: str, n_tests: int = 1) -> None:
