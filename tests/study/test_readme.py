@@ -175,7 +175,7 @@ def test_sharing_costs_stability_at_three_times_the_rate():
     real = [
         row for row in answers(Results(ROOT / "results/smollm2")) if row["question"] == "farther" and "−" in row["line"]
     ]
-    assert "On SmolLM2 SP falls [less far](docs/smollm2.md#the-study), undecided." in SAID
+    assert "undecided on the other, and on SmolLM2, where SP falls [less far](docs/smollm2.md#the-study)." in SAID
     assert all(row["mean"] < 0 and row["verdict"] == "undecided" for row in real) and len(real) == 2
     ends = (
         rows("claims", regime="paper", claim="sp_fails_too"),
@@ -349,6 +349,9 @@ def test_what_two_other_builds_of_the_base_say():
     assert said == [round(100 * row[column], 1) for row in ends for column in ("value", "low", "high")]
     assert {(row["verdict"], row["seeds"]) for row in ends + growth} == {("yes", 5)}
     assert "and on the two other builds too, declared" in SAID
+    falls = [build["farther", "Voting, SP − IP"] for build in builds.values()]
+    assert {(row["verdict"], row["seeds"]) for row in falls} == {("yes", 5), ("undecided", 5)}
+    assert "Voting-SP falls farther on one of [two other builds]" in SAID
 
 
 def test_the_table_of_answers_is_that_of_the_packed_runs():
