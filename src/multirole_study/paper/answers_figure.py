@@ -2,6 +2,7 @@
 
 import math
 import textwrap
+from itertools import cycle
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -22,16 +23,16 @@ DECIDED = ("yes", "no")
 def answers_figure(columns: list[pd.DataFrame], task: str = DECLARED["task"]) -> Plate:
     """Draw the answers of several bases (`columns_of`): a panel per question, a mark per line and base, filled where the verdict is yes or no."""
     rows = pd.concat(columns, ignore_index=True)
-    names = list(dict.fromkeys(rows["base"]))
+    looks = dict(zip(dict.fromkeys(rows["base"]), cycle(zip(PALETTE, MARKERS, strict=True)), strict=False))
     n_rows = math.ceil(len(DECLARED["questions"]) / WIDTH)
     figure = Figure(figsize=(3.5 * WIDTH, 2.3 * n_rows), layout="constrained")
     panels = figure.subplots(n_rows, WIDTH, squeeze=False).ravel()
     for axes, question in zip(panels, DECLARED["questions"], strict=False):
-        _draw(axes, question, rows[rows["question"] == question["name"]], names)
+        _draw(axes, question, rows[rows["question"] == question["name"]], looks)
     for axes in panels[len(DECLARED["questions"]) :]:
         axes.axis("off")
-    marks = [plt.Line2D([], [], color=PALETTE[i], marker=MARKERS[i], ls="") for i in range(len(names))]
-    figure.legend(marks, names, loc="outside upper center", ncols=len(names))
+    marks = [plt.Line2D([], [], color=colour, marker=marker, ls="") for colour, marker in looks.values()]
+    figure.legend(marks, list(looks), loc="outside upper center", ncols=len(looks))
     figure.draw_without_rendering()
     caption = (
         f"The declared questions on {task}, one panel each. Means over seeds with 95 % t intervals, uncorrected. Filled: the verdict is yes (above zero) or no (below); "
@@ -40,15 +41,17 @@ def answers_figure(columns: list[pd.DataFrame], task: str = DECLARED["task"]) ->
     return Plate("answers", figure, caption)
 
 
-def _draw(axes: Axes, question: dict, rows: pd.DataFrame, bases: list[str]) -> None:
-    lines = list(dict.fromkeys(rows["line"]))
+def _draw(axes: Axes, question: dict, rows: pd.DataFrame, looks: dict[str, tuple[str, str]]) -> None:
+    """Draw one question; `looks`: base -> colour and marker."""
+    lines, bases = list(dict.fromkeys(rows["line"])), list(looks)
     is_relative = any(line.get("metric") == "length_mean" for line in question["lines"])
     for row in rows[rows["seeds"] > 0].to_dict("records"):
-        i = bases.index(row["base"])
-        height = lines.index(row["line"]) + 0.7 * ((i + 0.5) / len(bases) - 0.5)
-        axes.hlines(height, 100 * row["low"], 100 * row["high"], color=PALETTE[i], lw=1.2)
-        fill = PALETTE[i] if row["verdict"] in DECIDED else "white"
-        axes.plot(100 * row["mean"], height, MARKERS[i], ms=4, color=PALETTE[i], mfc=fill)
+        colour, marker = looks[row["base"]]
+        height = lines.index(row["line"]) + 0.7 * ((bases.index(row["base"]) + 0.5) / len(bases) - 0.5)
+        axes.hlines(height, 100 * row["low"], 100 * row["high"], color=colour, lw=1.2)
+        axes.plot(
+            100 * row["mean"], height, marker, ms=4, color=colour, mfc=colour if row["verdict"] in DECIDED else "white"
+        )
     axes.axvline(0, color="0.7", lw=0.8, zorder=0)
     axes.set_yticks(range(len(lines)), lines)
     axes.set_ylim(len(lines) - 0.5, -0.5)
