@@ -190,7 +190,9 @@ def test_a_shared_aggregator_talks_more():
     grown = [points("phenomena", digits=0, **talk, number=f"change, {policy}") for policy in ("SP", "IP")]
     assert said == [*grown[0], *grown[1]]
     assert is_decided("phenomena", **talk, number="change, SP") and is_decided("phenomena", **talk, number="SP − IP")
-    assert "On SmolLM2 this is undecided" in SAID
+    assert "In [six other regimes]" in SAID and "and on SmolLM2 this is undecided" in SAID
+    assert len(rows("phenomena_elsewhere", **talk, number="SP − IP")) == 6
+    assert is_undecided("phenomena_elsewhere", **talk, number="SP − IP")
     real = {
         row["line"]: row["verdict"]
         for row in answers(Results(ROOT / "results/smollm2"))
