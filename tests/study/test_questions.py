@@ -198,6 +198,12 @@ def test_programs_repeat_the_cells_of_arithmetic(study):
     assert [cell.id.replace("-code-", "-math-") for cell in programs.cells()] == [cell.id for cell in study.cells()]
 
 
+def test_the_two_builds_of_the_base_have_the_same_runs():
+    first, second = (yaml.safe_load((ROOT / f"studies/seed{seed}.yaml").read_text()) for seed in (1, 2))
+    models = [declared["grid"]["parameters"].pop("model") for declared in (first, second)]
+    assert models == ["tiny-r-seed1", "tiny-r-seed2"] and first == second
+
+
 def test_sp_minus_ip_is_the_difference_of_the_two_policies(tiny):
     about = next(question for question in DECLARED["questions"] if question["name"] == "verbose")
     declared, line = Study.read(tiny.folder), about["lines"][0]
@@ -284,6 +290,8 @@ def test_the_command_makes_its_folder_and_repeats_the_committed_answers(tmp_path
     assert questions([*map(str, folders), "--out", str(tmp_path / "new")]) == 0
     written = (tmp_path / "new/questions.md").read_text(encoding="utf-8")
     assert capsys.readouterr().out == written == (folders[1] / "questions.md").read_text(encoding="utf-8")
+    numbers_of = [pd.read_csv(folder / "questions.csv") for folder in (tmp_path / "new", folders[1])]
+    pd.testing.assert_frame_equal(*numbers_of)
     assert {path.name for path in (tmp_path / "new").iterdir()} == {
         "answers.md", "answers.pdf", "answers.png", "questions.csv", "questions.md", "scales.md", "scales.pdf", "scales.png",
     }  # fmt: skip

@@ -104,13 +104,13 @@ class Tables:
     def _read(self, name: str) -> pd.DataFrame:
         return corrected(pd.read_csv(self.folder / f"{name}.csv"))
 
+    @cache  # noqa: B019  (as above)
+    def _answers(self, study: str) -> pd.DataFrame:
+        return pd.read_csv(self.folder.parents[1] / study / "questions.csv")
+
     def lines(self, table: str, **columns: object) -> list[Line]:
         """Return the lines whose columns have these values (or one of the values in a list), in the table's order."""
-        rows = self._read(table)
-        for column, values in columns.items():
-            rows = rows[rows[column].isin(values if isinstance(values, (list, tuple)) else [values])]
-        if rows.empty:
-            raise ValueError(f"The table {table!r} has no line with {columns}.")
+        rows = matching(self._read(table), table, columns)
         rows = rows.reindex(columns=Line._fields).fillna({"seeds": 0}).astype({"seeds": int})
         return [Line(*row) for row in rows.itertuples(index=False)]
 
@@ -145,11 +145,19 @@ class Tables:
 
     def answer(self, study: str, base: str, question: str, line: str) -> Answer:
         """Return the answer on one base, as `multirole questions` wrote it into the results folder of a study, such as "seed1/tiny-r"."""
-        rows = pd.read_csv(self.folder.parents[1] / study / "questions.csv")
-        is_asked = (rows["base"] == base) & (rows["question"] == question) & (rows["line"] == line)
-        (row,) = rows[is_asked].to_dict("records")
+        columns = {"base": base, "question": question, "line": line}
+        (row,) = matching(self._answers(study), f"{study}/questions.csv", columns).to_dict("records")
         number = Line(row["value"], row["low"], row["high"], "difference", row["seeds"], math.nan, math.nan)
         return Answer(number, row["verdict"])
+
+
+def matching(rows: pd.DataFrame, table: str, columns: dict[str, object]) -> pd.DataFrame:
+    """Return the rows whose columns have these values (or one of the values in a list); ValueError, which names `table`, if there is none."""
+    for column, values in columns.items():
+        rows = rows[rows[column].isin(values if isinstance(values, (list, tuple)) else [values])]
+    if rows.empty:
+        raise ValueError(f"The table {table!r} has no line with {columns}.")
+    return rows
 
 
 def span(lines: Iterable[Line]) -> str:
