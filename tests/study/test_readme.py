@@ -145,7 +145,7 @@ def test_the_single_agent_ends_above_workflows_on_smollm2():
     of_programs = [-100 * programs[f"Voting, {policy}"]["mean"] for policy in POLICIES]
     said = finding(
         r"ends\]\(\S+\) N to N points above workflows on sums, N and N above Voting on programs "
-        r"\(declared, N to N seeds"
+        r"\(declared, N to N seeds; eight intervals exclude zero"
     )
     assert said == [round(min(gaps)), round(max(gaps)), *map(round, of_programs), 3, 5] and len(lines) == 6
     assert {programs[f"Voting, {policy}"]["verdict"] for policy in POLICIES} == {"no"}
@@ -235,9 +235,12 @@ def test_a_clock_can_make_the_late_cliff():
     assert primary["verdict"] == "yes" and verdicts.loc["picture", "verdict"] == "within IP only"
     falls = pd.read_csv(tables / "clock_falls.csv", dtype={"rate": str}).query(here)
     counts = falls.pivot_table("value", "arm", "number")
-    wrapping = counts.loc["IP, wrapping", ["end fallen", "runs"]].tolist()
-    assert finding("N of N runs of Voting-IP end in a fall at 6e-3, none with a tick per iteration") == wrapping
-    assert counts.loc["IP, one clock", "end fallen"] == 0
+    said = finding(
+        r"N of N runs of Voting-IP end in a fall at 6e-3, none with a tick per iteration.*?; N points \[N, N\]"
+    )
+    wrapping = counts.loc["IP, wrapping"]
+    assert said[:2] == [wrapping["end fallen"], wrapping["runs"]] and counts.loc["IP, one clock", "end fallen"] == 0
+    assert said[2:] == [round(100 * primary[name]) for name in ("value", "low", "high")]
     assert counts.loc["SP", "end fallen"] > counts.loc["SP", "runs"] / 2
     middle = here.replace("0.006", "0.005")
     falls = pd.read_csv(tables / "clock_falls.csv", dtype={"rate": str}).query(middle)
