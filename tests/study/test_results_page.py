@@ -85,10 +85,12 @@ def test_an_answer_of_a_declared_question_has_its_verdict(tmp_path):
     names = ["question", "line", "base", "value", "low", "high", "seeds", "verdict"]
     pd.DataFrame(rows, columns=names).to_csv(tmp_path / "seed1/tiny-r/questions.csv", index=False)
     read = Tables(tmp_path / "tiny-r/tables").answer
-    one, other = (read("seed1/tiny-r", base, "sharing", "Voting, SP − IP") for base in ("one", "other"))
+    table = "seed1/tiny-r/questions"
+    one, other = (read(table, base=base, line="Voting, SP − IP") for base in ("one", "other"))
     assert one.points == "−0.4 points [−1.2, 0.4]: equivalent" and one.number.seeds == 5
     assert other.percent == "3.1 % [0.2, 6.0]"
-    assert read("seed1/tiny-r", "one", "sharing", "Eval-Opt, SP − IP").points == "–"
+    assert str(-one) == "0.4 [−0.4, 1.2]" and (-one).verdict == "equivalent"
+    assert read(table, base="one", line="Eval-Opt, SP − IP").points == "–"
 
 
 def test_a_page_fails_at_a_missing_line_and_at_a_sentence_that_is_no_longer_true(table):

@@ -73,10 +73,16 @@ class Line(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """The answer to a declared question on one base."""
+    """A number with the verdict that its study's own rules give it; `-answer` is the answer with the opposite number."""
 
     number: Line
     verdict: str
+
+    def __neg__(self) -> "Answer":
+        return self._replace(number=-self.number)
+
+    def __str__(self) -> str:
+        return self.number.interval
 
     @property
     def points(self) -> str:
@@ -105,8 +111,8 @@ class Tables:
         return corrected(pd.read_csv(self.folder / f"{name}.csv"))
 
     @cache  # noqa: B019  (as above)
-    def _answers(self, study: str) -> pd.DataFrame:
-        return pd.read_csv(self.folder.parents[1] / study / "questions.csv")
+    def _answers(self, table: str) -> pd.DataFrame:
+        return pd.read_csv(self.folder.parents[1] / f"{table}.csv").rename(columns={"difference": "value"})
 
     def lines(self, table: str, **columns: object) -> list[Line]:
         """Return the lines whose columns have these values (or one of the values in a list), in the table's order."""
@@ -143,10 +149,9 @@ class Tables:
         mean = t_interval(units)
         return Line(mean.mean, mean.low, mean.high, "difference", mean.seeds, mean.p, mean.p_match)
 
-    def answer(self, study: str, base: str, question: str, line: str) -> Answer:
-        """Return the answer on one base, as `multirole questions` wrote it into the results folder of a study, such as "seed1/tiny-r"."""
-        columns = {"base": base, "question": question, "line": line}
-        (row,) = matching(self._answers(study), f"{study}/questions.csv", columns).to_dict("records")
+    def answer(self, table: str, **columns: object) -> Answer:
+        """Return the line with these values of a table of answers, named by its place in `results`, such as "seed1/tiny-r/questions"."""
+        (row,) = matching(self._answers(table), table, columns).to_dict("records")
         number = Line(row["value"], row["low"], row["high"], "difference", row["seeds"], math.nan, math.nan)
         return Answer(number, row["verdict"])
 
