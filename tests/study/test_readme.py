@@ -235,9 +235,7 @@ def test_a_clock_can_make_the_late_cliff():
     assert primary["verdict"] == "yes" and verdicts.loc["picture", "verdict"] == "within IP only"
     falls = pd.read_csv(tables / "clock_falls.csv", dtype={"rate": str}).query(here)
     counts = falls.pivot_table("value", "arm", "number")
-    said = finding(
-        r"N of N runs of Voting-IP end in a fall at 6e-3, none with a tick per iteration.*?; N points \[N, N\]"
-    )
+    said = finding(r"N of N Voting-IP runs end in a fall at 6e-3, none with a tick per iteration.*?; N points \[N, N\]")
     wrapping = counts.loc["IP, wrapping"]
     assert said[:2] == [wrapping["end fallen"], wrapping["runs"]] and counts.loc["IP, one clock", "end fallen"] == 0
     assert said[2:] == [round(100 * primary[name]) for name in ("value", "low", "high")]
@@ -265,22 +263,26 @@ def test_replies_to_one_prompt_hold_more_credit():
 
 
 def test_comparisons_at_tuned_rates():
-    """The questions of studies/rates.yaml that Voting answers; results/README.md.jinja takes all of them from the table."""
+    """The questions of studies/rates.yaml that are answered; results/README.md.jinja takes all of them from the table."""
     tables = ROOT / "results" / "rates" / "tiny-r" / "tables"
     answers = pd.read_csv(tables / "rates_answers.csv").set_index(["question", "arm"])
 
-    def answer(question: str, policy: str, verdict: str, sign: int = 1) -> list[float]:
-        row = answers.loc[question, f"Voting-{policy}"]
+    def answer(question: str, arm: str, verdict: str, sign: int = 1) -> list[float]:
+        row = answers.loc[question, arm]
         assert (row["seeds"], row["verdict"]) == (10, verdict)
         low, high = sorted(sign * row[["low", "high"]])
         return [round(100 * number, 1) for number in (sign * row["difference"], low, high)]
 
-    answer("steps", "SP", "undecided")
-    assert finding(r"level with the agent of one step \(I, equivalent\)") == answer("step", "IP", "equivalent")
-    assert finding(r"equivalent\) and N \[N, N\] below that of four") == answer("steps", "IP", "worse", -1)
-    assert finding(r"Voting-SP N \[N, N\] above one step, undecided against four") == answer("step", "SP", "better")
+    for arm in ("Voting-SP", "Orch-Workers-SP", "Orch-Workers-IP"):
+        answer("steps", arm, "undecided")
+    answer("step", "Orch-Workers-IP", "undecided")
+    assert finding(r"level with one step \(I, equivalent\)") == answer("step", "Voting-IP", "equivalent")
+    assert finding(r"equivalent\), N \[N, N\] below four;") == answer("steps", "Voting-IP", "worse", -1)
+    above = finding(r"Voting-SP N \[N, N\] and Orch-Workers-SP N \[N, N\] above one, undecided against four;")
+    assert above == answer("step", "Voting-SP", "better") + answer("step", "Orch-Workers-SP", "better")
+    assert "Orch-Workers-IP undecided against both (declared)" in SAID
     ends_higher = finding(r"Voting on math ends higher under SP: by I on \[ten other seeds\]")
-    assert ends_higher == answer("sharing", "IP", "worse", -1)
+    assert ends_higher == answer("sharing", "Voting-IP", "worse", -1)
     tuned = (
         pd.read_csv(tables / "rates_tuning.csv").query("arm == 'single agent, one step'").set_index("rate")["accuracy"]
     )
