@@ -337,7 +337,7 @@ def test_what_two_other_builds_of_the_base_say():
         "Of twelve cells, nine end above the agent of as many iterations (three undecided), none above that of about as many steps,",
         "eleven below that with four times the problems (one equivalent)",
         "Shared judges write more. Voting ends",
-        "the others are equivalent. At the tripled rate Voting-SP falls farther on one (the other: undecided).",
+        "the others are equivalent. At the tripled rate Voting-SP falls farther on one (other: undecided).",
     ):
         assert said in SAID
     ends = judged.xs(("sharing", "Voting, SP − IP"), level=("question", "line"))[["value", "low", "high"]]
