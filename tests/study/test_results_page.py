@@ -89,7 +89,6 @@ def test_an_answer_of_a_declared_question_has_its_verdict(tmp_path):
     one, other = (read(table, base=base, line="Voting, SP − IP") for base in ("one", "other"))
     assert one.points == "−0.4 points [−1.2, 0.4]: equivalent" and one.number.seeds == 5
     assert other.percent == "3.1 % [0.2, 6.0]"
-    assert str(-one) == "0.4 [−0.4, 1.2]" and (-one).verdict == "equivalent"
     assert read(table, base="one", line="Eval-Opt, SP − IP").points == "–"
 
 

@@ -73,16 +73,10 @@ class Line(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """A number with the verdict that its study's own rules give it; `-answer` is the answer with the opposite number."""
+    """A number with the verdict that its study's own rules give it."""
 
     number: Line
     verdict: str
-
-    def __neg__(self) -> "Answer":
-        return self._replace(number=-self.number)
-
-    def __str__(self) -> str:
-        return self.number.interval
 
     @property
     def points(self) -> str:
