@@ -84,17 +84,18 @@ def test_an_answer_of_a_declared_question_has_its_verdict(tmp_path):
     (tmp_path / "seed1/tiny-r").mkdir(parents=True)
     names = ["question", "line", "base", "value", "low", "high", "seeds", "verdict"]
     pd.DataFrame(rows, columns=names).to_csv(tmp_path / "seed1/tiny-r/questions.csv", index=False)
-    read = Tables(tmp_path / "tiny-r/tables").answer
-    table = "seed1/tiny-r/questions"
-    one, other = (read(table, base=base, line="Voting, SP − IP") for base in ("one", "other"))
+    tables, table = Tables(tmp_path / "tiny-r/tables"), "seed1/tiny-r/questions"
+    one, other = tables.answers(table, base=["one", "other"], line="Voting, SP − IP")
     assert one.points == "−0.4 points [−1.2, 0.4]: equivalent" and one.number.seeds == 5
     assert other.percent == "3.1 % [0.2, 6.0]"
-    assert read(table, base="one", line="Eval-Opt, SP − IP").points == "–"
+    assert tables.answer(table, base="one", line="Eval-Opt, SP − IP").points == "–"
 
 
 def test_a_page_fails_at_a_missing_line_and_at_a_sentence_that_is_no_longer_true(table):
     with pytest.raises(ValueError, match="has no line with"):
         table.line("made", workflow="orch_workers")
+    with pytest.raises(ValueError, match="has no line with"):
+        table.lines("made", workflow=["voting", "orch_workers"])
     with pytest.raises(ValueError, match="has 2 lines"):
         table.line("made", unit="difference")
     with pytest.raises(ValueError, match="Rewrite it"):

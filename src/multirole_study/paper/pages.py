@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import jinja2
 import pandas as pd
@@ -20,6 +20,8 @@ from multirole_study.experiment.storage import write_text
 from multirole_study.paper.claims import units_of
 from multirole_study.paper.output import FORMS, MISSING, formatted
 from multirole_study.paper.statistics import ALPHA, corrected, t_interval
+
+T = TypeVar("T")
 
 
 class Line(NamedTuple):
@@ -116,10 +118,7 @@ class Tables:
 
     def line(self, table: str, **columns: object) -> Line:
         """Return the line with these values; ValueError if there is none or more than one."""
-        matches = self.lines(table, **columns)
-        if len(matches) > 1:
-            raise ValueError(f"The table {table!r} has {len(matches)} lines with {columns}. Name more of its columns.")
-        return matches[0]
+        return only(self.lines(table, **columns), table, columns)
 
     def verdicts(self, claim: str, regime: str) -> str:
         """Format a claim's verdicts in a regime, such as "IP holds, SP fails"; those without a possible alternative are marked."""
@@ -143,20 +142,35 @@ class Tables:
         mean = t_interval(units)
         return Line(mean.mean, mean.low, mean.high, "difference", mean.seeds, mean.p, mean.p_match)
 
+    def answers(self, table: str, **columns: object) -> list[Answer]:
+        """Return the lines that `lines` would, of a table of answers that is named by its place in `results`, such as "seed1/tiny-r/questions"."""
+        rows = matching(self._answers(table), table, columns)
+        return [
+            Answer(Line(row.value, row.low, row.high, "difference", row.seeds, math.nan, math.nan), row.verdict)
+            for row in rows.itertuples()
+        ]
+
     def answer(self, table: str, **columns: object) -> Answer:
-        """Return the line with these values of a table of answers, named by its place in `results`, such as "seed1/tiny-r/questions"."""
-        (row,) = matching(self._answers(table), table, columns).to_dict("records")
-        number = Line(row["value"], row["low"], row["high"], "difference", row["seeds"], math.nan, math.nan)
-        return Answer(number, row["verdict"])
+        """Return the line of a table of answers with these values; ValueError if there is none or more than one."""
+        return only(self.answers(table, **columns), table, columns)
 
 
 def matching(rows: pd.DataFrame, table: str, columns: dict[str, object]) -> pd.DataFrame:
-    """Return the rows whose columns have these values (or one of the values in a list); ValueError, which names `table`, if there is none."""
-    for column, values in columns.items():
-        rows = rows[rows[column].isin(values if isinstance(values, (list, tuple)) else [values])]
-    if rows.empty:
+    """Return the rows whose columns have these values (or one of the values in a list); ValueError, which names `table`, if a value has none."""
+    wanted = {column: value if isinstance(value, (list, tuple)) else [value] for column, value in columns.items()}
+    for column, values in wanted.items():
+        rows = rows[rows[column].isin(values)]
+    absent = {column: set(values) - set(rows[column]) for column, values in wanted.items()}
+    if any(absent.values()):
         raise ValueError(f"The table {table!r} has no line with {columns}.")
     return rows
+
+
+def only(matches: list[T], table: str, columns: dict[str, object]) -> T:
+    """Return the one line that was found; ValueError, which names `table`, if there are more."""
+    if len(matches) > 1:
+        raise ValueError(f"The table {table!r} has {len(matches)} lines with {columns}. Name more of its columns.")
+    return matches[0]
 
 
 def span(lines: Iterable[Line]) -> str:
@@ -181,7 +195,10 @@ def write_page(template: Path, tables: Path) -> Path:
     """Render a page; its file has the template's name without the last suffix. Raises ValueError as `must` and `line` do."""
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True)
     table_reader = Tables(tables)
-    names = {name: getattr(table_reader, name) for name in ("line", "lines", "verdicts", "runs", "effect", "answer")}
+    names = {
+        name: getattr(table_reader, name)
+        for name in ("line", "lines", "verdicts", "runs", "effect", "answer", "answers")
+    }
     text = environment.from_string(template.read_text(encoding="utf-8")).render(
         span=span, total=total, must=must, **names
     )
