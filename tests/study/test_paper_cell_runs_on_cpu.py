@@ -63,6 +63,7 @@ def test_the_whole_cell_runs_from_local_files(workflow, policy, task, changes, m
     assert first < (0.2 if cell.dtype == "bfloat16" else 5e-4)
     record = json.loads((folder / "provenance.json").read_text())
     assert record["model"]["name"] == "toy-qwen3" and record["model"]["sha256"]
+    assert record["cpu"]["instructions"] == torch.backends.cpu.get_cpu_capability()
     assert record["dataset"]["is_pinned"] is False and record["problems"]["validation"] == 2
     assert str(tmp_path) not in (folder / "config.json").read_text() and str(DATA) not in json.dumps(record)
 

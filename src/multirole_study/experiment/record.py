@@ -113,7 +113,7 @@ def token_texts(decode: Callable[..., str], token_ids: list[int]) -> list[str]:
 
 
 def provenance(cell: Cell, problems: dict[str, int]) -> dict[str, object]:
-    """Return source revision, lock file, versions, device, seed, model, rows and command.
+    """Return source revision, lock file, versions, device, CPU, seed, model, rows and command.
 
     `problems` counts the problems that the run uses and drops.
     """
@@ -134,6 +134,8 @@ def provenance(cell: Cell, problems: dict[str, int]) -> dict[str, object]:
         "versions": installed(*PACKAGES) | {"python": platform.python_version()},
         "platform": f"{platform.system()} {platform.machine()}",
         "device": torch.cuda.get_device_name() if cuda else "cpu",
+        # they decide how it rounds
+        "cpu": {"model": cpu_model(), "instructions": torch.backends.cpu.get_cpu_capability()},
         "processes": processes().num_processes,
         "torch_threads": torch.get_num_threads(),
         "seed": cell.seed,
@@ -144,6 +146,15 @@ def provenance(cell: Cell, problems: dict[str, int]) -> dict[str, object]:
         "sandbox": sandbox.level() if cell.uses_sandbox else None,
         "argv": [Path(word).name if word.startswith(os.sep) else word for word in sys.argv],  # no home paths
     }
+
+
+def cpu_model() -> str:
+    """Return the name of this machine's CPU, "" where the system does not tell it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:  # not on Linux
+        return platform.processor()
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
 def add_session(folder: Path, cell: Cell, checkpoint: Path | None, problems: dict[str, int]) -> None:
