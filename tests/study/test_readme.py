@@ -280,7 +280,8 @@ def test_comparisons_at_tuned_rates():
         r"four of six cells end above the agent of one step, by N to N points \(Voting-IP equivalent, Eval-Opt-SP undecided\)"
     )
     assert said == [min(gains), max(gains)]
-    answer("step", "Voting-IP", "equivalent"), answer("step", "Eval-Opt-SP", "undecided")
+    answer("step", "Voting-IP", "equivalent")
+    answer("step", "Eval-Opt-SP", "undecided")
     below = finding(r"none above that of four \(Voting-IP N \[N, N\] below, others undecided\)")
     assert below == answer("steps", "Voting-IP", "worse", -1)
     for cell in set(EVERY_CELL) - {"Voting-IP"}:
