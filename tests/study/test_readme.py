@@ -257,7 +257,7 @@ def test_replies_to_one_prompt_hold_more_credit():
     measured = pd.read_csv(ROOT / "results" / "tiny-r" / "tables" / "credit_accuracy.csv")
     place = "workflow == 'voting' and step == 30 and role == 'all' and statistic == 'effect'"
     here = measured.query(place).drop_duplicates("estimator").set_index("estimator")
-    said = finding(r"Of a turn's squared advantage in Voting, I is the reply's effect with C3's estimator, I with")
+    said = finding(r"In Voting, I of a squared advantage is the reply's effect with C3's estimator, I with")
     shares = here.loc[["leave_one_out", "outcome"], ["value", "low", "high"]]
     assert said == [round(100 * share, 1) for share in shares.to_numpy().ravel()]
     assert said[0] >= 2 * said[3]
@@ -299,12 +299,19 @@ def test_comparisons_at_tuned_rates():
 
 def test_more_credit_is_not_shown_to_train_better():
     """The leaderboard of studies/credit.yaml: one line of it is in the README; results/README.md.jinja takes all arms from the tables."""
-    ends = pd.read_csv(ROOT / "results/credit/tiny-r/tables/leaderboard_voting_sp_math_accuracy.csv").set_index("arm")
-    assert set(ends["seeds"]) == {10}
-    c3 = ends.loc["leave_one_out in Voting"]
-    said = [round(100 * number, 1) for number in c3[["difference", "low", "high"]]]
-    assert finding("C3's changes accuracy by I") == said and c3["verdict"] == "undecided"
-    assert [round(100 * (ends.loc[arm, "tokens"] - 1)) for arm in ("critic", "shapley")] == [23, -23]
+    tables = ROOT / "results/credit/tiny-r/tables"
+    names = [f"leaderboard_{workflow}_sp_math_accuracy.csv" for workflow in ("voting", "eval_opt")]
+    ends = pd.concat(pd.read_csv(tables / name) for name in names).set_index(["workflow", "arm"])
+    assert set(ends["seeds"]) == {10} and "better" not in set(ends["verdict"])
+    c3 = ends.loc[[("voting", "leave_one_out in Voting"), ("eval_opt", "leave_one_out in Eval-Opt")]]
+    said = finding(r"C3's changes accuracy by I in Voting \(undecided\), N \[N, N\] in Eval-Opt \(decided\)")
+    assert said == [round(100 * number, 1) for number in c3[["difference", "low", "high"]].to_numpy().ravel()]
+    assert list(c3["verdict"]) == ["undecided", "worse"]
+    # results/README.md says how many tokens more or fewer than `outcome` these sampled
+    tokens = (100 * (ends["tokens"] - 1)).round()
+    assert list(tokens["voting"][["critic", "shapley", "single agent, Voting's tokens"]]) == [23, -23, 23]
+    arms = ["branches in Eval-Opt", "mean_over_turns", "single agent, Eval-Opt's tokens"]
+    assert list(tokens["eval_opt"][arms]) == [-14, 23, 37]
 
 
 def test_what_two_other_builds_of_the_base_say():
