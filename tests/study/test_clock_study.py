@@ -135,7 +135,7 @@ def test_the_written_middle_rate_is_the_one_that_the_committed_calibration_choos
 
 @pytest.mark.parametrize("rate", ["0.006", "0.005"])
 def test_the_pages_tables_are_those_of_the_committed_runs(rate):
-    """docs/deviations.md: a column for each arm, at the rate of the primary verdict and at the middle rate."""
+    """docs/clock.md: a column for each arm, at the rate of the primary verdict and at the middle rate."""
     falls = pd.read_csv(ROOT / "results/clock/tiny-r/tables/clock_falls.csv", dtype={"rate": str}).query(
         f"workflow == 'voting' and task == 'math' and rate == '{rate}' and value.notna()"
     )
@@ -158,7 +158,7 @@ def test_the_pages_tables_are_those_of_the_committed_runs(rate):
         cells("best − end", "best − end, points"),
         cells("end", "end, %"),
     ]
-    page = (ROOT / "docs/deviations.md").read_text()
+    page = (ROOT / "docs/clock.md").read_text()
     assert "\n".join(f"|{'|'.join(row)}|" for row in table) in re.sub(r"(?<=\|) | (?=\|)", "", page)
 
 

@@ -58,8 +58,6 @@ Send = Callable[[Request], asyncio.Future[Completion]]
 """Queues a request at the engine."""
 PATIENCE = 600.0
 """Seconds without progress (a call, an answer, an episode's end) before a rollout is declared hung; the engine's time is excluded."""
-
-
 PROMPT_TAIL = 16
 """Last tokens of a prompt that are searched for the tag that opens a thought."""
 
@@ -234,9 +232,7 @@ class Rollout:
     max_turns: int = 256  # more calls in one episode raise `WorkflowError`
     turn_seeds: str = "position"  # of a turn: (role, slot, round), or (role, "prompt", occurrence)
     max_failed_episodes: int = 0  # more failing episodes of one `run` raise `WorkflowError`
-    on_episode_end: Callable[[Episode], object] = lambda episode: (
-        None
-    )  # called in the rollout's thread, with its answer
+    on_episode_end: Callable[[Episode], object] = lambda episode: None  # called in the rollout's thread
     strip_thoughts: bool = True  # cut thoughts out of the turns' texts
     n_embeddings: int | None = None  # of the model; a prompt with another token is refused
     version: int | None = None  # of the adapters that the engine has, for the turns
@@ -256,9 +252,8 @@ class Rollout:
         self._unusual: list[str] = []  # chat roles that were warned of
         self._has_overflowed = False  # a prompt was longer than `max_prompt_tokens`
         self.sampled_tokens = 0  # completion tokens that the engine has sampled so far, in replays, too
-        self._clock = self._progress = (
-            0.0  # seconds in which this process was not suspended; their number at the last progress
-        )
+        self._clock = 0.0  # seconds in which this process was not suspended
+        self._progress = 0.0  # `_clock` at the last progress
 
     def run(
         self, attempts: Sequence[Attempt], iteration: int, sampling: Sampling, replays: Sequence[Replay] | None = None
