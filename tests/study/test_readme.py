@@ -236,7 +236,9 @@ def test_a_clock_can_make_the_late_cliff():
     assert primary["verdict"] == "yes" and verdicts.loc["picture", "verdict"] == "within IP only"
     falls = pd.read_csv(tables / "clock_falls.csv", dtype={"rate": str}).query(here)
     counts = falls.pivot_table("value", "arm", "number")
-    said = finding(r"N of N Voting-IP runs end in a fall at 6e-3, none with a tick per iteration.*?; N points \[N, N\]")
+    said = finding(
+        r"Voting-IP's late cliffs.*? N of N runs end in a fall at 6e-3, none with a tick per iteration.*?; N points \[N, N\]"
+    )
     wrapping = counts.loc["IP, wrapping"]
     assert said[:2] == [wrapping["end fallen"], wrapping["runs"]] and counts.loc["IP, one clock", "end fallen"] == 0
     assert said[2:] == [round(100 * primary[name]) for name in ("value", "low", "high")]
@@ -251,6 +253,9 @@ def test_a_clock_can_make_the_late_cliff():
     assert counts.loc["IP, one clock", "end fallen"] == 0
     verdicts = pd.read_csv(tables / "clock_verdicts.csv", dtype={"rate": str}).query(middle).set_index("question")
     assert verdicts.loc["picture", "verdict"] == "made by the clock"
+    finding(r"\(other workflows: undecided\)")
+    elsewhere = "workflow != 'voting' and question == 'clock_makes_falls'"
+    assert set(pd.read_csv(tables / "clock_verdicts.csv").query(elsewhere)["verdict"]) <= {"undecided", "not run"}
 
 
 def test_replies_to_one_prompt_hold_more_credit():
