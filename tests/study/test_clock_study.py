@@ -137,7 +137,7 @@ def test_the_written_middle_rate_is_the_one_that_the_committed_calibration_choos
     ("workflow", "rate"), [("voting", "0.006"), ("voting", "0.005"), ("orch_workers", "0.006"), ("eval_opt", "0.006")]
 )
 def test_the_pages_tables_are_those_of_the_committed_runs(workflow, rate):
-    """docs/clock.md: a column for each arm, where all seeds of the arms are finished."""
+    """docs/clock.md: a column for each arm, where all arms have reached a declared look."""
     falls = pd.read_csv(ROOT / "results/clock/tiny-r/tables/clock_falls.csv", dtype={"rate": str}).query(
         f"workflow == '{workflow}' and task == 'math' and rate == '{rate}' and value.notna()"
     )

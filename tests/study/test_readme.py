@@ -230,12 +230,13 @@ def test_a_mini_batch_gradient_is_nearly_all_noise():
 
 def test_a_clock_can_make_the_late_cliff():
     tables = ROOT / "results" / "clock" / "tiny-r" / "tables"
+    all_verdicts = pd.read_csv(tables / "clock_verdicts.csv", dtype={"rate": str})
+    all_falls = pd.read_csv(tables / "clock_falls.csv", dtype={"rate": str})
     here = "workflow == 'voting' and task == 'math' and rate == '0.006'"
-    verdicts = pd.read_csv(tables / "clock_verdicts.csv", dtype={"rate": str}).query(here).set_index("question")
+    verdicts = all_verdicts.query(here).set_index("question")
     primary = verdicts.loc["clock_makes_falls"]
     assert primary["verdict"] == "yes" and verdicts.loc["picture", "verdict"] == "within IP only"
-    falls = pd.read_csv(tables / "clock_falls.csv", dtype={"rate": str}).query(here)
-    counts = falls.pivot_table("value", "arm", "number")
+    counts = all_falls.query(here).pivot_table("value", "arm", "number")
     said = finding(
         r"Voting-IP's late cliffs.*? N of N runs end in a fall at 6e-3, none with a tick per iteration.*?; N points \[N, N\]"
     )
@@ -244,18 +245,17 @@ def test_a_clock_can_make_the_late_cliff():
     assert said[2:] == [round(100 * primary[name]) for name in ("value", "low", "high")]
     assert counts.loc["SP", "end fallen"] > counts.loc["SP", "runs"] / 2
     middle = here.replace("0.006", "0.005")
-    falls = pd.read_csv(tables / "clock_falls.csv", dtype={"rate": str}).query(middle)
-    counts = falls.pivot_table("value", "arm", "number").astype(int)
+    counts = all_falls.query(middle).pivot_table("value", "arm", "number").astype(int)
     wrapping, shared = counts.loc["IP, wrapping"], counts.loc["SP"]
     assert finding(r"SP falls too, but not at 5e-3 \(N of N, IP N of N\)") == [
         shared["end fallen"], shared["runs"], wrapping["end fallen"], wrapping["runs"],
     ]  # fmt: skip
     assert counts.loc["IP, one clock", "end fallen"] == 0
-    verdicts = pd.read_csv(tables / "clock_verdicts.csv", dtype={"rate": str}).query(middle).set_index("question")
-    assert verdicts.loc["picture", "verdict"] == "made by the clock"
+    assert all_verdicts.query(middle).set_index("question").loc["picture", "verdict"] == "made by the clock"
     finding(r"\(other workflows: undecided\)")
-    elsewhere = "workflow != 'voting' and question == 'clock_makes_falls'"
-    assert set(pd.read_csv(tables / "clock_verdicts.csv").query(elsewhere)["verdict"]) <= {"undecided", "not run"}
+    elsewhere = all_verdicts.query("workflow != 'voting' and question == 'clock_makes_falls'")
+    assert set(elsewhere["verdict"]) <= {"undecided", "not run"}
+    assert set(elsewhere.query("task == 'math' and rate == '0.006'")["verdict"]) == {"undecided"}
 
 
 def test_replies_to_one_prompt_hold_more_credit():

@@ -232,7 +232,8 @@ class Rollout:
     max_turns: int = 256  # more calls in one episode raise `WorkflowError`
     turn_seeds: str = "position"  # of a turn: (role, slot, round), or (role, "prompt", occurrence)
     max_failed_episodes: int = 0  # more failing episodes of one `run` raise `WorkflowError`
-    on_episode_end: Callable[[Episode], object] = lambda episode: None  # called in the rollout's thread
+    # called in the rollout's thread, with its answer
+    on_episode_end: Callable[[Episode], object] = lambda episode: None
     strip_thoughts: bool = True  # cut thoughts out of the turns' texts
     n_embeddings: int | None = None  # of the model; a prompt with another token is refused
     version: int | None = None  # of the adapters that the engine has, for the turns
