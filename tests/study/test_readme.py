@@ -172,7 +172,7 @@ def test_sharing_costs_stability_at_three_times_the_rate():
     assert finding("Every workflow run falls\\]\\(\\S+\\), I farther under SP") == [-mean, -high, -low]
     mean, low, high = judged("ip_falls_back", "stress, one step", "fails")
     assert rows("claims", claim="ip_falls_back", regime="stress, one step")["seed"].nunique() == 10
-    assert finding("; I with one step per adapter") == [-mean, -high, -low]
+    assert finding(r"; N \[N, N\] with one step per adapter") == [-mean, -high, -low]
     real = [
         row for row in answers(Results(ROOT / "results/smollm2")) if row["question"] == "farther" and "−" in row["line"]
     ]
@@ -238,7 +238,7 @@ def test_a_clock_can_make_the_late_cliff():
     assert primary["verdict"] == "yes" and verdicts.loc["picture", "verdict"] == "within IP only"
     counts = all_falls.query(here).pivot_table("value", "arm", "number")
     said = finding(
-        r"Voting-IP's late cliffs.*? N of N runs end in a fall at 6e-3, none with a tick per iteration.*?; N points \[N, N\]"
+        r"At 6e-3, N of N Voting runs then end fallen, none with a tick per iteration \(\[declared\]\S+ N points \[N, N\]"
     )
     wrapping = counts.loc["IP, wrapping"]
     assert said[:2] == [wrapping["end fallen"], wrapping["runs"]] and counts.loc["IP, one clock", "end fallen"] == 0
@@ -247,15 +247,23 @@ def test_a_clock_can_make_the_late_cliff():
     middle = here.replace("0.006", "0.005")
     counts = all_falls.query(middle).pivot_table("value", "arm", "number").astype(int)
     wrapping, shared = counts.loc["IP, wrapping"], counts.loc["SP"]
-    assert finding(r"SP falls too, but not at 5e-3 \(N of N, IP N of N\)") == [
+    assert finding(r"SP falls too, in Voting not at 5e-3 \(N of N, IP N of N\)") == [
         shared["end fallen"], shared["runs"], wrapping["end fallen"], wrapping["runs"],
     ]  # fmt: skip
     assert counts.loc["IP, one clock", "end fallen"] == 0
     assert all_verdicts.query(middle).set_index("question").loc["picture", "verdict"] == "made by the clock"
-    finding(r"\(other workflows: undecided\)")
-    elsewhere = all_verdicts.query("workflow != 'voting' and question == 'clock_makes_falls'")
-    assert set(elsewhere["verdict"]) <= {"undecided", "not run"}
-    assert set(elsewhere.query("task == 'math' and rate == '0.006'")["verdict"]) == {"undecided"}
+    assert "can cause IP's late cliffs in Voting and Eval-Opt** (Orch-Workers: undecided)" in SAID
+    elsewhere = all_verdicts.query("question == 'clock_makes_falls' and workflow != 'voting' and verdict != 'not run'")
+    assert set(zip(elsewhere["workflow"], elsewhere["task"], elsewhere["rate"], elsewhere["verdict"], strict=True)) == {
+        ("eval_opt", "math", "0.006", "yes"),
+        ("orch_workers", "math", "0.006", "undecided"),
+    }
+    counts = all_falls.query(here.replace("voting", "eval_opt")).pivot_table("value", "arm", "number").astype(int)
+    fallen = [counts.loc[arm, "end fallen"] for arm in ("IP, wrapping", "IP, one clock", "SP")]
+    assert (
+        finding(r"in Eval-Opt N, against N \(uncorrected\)") == fallen[:2] and fallen[2] > counts.loc["SP", "runs"] / 2
+    )
+    assert set(counts["runs"]) == {10}, "the numbers of runs that the sentence leaves out"
 
 
 def test_replies_to_one_prompt_hold_more_credit():
@@ -293,7 +301,7 @@ def test_comparisons_at_tuned_rates():
         answer("steps", cell, "undecided")
     losses = [answer("problems", cell, "worse", -1)[0] for cell in EVERY_CELL]
     assert finding(r"at tuned rates by N to N points, declared") == [min(losses), max(losses)]
-    ends_higher = finding(r"Voting on math ends higher under SP, by I \(\[ten other seeds\]")
+    ends_higher = finding(r"Voting on math ends I higher under SP \(\[ten other seeds\]")
     assert ends_higher == answer("sharing", "Voting-IP", "worse", -1)
     tuned = (
         pd.read_csv(tables / "rates_tuning.csv").query("arm == 'single agent, one step'").set_index("rate")["accuracy"]
