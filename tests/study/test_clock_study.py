@@ -1,5 +1,6 @@
 """The study of the learning-rate clock: its declaration, its verdicts from hand-made runs, and the schedules that its figure draws."""
 
+import itertools
 import math
 import re
 from pathlib import Path
@@ -134,7 +135,7 @@ def test_the_written_middle_rate_is_the_one_that_the_committed_calibration_choos
 
 
 @pytest.mark.parametrize(
-    ("workflow", "rate"), [("voting", "0.006"), ("voting", "0.005"), ("orch_workers", "0.006"), ("eval_opt", "0.006")]
+    ("workflow", "rate"), list(itertools.product(("voting", "orch_workers", "eval_opt"), ("0.006", "0.005")))
 )
 def test_the_pages_tables_are_those_of_the_committed_runs(workflow, rate):
     """docs/clock.md: a column for each arm, where all arms have reached a declared look."""
