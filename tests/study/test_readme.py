@@ -247,7 +247,7 @@ def test_a_clock_can_make_the_late_cliff():
     middle = here.replace("0.006", "0.005")
     counts = all_falls.query(middle).pivot_table("value", "arm", "number").astype(int)
     wrapping, shared = counts.loc["IP, wrapping"], counts.loc["SP"]
-    assert finding(r"SP falls too, in Voting not at 5e-3 \(N of N, IP N of N\)") == [
+    assert finding(r"SP falls too, but in Voting not at 5e-3 \(N of N, IP N of N\)") == [
         shared["end fallen"], shared["runs"], wrapping["end fallen"], wrapping["runs"],
     ]  # fmt: skip
     assert counts.loc["IP, one clock", "end fallen"] == 0
@@ -292,7 +292,7 @@ def test_comparisons_at_tuned_rates():
     above = [cell for cell in EVERY_CELL if cell not in ("Voting-IP", "Eval-Opt-SP")]
     gains = [answer("step", cell, "better")[0] for cell in above]
     said = finding(
-        r"four of six cells end above the agent of one step, by N to N points \(Voting-IP equivalent, Eval-Opt-SP undecided\)"
+        r"four of six cells end N to N points above the agent of one step \(Voting-IP equivalent, Eval-Opt-SP undecided\)"
     )
     assert said == [min(gains), max(gains)]
     answer("step", "Voting-IP", "equivalent")
