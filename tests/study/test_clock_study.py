@@ -165,6 +165,22 @@ def test_the_pages_tables_are_those_of_the_committed_runs(workflow, rate):
     assert "\n".join(f"|{'|'.join(row)}|" for row in table) in re.sub(r"(?<=\|) | (?=\|)", "", page)
 
 
+def test_every_interval_that_the_page_states_is_one_of_the_verdicts():
+    """docs/clock.md, outside its tables: in points, of a difference or of its negative."""
+    verdicts = pd.read_csv(ROOT / "results/clock/tiny-r/tables/clock_verdicts.csv").dropna(subset="low")
+    limits = [(100 * low, 100 * high) for low, high in zip(verdicts["low"], verdicts["high"], strict=True)]
+    known = {
+        f"[{low:.{digits}f}, {high:.{digits}f}]".replace("-", "−")
+        for below, above in limits
+        for low, high in ((below, above), (-above, -below))
+        for digits in (0, 1)
+    }
+    lines = (ROOT / "docs/clock.md").read_text().splitlines()
+    text = " ".join(line for line in lines if not line.startswith("|"))
+    stated = set(re.findall(r"\[−?\d[\d.]*, −?\d[\d.]*\]", text))
+    assert stated and not stated - known
+
+
 def test_a_run_has_the_parameters_of_its_arm():
     study = declared(middle=0.004)
     for cell in study.cells()[::25]:
