@@ -13,7 +13,7 @@ from scipy.stats import ttest_rel
 
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.schedule_clock import UpdateCallClock
-from multirole_study.paper.clock_figure import clock_figure, learning_rates
+from multirole_study.paper.clock_figure import clock_figure, figures, learning_rates
 from multirole_study.paper.clock_study import ClockStudy
 from multirole_study.paper.clock_verdicts import (
     DECLARED,
@@ -279,6 +279,16 @@ def test_a_verdict_is_of_the_last_look_that_is_reached(monkeypatch, seeds, expec
     by_name = answers(results_of(monkeypatch, made_up), study, places(study)[0])["clock_makes_falls"]
     assert by_name.text.startswith(expected)
     assert by_name.verdict == ("undecided" if len(seeds) < 5 else "yes")
+
+
+@pytest.mark.parametrize(("n_seeds", "n_read"), [(4, 0), (7, 5), (10, 10)])
+def test_seeds_between_two_looks_are_neither_counted_nor_drawn(monkeypatch, n_seeds, n_read):
+    study = declared()
+    results = results_of(monkeypatch, lambda cell: FALLS if of_line_one(cell, range(10, 10 + n_seeds)) else None)
+    rows = fall_table(results, study).values.query("workflow == 'voting' and task == 'math' and rate == '0.006'")
+    counts = rows.query("number in ('runs', 'end fallen')").set_index("arm")["value"]
+    assert set(counts) == {n_read} and ("4 arms, fewer than 5 seeds" in counts) == (n_read == 0)
+    assert [plate.caption.count(f": {n_read}") for plate in figures(results, study)] == [4] * (n_read > 0)
 
 
 def test_the_paper_s_picture_is_made_by_the_clock_if_sp_stays(monkeypatch):

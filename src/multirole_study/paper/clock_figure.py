@@ -12,7 +12,7 @@ from multirole_study.experiment.cell import Cell
 from multirole_study.labels import POLICY_COLOURS, POLICY_STYLES, cell_name, colours_of, task_name
 from multirole_study.paper.claim_measures import FLOOR
 from multirole_study.paper.clock_study import ClockStudy
-from multirole_study.paper.clock_verdicts import Place, arm_name, places, runs_of
+from multirole_study.paper.clock_verdicts import Place, arm_name, places, read_runs, reason_unread
 from multirole_study.paper.output import STYLE, Plate
 from multirole_study.paper.results import Results, Run
 
@@ -56,15 +56,15 @@ def clock_figure(results: Results, study: ClockStudy, place: Place) -> Plate:
     """Draw a column per schedule of IP: accuracy beside SP's, chi2 after the update by role, and the rate of each adapter."""
     figure = Figure(figsize=(7.2, 5.2), layout="constrained")
     rows = figure.subplots(3, len(TITLES), sharex=True, sharey="row", height_ratios=[2.2, 1.2, 1])
-    shared = runs_of(results, study, place, SP)
+    shared = read_runs(results, study, place, SP)
     counts = {"SP": len(shared)}
     for column, (arm, title) in enumerate(TITLES.items()):
         accuracy, chi2, rate = rows[:, column]
-        runs = runs_of(results, study, place, arm)
+        runs = read_runs(results, study, place, arm)
         counts[arm_name(arm)] = len(runs)
         cell = study.cell(arm, place.workflow, place.task, place.rate, study.seeds("verdicts")[0])
         colours = colours_of(list(cell.policy))
-        accuracy.set_title(title if runs else f"{title}\n(not run)", fontsize=8)
+        accuracy.set_title(title if runs else f"{title}\n({reason_unread(results, study, place, arm)})", fontsize=8)
         for name, by_seed in (("ip", runs), (SP, shared)):
             if by_seed:
                 draw_accuracy(accuracy, by_seed, name)
@@ -94,9 +94,9 @@ def clock_figure(results: Results, study: ClockStudy, place: Place) -> Plate:
 
 
 def figures(results: Results, study: ClockStudy) -> list[Plate]:
-    """Return a figure for every workflow, task and rate with runs of both policies."""
+    """Return a figure for every workflow, task and rate at which a look has read runs of both policies."""
     plates = []
     for place in places(study):
-        if any(runs_of(results, study, place, arm) for arm in TITLES) and runs_of(results, study, place, SP):
+        if any(read_runs(results, study, place, arm) for arm in TITLES) and read_runs(results, study, place, SP):
             plates.append(clock_figure(results, study, place))
     return plates

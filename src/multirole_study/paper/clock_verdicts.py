@@ -1,7 +1,7 @@
 """Judge the runs of `studies/clock.yaml` by the rules of `claims_clock.yaml`: falls by schedule, verdicts, and the power of the design."""
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -93,10 +93,21 @@ def runs_of(results: Results, study: ClockStudy, place: Place, arm: str, purpose
     return {seed: run for seed, cell in cells.items() if (run := results.find(cell))}
 
 
-def read_at_a_look(seeds: list[int], *arms: dict[int, Run]) -> list[int]:
-    """Return the seeds that all arms have, cut to the largest look that they reach; all of them if they reach none."""
-    common = [seed for seed in seeds if all(seed in arm for arm in arms)]
-    return common[: max((look for look in LOOKS if look <= len(common)), default=len(common))]
+def at_last_look(seeds: Iterable[int]) -> list[int]:
+    """Cut seeds to the largest look that they reach. Before the first look none is read, so that a line may be packed unfinished."""
+    in_order = list(seeds)
+    return in_order[: max((look for look in LOOKS if look <= len(in_order)), default=0)]
+
+
+def read_runs(results: Results, study: ClockStudy, place: Place, arm: str) -> dict[int, Run]:
+    """Return seed -> run of an arm, up to the last look that it reaches."""
+    runs = runs_of(results, study, place, arm)
+    return {seed: runs[seed] for seed in at_last_look(runs)}
+
+
+def reason_unread(results: Results, study: ClockStudy, place: Place, arm: str) -> str:
+    """Say why no run of an arm is read."""
+    return f"fewer than {LOOKS[0]} seeds" if runs_of(results, study, place, arm) else NOT_RUN
 
 
 # ---- verdicts
@@ -165,9 +176,9 @@ def answer(results: Results, study: ClockStudy, place: Place, question: dict) ->
     arms = [runs_of(results, study, place, name) for name in names]
     if not all(arms):
         return Answer(NOT_RUN, NOT_RUN)
-    seeds = read_at_a_look(study.seeds("verdicts"), *arms)
-    if len(seeds) < LOOKS[0]:
-        return Answer(UNDECIDED, f"{len(seeds)} of {LOOKS[0]} seeds", seeds=len(seeds))
+    common = [seed for seed in study.seeds("verdicts") if all(seed in arm for arm in arms)]
+    if not (seeds := at_last_look(common)):
+        return Answer(UNDECIDED, f"{len(common)} of {LOOKS[0]} seeds", seeds=len(common))
     values = [[measure(arm[seed]) for seed in seeds] for arm in arms]
     if len(values) == 1:
         return judged_share(values[0], question["sign"])
@@ -262,12 +273,14 @@ def exact_share(count: int, n: int) -> Interval:
 def fall_rows(results: Results, study: ClockStudy) -> Iterator[Row]:
     """Yield how many runs of every arm end fallen, how far they fall, and where they peak and end."""
     for place in places(study):
-        by_arm = {arm: runs_of(results, study, place, arm) for arm in place.arms}
+        by_arm = {arm: read_runs(results, study, place, arm) for arm in place.arms}
         if any(by_arm.values()):
             for arm, runs in by_arm.items():
                 yield from arm_rows(place_keys(place) | {"arm": arm_name(arm)}, list(runs.values()))
         else:
-            yield number("runs", 0, "count", **place_keys(place), arm=f"{len(by_arm)} arms, {NOT_RUN}")
+            reasons = {reason_unread(results, study, place, arm) for arm in by_arm}
+            arms = f"{len(by_arm)} arms, {' or '.join(sorted(reasons))}"
+            yield number("runs", 0, "count", **place_keys(place), arm=arms)
 
 
 def arm_rows(keys: dict[str, str], runs: list[Run]) -> Iterator[Row]:
@@ -289,7 +302,7 @@ def fall_table(results: Results, study: ClockStudy) -> Table:
     """Build the table of falls by schedule and policy."""
     values = pd.DataFrame(fall_rows(results, study))
     caption = (
-        f"Falls by schedule and policy at {results.grid.scale}, all runs that are packed. A run ends fallen if its last evaluation lies 5 points or "
+        f"Falls by schedule and policy at {results.grid.scale}, for each arm's first {LOOKS[0]} or {LOOKS[1]} seeds. A run ends fallen if its last evaluation lies 5 points or "
         "more below the best one before it; best − end is how far. A run that falls may recover. Peaks are chosen on one half of the validation problems and scored on the "
         "other. Shares with exact 95 % intervals, all else with 95 % t intervals over seeds. Under SP all three clocks are one schedule. "
         f"{calibrated_rate(results, study)[1]} Runs: studies/clock.yaml."
