@@ -1,7 +1,7 @@
 """Judge the runs of `studies/clock.yaml` by the rules of `claims_clock.yaml`: falls by schedule, verdicts, and the power of the design."""
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 from typing import NamedTuple
@@ -93,21 +93,21 @@ def runs_of(results: Results, study: ClockStudy, place: Place, arm: str, purpose
     return {seed: run for seed, cell in cells.items() if (run := results.find(cell))}
 
 
-def at_last_look(seeds: Iterable[int]) -> list[int]:
+def at_last_look(seeds: list[int]) -> list[int]:
     """Cut seeds to the largest look that they reach. Before the first look none is read, so that a line may be packed unfinished."""
-    in_order = list(seeds)
-    return in_order[: max((look for look in LOOKS if look <= len(in_order)), default=0)]
+    return seeds[: max((look for look in LOOKS if look <= len(seeds)), default=0)]
 
 
 def read_runs(results: Results, study: ClockStudy, place: Place, arm: str) -> dict[int, Run]:
     """Return seed -> run of an arm, up to the last look that it reaches."""
     runs = runs_of(results, study, place, arm)
-    return {seed: runs[seed] for seed in at_last_look(runs)}
+    return {seed: runs[seed] for seed in at_last_look(list(runs))}
 
 
-def reason_unread(results: Results, study: ClockStudy, place: Place, arm: str) -> str:
-    """Say why no run of an arm is read."""
-    return f"fewer than {LOOKS[0]} seeds" if runs_of(results, study, place, arm) else NOT_RUN
+def reason_unread(results: Results, study: ClockStudy, place: Place, *arms: str) -> str:
+    """Say why no run of these arms is read."""
+    is_begun = any(runs_of(results, study, place, arm) for arm in arms)
+    return f"fewer than {LOOKS[0]} seeds" if is_begun else NOT_RUN
 
 
 # ---- verdicts
@@ -278,8 +278,7 @@ def fall_rows(results: Results, study: ClockStudy) -> Iterator[Row]:
             for arm, runs in by_arm.items():
                 yield from arm_rows(place_keys(place) | {"arm": arm_name(arm)}, list(runs.values()))
         else:
-            reasons = {reason_unread(results, study, place, arm) for arm in by_arm}
-            arms = f"{len(by_arm)} arms, {' or '.join(sorted(reasons))}"
+            arms = f"{len(by_arm)} arms, {reason_unread(results, study, place, *by_arm)}"
             yield number("runs", 0, "count", **place_keys(place), arm=arms)
 
 
