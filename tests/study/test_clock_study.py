@@ -379,6 +379,9 @@ def test_the_drawn_rates_are_those_of_the_trainer(make_trainer, workflow, arm):
 
 def test_the_figure_has_a_column_for_each_schedule(five_seeds):
     study = declared()
+    on_code = next(place for place in places(study) if place.task == "code")
+    plate = clock_figure(five_seeds, study, on_code)
+    assert len(plate.figure.axes) == 3 * 2 and "with two clocks" in plate.caption and "ended" not in plate.caption
     plate = clock_figure(five_seeds, study, places(study)[0])
     accuracy = plate.figure.axes[:3]
     assert [len(axes.lines) for axes in accuracy] == [12, 6, 12]  # five seeds and the mean, of IP and of SP

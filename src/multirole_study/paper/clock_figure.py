@@ -21,6 +21,7 @@ TITLES = {
     "ip, ended": "a tick per update call, ended",
     "ip, wrapping": "a tick per update call, wrapping",
 }
+COUNTS = {1: "one clock", 2: "two clocks", 3: "three clocks"}
 SP = "sp"
 
 
@@ -53,12 +54,13 @@ def draw_accuracy(axes: Axes, runs: dict[int, Run], policy: str) -> None:
 
 @plt.rc_context(STYLE)
 def clock_figure(results: Results, study: ClockStudy, place: Place) -> Plate:
-    """Draw a column per schedule of IP: accuracy beside SP's, chi2 after the update by role, and the rate of each adapter."""
+    """Draw a column per schedule that IP has there: accuracy beside SP's, chi2 after the update by role, and the rate of each adapter."""
+    titles = {arm: TITLES[arm] for arm in place.arms if arm in TITLES}
     figure = Figure(figsize=(7.2, 5.2), layout="constrained")
-    rows = figure.subplots(3, len(TITLES), sharex=True, sharey="row", height_ratios=[2.2, 1.2, 1])
+    rows = figure.subplots(3, len(titles), squeeze=False, sharex=True, sharey="row", height_ratios=[2.2, 1.2, 1])
     shared = read_runs(results, study, place, SP)
     counts = {"SP": len(shared)}
-    for column, (arm, title) in enumerate(TITLES.items()):
+    for column, (arm, title) in enumerate(titles.items()):
         accuracy, chi2, rate = rows[:, column]
         runs = read_runs(results, study, place, arm)
         counts[arm_name(arm)] = len(runs)
@@ -86,7 +88,7 @@ def clock_figure(results: Results, study: ClockStudy, place: Place) -> Plate:
     figure.draw_without_rendering()
     runs_text = "; ".join(f"{name}: {count}" for name, count in counts.items())
     caption = (
-        f"{cell_name(place.workflow, 'ip')} with three clocks and {cell_name(place.workflow, 'sp')}, {task_name(place.task)}, rate {place.rate:g}, {results.grid.scale}. Top: validation "
+        f"{cell_name(place.workflow, 'ip')} with {COUNTS[len(titles)]} and {cell_name(place.workflow, 'sp')}, {task_name(place.task)}, rate {place.rate:g}, {results.grid.scale}. Top: validation "
         "accuracy; thick is the mean over seeds, thin is each seed, SP is the same in all columns. Middle: χ² after the update by role, means over seeds and 3 "
         f"iterations, of absolute values because estimates can be negative. Bottom: the learning rate of each adapter. Runs: {runs_text}."
     )
