@@ -182,7 +182,7 @@ def test_sharing_costs_stability_at_three_times_the_rate():
         rows("claims", regime="paper", claim="sp_fails_too"),
         rows("claims", regime="paper", claim="ip_falls_more_often"),
     )
-    assert "At the preset no run ends in a fall" in SAID and not any(part["value"].any() for part in ends)
+    assert "At the preset no run ends fallen" in SAID and not any(part["value"].any() for part in ends)
 
 
 def test_a_shared_aggregator_talks_more():
@@ -238,7 +238,7 @@ def test_a_clock_can_make_the_late_cliff():
     assert primary["verdict"] == "yes" and verdicts.loc["picture", "verdict"] == "within IP only"
     counts = all_falls.query(here).pivot_table("value", "arm", "number")
     said = finding(
-        r"At 6e-3, N of N Voting runs then end fallen, none with a tick per iteration \(\[declared\]\S+ N points \[N, N\]"
+        r"On math at 6e-3, N of N Voting runs then end fallen, none with a tick per iteration \(\[declared\]\S+ N points \[N, N\]"
     )
     wrapping = counts.loc["IP, wrapping"]
     assert said[:2] == [wrapping["end fallen"], wrapping["runs"]] and counts.loc["IP, one clock", "end fallen"] == 0
@@ -259,6 +259,8 @@ def test_a_clock_can_make_the_late_cliff():
         ("orch_workers", "math", "0.006", "undecided"),
         ("eval_opt", "math", "0.005", "yes"),
         ("orch_workers", "math", "0.005", "undecided"),
+        ("eval_opt", "code", "0.006", "yes"),
+        ("orch_workers", "code", "0.006", "undecided"),
     }
     counts = all_falls.query(here.replace("voting", "eval_opt")).pivot_table("value", "arm", "number").astype(int)
     fallen = [counts.loc[arm, "end fallen"] for arm in ("IP, wrapping", "IP, one clock", "SP")]
