@@ -12,6 +12,7 @@ from scipy.stats import ttest_rel
 
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.schedule_clock import UpdateCallClock
+from multirole_study.labels import WORKFLOW_NAMES
 from multirole_study.paper.clock_figure import clock_figure, figures, learning_rates
 from multirole_study.paper.clock_study import ClockStudy
 from multirole_study.paper.clock_verdicts import (
@@ -161,6 +162,27 @@ def test_the_pages_tables_are_those_of_the_committed_runs(workflow, task, rate):
     ]
     page = (ROOT / "docs/clock.md").read_text()
     assert "\n".join(f"|{'|'.join(row)}|" for row in table) in re.sub(r"(?<=\|) | (?=\|)", "", page)
+
+
+def test_the_pages_one_table_has_every_place_that_has_reached_a_look():
+    """docs/clock.md, "In one table": the runs of three arms that end fallen, and two verdicts."""
+    tables, place = ROOT / "results/clock/tiny-r/tables", ["workflow", "task", "rate"]
+    falls = pd.read_csv(tables / "clock_falls.csv", dtype={"rate": str}).set_index([*place, "arm", "number"])["value"]
+    verdicts = pd.read_csv(tables / "clock_verdicts.csv", dtype={"rate": str}).set_index([*place, "question"])
+    reached = verdicts.query("question == 'clock_makes_falls' and seeds >= 5").index.droplevel("question")
+    arms, questions = ("IP, one clock", "IP, wrapping", "SP"), ("clock_makes_falls", "picture")
+    rows = {
+        (
+            f"{WORKFLOW_NAMES[workflow]}, {task.replace('code', 'programs')}, {float(rate) * 1000:.0f}e-3",
+            *(f"{falls[*at, arm, 'end fallen']:.0f} of {falls[*at, arm, 'runs']:.0f}" for arm in arms),
+            *(verdicts.loc[(*at, question), "verdict"] for question in questions),
+        )
+        for at in reached
+        for workflow, task, rate in [at]
+    }
+    section = (ROOT / "docs/clock.md").read_text().split("## In one table")[1].split("\n## ")[0]
+    lines = [tuple(line.strip("| ").split(" | ")) for line in section.splitlines() if line.startswith("| ")]
+    assert len(lines) == len(rows) + 1 and set(lines[1:]) == rows
 
 
 def test_every_interval_that_the_page_states_is_one_of_the_verdicts():

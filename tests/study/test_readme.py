@@ -244,14 +244,14 @@ def test_a_clock_can_make_the_late_cliff():
     assert said[:2] == [wrapping["end fallen"], wrapping["runs"]] and counts.loc["IP, one clock", "end fallen"] == 0
     assert said[2:] == [round(100 * primary[name]) for name in ("value", "low", "high")]
     assert counts.loc["SP", "end fallen"] > counts.loc["SP", "runs"] / 2
-    middle = here.replace("0.006", "0.005")
-    counts = all_falls.query(middle).pivot_table("value", "arm", "number").astype(int)
-    wrapping, shared = counts.loc["IP, wrapping"], counts.loc["SP"]
-    assert finding(r"SP falls too, but in Voting not at 5e-3 \(N of N, IP N of N\)") == [
-        shared["end fallen"], shared["runs"], wrapping["end fallen"], wrapping["runs"],
-    ]  # fmt: skip
-    assert counts.loc["IP, one clock", "end fallen"] == 0
-    assert all_verdicts.query(middle).set_index("question").loc["picture", "verdict"] == "made by the clock"
+    on_code = here.replace("math", "code")
+    alone = [on_code, on_code.replace("voting", "eval_opt"), here.replace("0.006", "0.005")]
+    said = finding(r"SP's do too, but not on code \(Voting-IP N, Eval-Opt-IP N\) or in Voting at 5e-3 \(N\)")
+    for place, number in zip(alone, said, strict=True):
+        counts = all_falls.query(place).pivot_table("value", "arm", "number").astype(int)
+        assert counts["runs"].dropna().eq(wrapping["runs"]).all(), "the numbers of runs that the sentence leaves out"
+        assert counts.loc["IP, wrapping", "end fallen"] == number and counts.loc["SP", "end fallen"] == 0
+        assert all_verdicts.query(place).set_index("question").loc["picture", "verdict"] == "made by the clock"
     assert "can cause IP's late cliffs in Voting and Eval-Opt** (Orch-Workers: undecided)" in SAID
     elsewhere = all_verdicts.query("question == 'clock_makes_falls' and workflow != 'voting' and seeds >= 5")
     assert set(zip(elsewhere["workflow"], elsewhere["task"], elsewhere["rate"], elsewhere["verdict"], strict=True)) == {
@@ -264,9 +264,7 @@ def test_a_clock_can_make_the_late_cliff():
     }
     counts = all_falls.query(here.replace("voting", "eval_opt")).pivot_table("value", "arm", "number").astype(int)
     fallen = [counts.loc[arm, "end fallen"] for arm in ("IP, wrapping", "IP, one clock", "SP")]
-    assert (
-        finding(r"in Eval-Opt N, against N \(uncorrected\)") == fallen[:2] and fallen[2] > counts.loc["SP", "runs"] / 2
-    )
+    assert finding(r"Eval-Opt: N, against N \(uncorrected\)") == fallen[:2] and fallen[2] > counts.loc["SP", "runs"] / 2
     assert set(counts["runs"]) == {10}, "the numbers of runs that the sentence leaves out"
 
 
