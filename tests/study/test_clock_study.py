@@ -134,7 +134,7 @@ def test_the_written_middle_rate_is_the_one_that_the_committed_calibration_choos
         assert calibrated_rate(Results(folder), read_declaration(folder, "clock"))[0] == ABOUT["middle"]
 
 
-@pytest.mark.parametrize(("task", "rate"), [("math", "0.006"), ("math", "0.005"), ("code", "0.006")])
+@pytest.mark.parametrize(("task", "rate"), [("math", "0.006"), ("math", "0.005"), ("code", "0.006"), ("code", "0.005")])
 @pytest.mark.parametrize("workflow", ["voting", "orch_workers", "eval_opt"])
 def test_the_pages_tables_are_those_of_the_committed_runs(workflow, task, rate):
     """docs/clock.md: a column for each arm, where all arms have reached a declared look."""
@@ -165,7 +165,7 @@ def test_the_pages_tables_are_those_of_the_committed_runs(workflow, task, rate):
 
 
 def test_the_pages_one_table_has_every_place_that_has_reached_a_look():
-    """docs/clock.md, "In one table": the runs of three arms that end fallen, and two verdicts."""
+    """docs/clock.md, "In one table": the runs of three arms that end fallen, and two verdicts. SP has no look in one place."""
     tables, place = ROOT / "results/clock/tiny-r/tables", ["workflow", "task", "rate"]
     falls = pd.read_csv(tables / "clock_falls.csv", dtype={"rate": str}).set_index([*place, "arm", "number"])["value"]
     verdicts = pd.read_csv(tables / "clock_verdicts.csv", dtype={"rate": str}).set_index([*place, "question"])
@@ -174,7 +174,12 @@ def test_the_pages_one_table_has_every_place_that_has_reached_a_look():
     rows = {
         (
             f"{WORKFLOW_NAMES[workflow]}, {task.replace('code', 'programs')}, {float(rate) * 1000:.0f}e-3",
-            *(f"{falls[*at, arm, 'end fallen']:.0f} of {falls[*at, arm, 'runs']:.0f}" for arm in arms),
+            *(
+                f"{falls[*at, arm, 'end fallen']:.0f} of {runs:.0f}"
+                if (runs := falls[*at, arm, "runs"])
+                else "not read"
+                for arm in arms
+            ),
             *(verdicts.loc[(*at, question), "verdict"] for question in questions),
         )
         for at in reached
@@ -183,6 +188,16 @@ def test_the_pages_one_table_has_every_place_that_has_reached_a_look():
     section = (ROOT / "docs/clock.md").read_text().split("## In one table")[1].split("\n## ")[0]
     lines = [tuple(line.strip("| ").split(" | ")) for line in section.splitlines() if line.startswith("| ")]
     assert len(lines) == len(rows) + 1 and set(lines[1:]) == rows
+
+
+def test_the_page_counts_the_answers_to_every_question():
+    """docs/clock.md, "sentence by sentence": of the verdicts that are read, how many are what."""
+    verdicts = pd.read_csv(ROOT / "results/clock/tiny-r/tables/clock_verdicts.csv").query("seeds >= 5")
+    counts = verdicts.groupby("question")["verdict"].value_counts().unstack(fill_value=0)
+    kinds = ["yes", "no", "equivalent", "undecided"]
+    section = (ROOT / "docs/clock.md").read_text().split("sentence by sentence")[1].split("\n## ")[0]
+    said = dict(re.findall(r"`(\w+)` \| (\d+ \| \d+ \| \d+ \| \d+) \|", section))
+    assert said == {name: " | ".join(map(str, row)) for name, row in zip(counts.index, counts[kinds].to_numpy())}
 
 
 def test_every_interval_that_the_page_states_is_one_of_the_verdicts():

@@ -261,6 +261,8 @@ def test_a_clock_can_make_the_late_cliff():
         ("orch_workers", "math", "0.005", "undecided"),
         ("eval_opt", "code", "0.006", "yes"),
         ("orch_workers", "code", "0.006", "undecided"),
+        ("eval_opt", "code", "0.005", "yes"),
+        ("orch_workers", "code", "0.005", "undecided"),
     }
     counts = all_falls.query(here.replace("voting", "eval_opt")).pivot_table("value", "arm", "number").astype(int)
     fallen = [counts.loc[arm, "end fallen"] for arm in ("IP, wrapping", "IP, one clock", "SP")]
