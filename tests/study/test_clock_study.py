@@ -42,6 +42,10 @@ STAYS = [0.3, 0.5, 0.6, 0.65, 0.7, 0.7, 0.7]
 FALLS_EARLY = [0.3, 0.7, 0.6, 0.6, 0.6, 0.6, 0.6]
 
 
+def committed(table: str) -> pd.DataFrame:
+    return pd.read_csv(ROOT / f"results/clock/tiny-r/tables/{table}.csv", dtype={"rate": str})
+
+
 def declared(**changed: object) -> ClockStudy:
     scales = yaml.safe_load((ROOT / "grid.yaml").read_text())["scales"]
     fields = {name: value for name, value in (scales["default"] | scales["tiny-r"]).items() if name != "gpus"}
@@ -138,7 +142,7 @@ def test_the_written_middle_rate_is_the_one_that_the_committed_calibration_choos
 @pytest.mark.parametrize("workflow", ["voting", "orch_workers", "eval_opt"])
 def test_the_pages_tables_are_those_of_the_committed_runs(workflow, task, rate):
     """docs/clock.md: a column for each arm, where all arms have reached a declared look."""
-    falls = pd.read_csv(ROOT / "results/clock/tiny-r/tables/clock_falls.csv", dtype={"rate": str}).query(
+    falls = committed("clock_falls").query(
         f"workflow == '{workflow}' and task == '{task}' and rate == '{rate}' and value.notna()"
     )
     runs = falls.query("number == 'runs' and value > 0").set_index("arm")["value"]
@@ -166,33 +170,30 @@ def test_the_pages_tables_are_those_of_the_committed_runs(workflow, task, rate):
 
 def test_the_pages_one_table_has_every_place_that_has_reached_a_look():
     """docs/clock.md, "In one table": the runs of three arms that end fallen, and two verdicts. SP has no look in one place."""
-    tables, place = ROOT / "results/clock/tiny-r/tables", ["workflow", "task", "rate"]
-    falls = pd.read_csv(tables / "clock_falls.csv", dtype={"rate": str}).set_index([*place, "arm", "number"])["value"]
-    verdicts = pd.read_csv(tables / "clock_verdicts.csv", dtype={"rate": str}).set_index([*place, "question"])
-    reached = verdicts.query("question == 'clock_makes_falls' and seeds >= 5").index.droplevel("question")
-    arms, questions = ("IP, one clock", "IP, wrapping", "SP"), ("clock_makes_falls", "picture")
-    rows = {
-        (
-            f"{WORKFLOW_NAMES[workflow]}, {task.replace('code', 'programs')}, {float(rate) * 1000:.0f}e-3",
-            *(
-                f"{falls[*at, arm, 'end fallen']:.0f} of {runs:.0f}"
-                if (runs := falls[*at, arm, "runs"])
-                else "not read"
-                for arm in arms
-            ),
-            *(verdicts.loc[(*at, question), "verdict"] for question in questions),
+    place = ["workflow", "task", "rate"]
+    falls = committed("clock_falls").set_index([*place, "arm", "number"])["value"]
+    verdicts = committed("clock_verdicts").set_index([*place, "question"])
+
+    def row(*at: str) -> tuple[str, ...]:
+        workflow, task, rate = at
+        name = f"{WORKFLOW_NAMES[workflow]}, {task.replace('code', 'programs')}, {float(rate) * 1000:.0f}e-3"
+        runs = {arm: falls[*at, arm, "runs"] for arm in ("IP, one clock", "IP, wrapping", "SP")}
+        fallen = [f"{falls[*at, arm, 'end fallen']:.0f} of {n:.0f}" if n else "not read" for arm, n in runs.items()]
+        return (
+            name,
+            *fallen,
+            *(verdicts.loc[(*at, question), "verdict"] for question in ("clock_makes_falls", "picture")),
         )
-        for at in reached
-        for workflow, task, rate in [at]
-    }
+
+    reached = verdicts.query("question == 'clock_makes_falls' and seeds >= 5").index.droplevel("question")
     section = (ROOT / "docs/clock.md").read_text().split("## In one table")[1].split("\n## ")[0]
     lines = [tuple(line.strip("| ").split(" | ")) for line in section.splitlines() if line.startswith("| ")]
-    assert len(lines) == len(rows) + 1 and set(lines[1:]) == rows
+    assert len(lines) == len(reached) + 1 and set(lines[1:]) == {row(*at) for at in reached}
 
 
 def test_the_page_counts_the_answers_to_every_question():
     """docs/clock.md, "sentence by sentence": of the verdicts that are read, how many are what."""
-    verdicts = pd.read_csv(ROOT / "results/clock/tiny-r/tables/clock_verdicts.csv").query("seeds >= 5")
+    verdicts = committed("clock_verdicts").query("seeds >= 5")
     counts = verdicts.groupby("question")["verdict"].value_counts().unstack(fill_value=0)
     kinds = ["yes", "no", "equivalent", "undecided"]
     section = (ROOT / "docs/clock.md").read_text().split("sentence by sentence")[1].split("\n## ")[0]
@@ -202,7 +203,7 @@ def test_the_page_counts_the_answers_to_every_question():
 
 def test_every_interval_that_the_page_states_is_one_of_the_verdicts():
     """docs/clock.md, outside its tables: in points, of a difference or of its negative."""
-    verdicts = pd.read_csv(ROOT / "results/clock/tiny-r/tables/clock_verdicts.csv").dropna(subset="low")
+    verdicts = committed("clock_verdicts").dropna(subset="low")
     limits = [(100 * low, 100 * high) for low, high in zip(verdicts["low"], verdicts["high"], strict=True)]
     known = {
         f"[{low:.{digits}f}, {high:.{digits}f}]".replace("-", "−")

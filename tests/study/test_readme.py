@@ -249,9 +249,10 @@ def test_a_clock_can_make_the_late_cliff():
     said = finding(r"SP's do too, but not on code \(Voting-IP N, Eval-Opt-IP N\) or in Voting at 5e-3 \(N\)")
     for place, number in zip(alone, said, strict=True):
         counts = all_falls.query(place).pivot_table("value", "arm", "number").astype(int)
-        assert counts["runs"].dropna().eq(wrapping["runs"]).all(), "the numbers of runs that the sentence leaves out"
+        assert counts["runs"].eq(wrapping["runs"]).all(), "the numbers of runs that the sentence leaves out"
         assert counts.loc["IP, wrapping", "end fallen"] == number and counts.loc["SP", "end fallen"] == 0
         assert all_verdicts.query(place).set_index("question").loc["picture", "verdict"] == "made by the clock"
+    assert counts.loc["IP, one clock", "end fallen"] == 0
     assert "can cause IP's late cliffs in Voting and Eval-Opt** (Orch-Workers: undecided)" in SAID
     elsewhere = all_verdicts.query("question == 'clock_makes_falls' and workflow != 'voting' and seeds >= 5")
     assert set(zip(elsewhere["workflow"], elsewhere["task"], elsewhere["rate"], elsewhere["verdict"], strict=True)) == {
