@@ -70,5 +70,6 @@ ENV GIT_SHA=$GIT_SHA \
 USER 1000:1000
 VOLUME ["/results", "/cache"]
 ENTRYPOINT ["tini", "-s", "-g", "--", "/artifact/docker/entrypoint.sh"]
-CMD ["papermill", "-k", "python3", "notebooks/train_cell.ipynb", "/results/train_cell.ipynb", \
-     "-p", "workflow", "voting", "-p", "policy", "sp", "-p", "results_dir", "/results"]
+# The paper's smallest scale. --log-output prints a line per iteration.
+CMD ["papermill", "--log-output", "-k", "python3", "notebooks/train_cell.ipynb", "/results/train_cell.ipynb", \
+     "-p", "workflow", "voting", "-p", "policy", "sp", "-p", "scale", "0.6b", "-p", "results_dir", "/results"]

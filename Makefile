@@ -39,6 +39,13 @@ ifneq ($(and $(filter -p,$(ARGS)),$(GRID_GOALS)),)
   $(error ARGS="-p NAME VALUE" is for make cell. For make $(MAKECMDGOALS) write ARGS="'parameters={NAME: VALUE}'", which replaces the \
     parameters of grid.yaml)
 endif
+# The paper's scales need the CUDA environment, and make would install the CPU one first. VENV=.venv on the command line installs it.
+ifneq ($(and $(filter 0.6b 1.7b 4b,$(SCALE)),$(filter cell grid study,$(MAKECMDGOALS)),$(filter file,$(origin VENV))),)
+  ifeq ($(wildcard $(STAMP)),)
+    $(error SCALE=$(SCALE) needs a GPU and the CUDA environment, but make would install the CPU environment into $(VENV). Install \
+      requirements-cuda.lock as docs/gpu.md says, and write VENV=path/to/that/environment)
+  endif
+endif
 quoted = '$(subst ','\'',$1)'
 # The notebook has the defaults of variables that are not set; the name must only distinguish executed notebooks.
 NAME = $(WORKFLOW)-$(POLICY)$(TASK:%=-%)$(SEED:%=-s%)$(ITERATIONS:%=-i%)$(PRESET:%=-%)$(if $(ARGS),-$(shell printf '%s' $(call quoted,$(ARGS)) | cksum | cut -d' ' -f1))
@@ -113,7 +120,7 @@ export RUN_PAPERMILL
 cell: $(STAMP)
 	@mkdir -p "$$(dirname -- $(call quoted,$(OUT)))"
 	@printf 'Executing notebooks/train_cell.ipynb as %s\n' $(call quoted,$(OUT))
-	@$(BIN)/python -c "$$RUN_PAPERMILL" -k python3 --no-progress-bar --report-mode --log-level WARNING --stdout-file - --stderr-file - \
+	@JPY_SESSION_NAME=$(call quoted,$(OUT)) $(BIN)/python -c "$$RUN_PAPERMILL" -k python3 --no-progress-bar --report-mode --log-level WARNING --stdout-file - --stderr-file - \
 	  notebooks/train_cell.ipynb $(call quoted,$(OUT)) $(PARAMETERS) < /dev/null \
 	  2> >(grep --line-buffered -vE 'IPKernelApp. (WARNING|ERROR .*KeyboardInterrupt)' >&2)
 	@$(BIN)/python -m nbconvert --log-level ERROR --to html --no-input $(call quoted,$(OUT)) < /dev/null
@@ -140,17 +147,12 @@ grid-status: $(STAMP)
 	      END { if (is_counted) printf "Missing: %d run%s and %d evaluation%s.\n", count["train"], \
 	          count["train"] == 1 ? "" : "s", count["evaluate"], count["evaluate"] == 1 ? "" : "s" }'
 
-# Trains nothing and needs no network. It runs the commands of the Snakefile's rule `paper`, which would start missing runs. Notebooks
-# run one after another: kernels that start at the same time may choose the same port, and then one of them dies.
+# Trains nothing and needs no network. It runs the commands of the Snakefile's rule `paper`, which would start missing runs.
 paper: RESULTS_DIR := $(if $(filter file,$(origin RESULTS_DIR)),results,$(RESULTS_DIR))
 paper: export HF_HUB_OFFLINE := 1
 paper: $(STAMP)
 	$(BIN)/python -m multirole_study paper "$(FOLDER)" < /dev/null
-	for name in tables figures mechanisms $$(test ! -f "$(FOLDER)/study.json" || echo study); do \
-	  $(BIN)/python -m papermill -k python3 --no-progress-bar --report-mode --start-timeout 600 notebooks/$$name.ipynb \
-	    "$(FOLDER)/$$name.ipynb" -r results "$(FOLDER)" < /dev/null; \
-	  $(BIN)/python -m nbconvert --log-level WARN --no-input --to html "$(FOLDER)/$$name.ipynb"; \
-	done
+	$(BIN)/python -m multirole_study notebooks "$(FOLDER)" < /dev/null
 
 docs: $(STAMP)
 	$(BIN)/python -m mkdocs build --quiet

@@ -31,7 +31,7 @@ TRAINED = [f"{FOLDER}/{id}/DONE" for id in CELLS if id not in PACKED]
 EVALUATED = [f"{FOLDER}/evaluations/{id}/DONE" for id in EVALUATIONS if id not in {*PACKED, *LEFT_OUT}]
 STAGES = [[id for id in stage if id not in PACKED] for stage in DECLARATION.stages()]
 BEFORE = {id: [f"{FOLDER}/{before}/DONE" for stage in STAGES[:i] for before in stage] for i, stage in enumerate(STAGES) for id in stage}
-NOTEBOOKS = f"tables figures mechanisms $(test ! -f {quote(FOLDER)}/study.json || echo study)" if DECLARATION.command == "paper" else ""
+NOTEBOOKS = f"{quote(sys.executable)} -m multirole_study notebooks {quote(FOLDER)}" if DECLARATION.command == "paper" else ""
 PAPERMILL = f"{quote(sys.executable)} -m papermill -k python3 --no-progress-bar --report-mode --start-timeout 600"  # seconds, on a busy machine
 
 def papermill(notebook, executed, job, gpus, **launch):
@@ -46,7 +46,8 @@ def papermill(notebook, executed, job, gpus, **launch):
     # outputs of a failed job.
     prefix = f"exec profiles/gpus.sh {gpus}" if gpus else "exec"
     locked = f"{prefix} flock --nonblock --no-fork --verbose {quote(executed)} setpriv --pdeathsig KILL"
-    return f"{locked} {PAPERMILL} notebooks/{notebook} {quote(executed)} {arguments} < /dev/null"
+    # JPY_SESSION_NAME: where the notebook's links begin (multirole_study.notebook)
+    return f"JPY_SESSION_NAME={quote(executed)} {locked} {PAPERMILL} notebooks/{notebook} {quote(executed)} {arguments} < /dev/null"
 
 def for_slurm(gpus):
     """Return SLURM options for a job: one task that starts its own processes and sees all GPUs (the plugin's default is a task per GPU)."""
@@ -62,10 +63,7 @@ rule paper:  # packs the results, then runs the commands of `make paper`
     shell:
         "{sys.executable:q} -m multirole_study pack {FOLDER:q}\n"
         "{sys.executable:q} -m multirole_study {DECLARATION.command} {FOLDER:q}\n"
-        "for name in {NOTEBOOKS}; do\n"
-        "  {PAPERMILL} notebooks/$name.ipynb {FOLDER:q}/$name.ipynb -r results {FOLDER:q} < /dev/null\n"
-        "  {sys.executable:q} -m nbconvert --log-level WARN --no-input --to html {FOLDER:q}/$name.ipynb\n"
-        "done"
+        "{NOTEBOOKS}"
 
 rule trained:
     input: TRAINED

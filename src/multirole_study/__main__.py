@@ -258,6 +258,18 @@ def role_value(argv: list[str]) -> int:
     return 0
 
 
+def notebooks(argv: list[str]) -> int:
+    """Execute the notebooks that show packed results, and write them with their HTML pages into the results' folder."""
+    parser = _parser(notebooks)
+    parser.add_argument("folder", type=Path, metavar="RESULTS", help="<results_dir>/<scale> with packed results")
+    options = parser.parse_args(argv)
+    from multirole_study.notebook import execute_readers
+
+    with user_errors():
+        sys.stdout.writelines(f"{page} is written\n" for page in execute_readers(options.folder))
+    return 0
+
+
 def inspect(argv: list[str]) -> int:
     """Write an HTML page for one run, or for every finished run below a folder, with an index."""
     parser = _parser(inspect)
@@ -526,7 +538,7 @@ GROUPS: dict[str, tuple[Callable[[list[str]], int], ...]] = {
     "prepare and train": (plan, doctor, fetch, train, evaluate),
     "look into a run": (inspect, role_value, signal, credit),
     "serve models": (serve, vllm_server),
-    "build results of many runs": (pack, paper, questions, clock, leaderboard, rates),
+    "build results of many runs": (pack, paper, notebooks, questions, clock, leaderboard, rates),
 }
 """Heading of `multirole --help` -> its commands."""
 COMMANDS = {command.__name__: command for group in GROUPS.values() for command in group}

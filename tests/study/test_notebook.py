@@ -2,15 +2,21 @@
 
 import json
 import os
+import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+from urllib.parse import unquote, urljoin, urlsplit
 
 import pytest
+from papermill.iorw import load_notebook_node
+from papermill.parameterize import parameterize_notebook
 
 from multirole_study.experiment.cell import cell_parameters
 from multirole_study.experiment.evaluation import evaluation_parameters
+from multirole_study.notebook import link, remove_times, use_root_of_clone
 
 ROOT = Path(__file__).parents[2]
 
@@ -114,3 +120,56 @@ def test_make_variables_reach_papermill_as_they_are():
         "seed": "7",
         "results_dir": variables["RESULTS_DIR"],
     }
+
+
+def test_a_scale_for_gpus_does_not_install_the_cpu_environment(tmp_path):
+    for name in ("Makefile", "pyproject.toml", "requirements-cpu.lock"):
+        shutil.copy(ROOT / name, tmp_path)
+    command = ["make", "--dry-run", "-C", str(tmp_path), "grid", "SCALE=1.7b"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "write VENV=path/to/that/environment" in done.stderr
+    assert subprocess.run([*command, "VENV=.venv"], capture_output=True, check=False).returncode == 0
+
+
+def test_paths_begin_at_the_root_of_the_clone_where_jupyter_starts_in_its_notebooks(monkeypatch, tmp_path):
+    monkeypatch.chdir(ROOT / "notebooks")
+    use_root_of_clone()
+    assert Path.cwd() == ROOT
+    use_root_of_clone()
+    assert Path.cwd() == ROOT
+    (tmp_path / "notebooks").mkdir()
+    monkeypatch.chdir(tmp_path / "notebooks")  # another project's
+    use_root_of_clone()
+    assert Path.cwd() == tmp_path / "notebooks"
+
+
+@pytest.mark.parametrize("notebook", ["runs/tiny-r/page.ipynb", "elsewhere/of mine/page.ipynb", None])
+def test_the_link_to_the_inspector_works_where_the_page_lies(notebook, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    page = Path("runs/tiny-r/a #1/inspector.html")
+    page.parent.mkdir(parents=True)
+    page.write_text("")
+    monkeypatch.delenv("JPY_SESSION_NAME", raising=False)
+    if notebook is not None:
+        monkeypatch.setenv("JPY_SESSION_NAME", notebook)
+    base = (tmp_path / (notebook or "page.ipynb")).as_uri()
+    href = re.search('href="([^"]*)"', link(page).data)[1]
+    assert href.startswith("file:") == (notebook is None)
+    assert Path(unquote(urlsplit(urljoin(base, href)).path)).samefile(page)
+
+
+def test_an_executed_notebook_holds_nothing_that_differs_from_run_to_run():
+    path = str(ROOT / "notebooks" / "tables.ipynb")
+    executed = [
+        parameterize_notebook(load_notebook_node(path), {"results": "results/tiny-r"}, report_mode=True)
+        for _ in range(2)
+    ]
+    for i, notebook in enumerate(executed):
+        notebook.metadata.papermill.update({"duration": i, "start_time": str(i)})
+        for cell in notebook.cells:
+            cell.metadata.update({"papermill": {"duration": i}, "execution": {"iopub.status.idle": str(i)}})
+    assert executed[0] != executed[1]
+    for notebook in executed:
+        remove_times(notebook)
+    assert executed[0] == executed[1]
+    assert executed[0].metadata.papermill.parameters == {"results": "results/tiny-r"}
