@@ -98,7 +98,9 @@ assert "vllm" not in sys.modules
 from trl import import_utils
 from trl.generation import vllm_generation
 assert vllm_generation.is_vllm_available is import_utils.is_vllm_available
-assert not any(type(finder).__name__ == "DeferredModules" for finder in sys.meta_path)
+from trl.trainer import grpo_trainer
+assert grpo_trainer.VLLMGeneration is multirole.core.stock.vllm_generation
+assert isinstance(vllm_generation.VLLMGeneration, type)
 if import_utils.is_vllm_available():
     assert vllm_generation.SamplingParams(temperature=0.5).temperature == 0.5
     assert sys.modules["vllm"].SamplingParams is type(vllm_generation.SamplingParams(temperature=0.5))
