@@ -69,7 +69,10 @@ __all__ = [*_MODULE_OF]
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'multirole' has no attribute {name!r}")
-    return getattr(import_module(_MODULE_OF[name]), name)
+    from multirole.core.extras import needed_by
+
+    with needed_by(f"`{name}`"):
+        return getattr(import_module(_MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:

@@ -3,16 +3,16 @@
 import sys
 from importlib import import_module
 
+from multirole.core.extras import needed_by
+
 
 def main() -> int:
     """Run the study's command line; exit with advice if the study or a package that it requires is not installed."""
     try:
-        command_line = import_module("multirole_study.__main__")
+        with needed_by("The command `multirole`"):
+            command_line = import_module("multirole_study.__main__")
     except ModuleNotFoundError as error:
-        sys.exit(
-            f"The command `multirole` belongs to the study of the paper, which needs {error.name}, and that is not installed. "
-            "Run `pip install '.[study]'` in a clone of the repository. The library alone has no commands."
-        )
+        sys.exit(str(error))
     code: int = command_line.main()
     return code
 

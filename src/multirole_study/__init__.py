@@ -7,6 +7,8 @@ The names below are imported at their first use.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from multirole.core.extras import needed_by
+
 if TYPE_CHECKING:  # the same names again, because type checkers do not read strings
     from multirole_study.experiment.cell import Cell
     from multirole_study.experiment.run import run_cell
@@ -24,7 +26,8 @@ __all__ = [*_MODULE_OF]
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'multirole_study' has no attribute {name!r}")
-    return getattr(import_module(_MODULE_OF[name]), name)
+    with needed_by(f"`{name}`"):
+        return getattr(import_module(_MODULE_OF[name]), name)
 
 
 def __dir__() -> list[str]:

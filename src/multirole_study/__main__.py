@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from multirole import __version__
+from multirole.core.extras import install_advice
 from multirole_study.experiment.settings import Parameter, UserError, did_you_mean, looked_in, user_errors, value
 
 LOCAL_MODEL = "the base model's folder, if the run used a local model"
@@ -369,12 +370,7 @@ def paper(argv: list[str]) -> int:
 
     with user_errors():
         Grid.read(folder)
-    try:
-        from multirole_study.paper.build import build, publish
-    except ModuleNotFoundError as error:  # the extra `study` is missing
-        raise UserError(
-            f"Tables and figures need {error.name}, which is not installed. Install multirole with its 'study' extra."
-        ) from error
+    from multirole_study.paper.build import build, publish
 
     lines = [] if options.page else [f"missing: {name}" for name in build(folder).missing()]
     page_of = (
@@ -566,6 +562,12 @@ def main() -> int:
         return COMMANDS[options.command](options.arguments)
     except UserError as error:
         sys.stderr.write(f"{error}\n")
+        return 2
+    except ModuleNotFoundError as error:
+        advice = install_advice(error, f"`multirole {options.command}`")
+        if advice is None:
+            raise
+        sys.stderr.write(f"{advice}\n")
         return 2
 
 

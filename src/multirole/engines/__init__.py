@@ -7,6 +7,7 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
 from multirole.core.engine import Engine, Request
+from multirole.core.extras import needed_by
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -51,16 +52,18 @@ def load_engine(name: str, model: "PeftModel", is_float32: bool) -> type[Engine]
 
 
 def check_engine(name: str) -> None:
-    """Raise ValueError if `name` is neither the name of an engine nor "module:Class" of a class that can be imported."""
-    if name == "auto" or name in ENGINES:
+    """Raise ValueError if `name` is neither "auto" nor an engine that can be imported: one of `ENGINES`, or "module:Class"."""
+    if name == "auto":
         return
-    module, _, attribute = name.partition(":")
+    module, _, attribute = ENGINES.get(name, name).partition(":")
     if not attribute:
         raise ValueError(f"`engine` must be 'auto', one of {sorted(ENGINES)} or 'module:Class', got {name!r}.")
     try:
-        getattr(import_module(module), attribute)
+        with needed_by("it"):
+            getattr(import_module(module), attribute)
     except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"`engine={name!r}` cannot be loaded: {type(error).__name__}: {error}.") from error
+        reason = f"{type(error).__name__}: {str(error).rstrip('.')}"
+        raise ValueError(f"`engine={name!r}` cannot be loaded: {reason}.") from error
 
 
 def has_cuda_vllm() -> bool:

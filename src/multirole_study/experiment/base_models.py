@@ -125,15 +125,16 @@ def _snapshot(pinned: PinnedModel, is_local: bool) -> Path | Exception:
 
     With `is_local` nothing is downloaded.
     """
-    import httpx  # the Hub's client; its errors are no OSErrors
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
+
+    # HTTPError is the base of its client's errors, which are no OSErrors
+    from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
 
     try:
         folder = Path(snapshot_download(pinned.repo, revision=pinned.revision, allow_patterns=FILES,
                                         local_files_only=is_local, etag_timeout=HUB_SECONDS))  # fmt: skip
         return folder if _is_complete(folder) else FileNotFoundError(f"{folder} is an incomplete download")
-    except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError, httpx.HTTPError) as error:
+    except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError, HTTPError) as error:
         return error
 
 

@@ -8,6 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
+from multirole.core.extras import needed_by
 from multirole.engines import VLLM_VERSIONS, auto_engine
 from multirole_study.experiment.base_models import is_served
 from multirole_study.experiment.cell import Cell
@@ -143,9 +144,10 @@ def _servers(launch: Launch) -> Check:
             name, "no address", "Write the servers' addresses, such as vllm_server_base_url='http://node1:8000'."
         )
     try:
-        from multirole.engines.vllm_server_client import ServerError, check_servers
-    except ImportError as error:
-        return Check(name, str(error), "Install multirole with its 'server' extra.")
+        with needed_by("A client of these servers"):
+            from multirole.engines.vllm_server_client import ServerError, check_servers
+    except ModuleNotFoundError as error:
+        return Check(name, "no client", str(error))
     try:
         check_servers(urls, launch.vllm_server_timeout)
     except (ValueError, ConnectionError, ServerError) as error:
@@ -164,6 +166,6 @@ def _vllm(cell: Cell) -> Check:
         return Check("vLLM", shown)
     advice = (
         f"engine={cell.engine!r} needs {needed} {' or '.join(VLLM_VERSIONS)} here, the versions that were tested. Install one "
-        f"(pip install 'multirole[{extra}]'), or write engine='transformers'."
+        f"(`pip install '.[{extra}]'` in a clone of the repository), or write engine='transformers'."
     )
     return Check("vLLM", f"found {shown}", advice)

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
+from multirole.core.extras import install_advice
 from multirole_study.experiment.announce import announced, say
 from multirole_study.experiment.storage import checksums_of, damage, publish, sha256, write_text
 
@@ -175,10 +176,8 @@ def convert(gguf: Path, folder: Path) -> None:
     try:
         from gguf import GGUFReader
     except ModuleNotFoundError as error:
-        raise ValueError(
-            "The base of scale='smollm2' is a GGUF file, and the package `gguf`, which reads it, is not installed. Run `make setup`, "
-            "or pip install 'gguf==0.19.0'."
-        ) from error
+        base = "The base of scale='smollm2', a GGUF file,"
+        raise ValueError(install_advice(error, base) or str(error)) from error
     from safetensors.numpy import save_file
 
     reader = GGUFReader(gguf)

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import multirole_sandbox as sandbox
+from multirole.core.extras import install_advice
 from multirole.core.replies import text_outside_thoughts
 from multirole.core.types import Problem, Reward
 from multirole_sandbox import Limits, SandboxError
@@ -213,10 +214,7 @@ def _config_of(kind: str, spec: str) -> Any:
     try:
         kinds = load_gym().factory.DATASETS
     except ModuleNotFoundError as error:
-        raise ValueError(
-            f"`task` {spec!r} needs the package reasoning-gym, of which {error.name} is not installed. Run `make setup`, or "
-            "pip install 'multirole[gym]'."
-        ) from error
+        raise ValueError(install_advice(error, f"`task` {spec!r}") or str(error)) from error
     if kind not in kinds:
         raise ValueError(
             f"`task` {spec!r} names no kind of reasoning-gym problem.{_nearest(kind, kinds)} There are {len(kinds)}, such as "

@@ -1,0 +1,50 @@
+"""Say how to install a package that an optional part needs."""
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, requires
+from importlib.util import find_spec
+
+DISTRIBUTIONS = {"yaml": "pyyaml", "latex2sympy2_extended": "math-verify", "reasoning_gym": "reasoning-gym"}
+"""Module -> the distribution that brings it, where their names differ."""
+
+
+def install_advice(error: ModuleNotFoundError, user: str) -> str | None:
+    """Return a sentence that names the package that is not installed and how to install it; None if the package is there.
+
+    Args:
+        user: what needs the package, such as "`from_openai`".
+    """
+    module = str(error.name).partition(".")[0]
+    if error.name is None or find_spec(module) is not None:
+        return None
+    extra = extra_of(module)
+    advice = "install it" if extra is None else f"run `pip install '.[{extra}]'` in a clone of the repository"
+    return f"{user} needs the package {module}, which is not installed: {advice}."
+
+
+def extra_of(module: str) -> str | None:
+    """Return the extra of this project that has a package, such as "study" for "tabulate"; None if none has."""
+    try:
+        texts = requires("multirole") or []
+    except PackageNotFoundError:  # a working tree on PYTHONPATH
+        return None
+    distribution = DISTRIBUTIONS.get(module, module)
+    for text in texts:
+        extra, name = re.search(r"extra == ['\"](\w+)", text), re.match(r"[\w.-]+", text)
+        if extra and name and name[0].lower() == distribution:
+            return extra[1]
+    return None
+
+
+@contextmanager
+def needed_by(user: str) -> Iterator[None]:
+    """Context manager: importing a package that is not installed raises ModuleNotFoundError with `install_advice`."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        advice = install_advice(error, user)
+        if advice is None:
+            raise
+        raise ModuleNotFoundError(advice, name=error.name) from error
