@@ -38,7 +38,7 @@ FINAL = ("done", "time limit", "out of memory", "failed")
 """Outcomes that `--resume` does not try again; "skipped" is not among them."""
 BASE = ("torch", "transformers")
 LIBRARY = (*BASE, "peft", "trl", "accelerate", "datasets", "pyarrow", "pandas", "xxhash", "dill", "multiprocess")
-STUDY = (*LIBRARY, "pydantic", "psutil", "tabulate", "math_verify")
+STUDY = (*LIBRARY, "pydantic", "psutil", "tabulate", "latex2sympy2_extended")
 VLLM = (*LIBRARY, "vllm")
 LIMITS = {
     "machine": (60, BASE), "passes": (120, BASE), "update": (180, LIBRARY), "update-recomputed": (180, LIBRARY),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from multirole.core.extras import needed_by
 
 if TYPE_CHECKING:  # the same names again, because type checkers do not read strings
+    from multirole_study.embedded import embedded_model
     from multirole_study.experiment.cell import Cell
     from multirole_study.experiment.run import run_cell
     from multirole_study.tasks import Task
@@ -17,6 +18,7 @@ if TYPE_CHECKING:  # the same names again, because type checkers do not read str
 _MODULE_OF = {
     "Cell": "multirole_study.experiment.cell",
     "Task": "multirole_study.tasks",
+    "embedded_model": "multirole_study.embedded",
     "run_cell": "multirole_study.experiment.run",
 }
 

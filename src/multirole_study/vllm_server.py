@@ -3,6 +3,7 @@
 import os
 import shlex
 from collections.abc import Sequence
+from importlib.util import find_spec
 
 import torch
 
@@ -45,5 +46,9 @@ def as_text(command: Sequence[str]) -> str:
 
 
 def start(command: Sequence[str]) -> None:
-    """Replace this process by the server, which then receives its signals and sets its exit code."""
+    """Replace this process by the server, which then receives its signals and sets its exit code. Raises ValueError without vLLM."""
+    if find_spec("vllm") is None:
+        raise ValueError(
+            "The server is vLLM's, which is not installed: run `pip install '.[cuda]'`, or '.[cpu]' without a GPU, in a clone of the repository."
+        )
     os.execvpe(command[0], list(command), os.environ | serve_environment())

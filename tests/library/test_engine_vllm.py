@@ -164,7 +164,7 @@ def test_the_environments_imports_work_together(engine):
         "trl.trainer.grpo_trainer",
         "peft",
         "datasets",
-        "math_verify",
+        "latex2sympy2_extended",
         "papermill",
     ):
         importlib.import_module(name)

@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
 
-DISTRIBUTIONS = {"yaml": "pyyaml", "latex2sympy2_extended": "math-verify", "reasoning_gym": "reasoning-gym"}
+DISTRIBUTIONS = {"yaml": "pyyaml", "IPython": "ipython", "reasoning_gym": "reasoning-gym"}
 """Module -> the distribution that brings it, where their names differ."""
 
 

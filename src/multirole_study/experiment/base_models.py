@@ -6,10 +6,10 @@ Only `locate` downloads anything. A missing model is reported within seconds.
 import errno
 import json
 import logging
-from importlib.resources import files
 from pathlib import Path
 
 from multirole.engines import SERVED
+from multirole_study.embedded import embedded_model
 from multirole_study.experiment import smollm2
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.presets import MODELS, OTHER_BASES, SMOLLM2, TINY_BASES, PinnedModel, Shape, is_tiny
@@ -31,7 +31,7 @@ def local_folder(cell: Cell) -> Path | None:
         return Path(cell.model).expanduser()
     if is_tiny(cell.scale):
         name = cell.model or TINY_BASES["code" if cell.task == "code" else "math"]
-        return Path(str(files("multirole_study").joinpath("models", name)))
+        return Path(embedded_model(name))
     return None
 
 

