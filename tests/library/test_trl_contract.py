@@ -17,6 +17,7 @@ from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
 from trl import GRPOConfig
 from trl.kernels import chunked_logprob
 from trl.trainer import utils
+from trl.trainer.base_trainer import _BaseTrainer
 
 from multirole.core.stock import GRPOTrainer
 from multirole.core.trainer import MultiRoleGRPOTrainer
@@ -61,6 +62,9 @@ READ = {
     (BaseTuner, "set_adapter"): "6bc3435dcb256f28",
     (BaseTunerLayer, "set_adapter"): "428fe38e3c1100d9",
     (PeftModel, "set_requires_grad"): "2a4eaff3142ddfd7",
+    (_BaseTrainer, "create_model_card"): "4f8a407fd9fd3f6e",
+    (PeftModel, "create_or_update_model_card"): "188582665d331da0",
+    (utils, "generate_model_card"): "ae772451da9a7a3d",
 }
 
 

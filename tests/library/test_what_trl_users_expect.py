@@ -1,6 +1,7 @@
 """Features of TRL that work unchanged: saving and loading, trackers, model cards, epochs, resume."""
 
 import math
+import re
 from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
 from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, RoleDiagnostics, Voting, user
 from multirole.core.distributed import check_launch
 from multirole.core.hooks import MultiRoleCallback
+from multirole.core.model_card import base_of
 from multirole.core.rollout import chat_template
 from multirole.core.validation import add_adapters, check_dataset, check_shared_base, to_problems
 
@@ -114,8 +116,33 @@ def test_trackers_and_cards_get_role_metrics(trained):
     folder = Path(trained.args.output_dir)
     events = EventAccumulator(str(next(folder.rglob("events.out*")).parent)).Reload()
     assert {"train/generator/entropy", "train/aggregator/chi2", "train/reward"} <= set(events.Tags()["scalars"])
-    trained.create_model_card(model_name="voting")
-    assert "multi-role" in (folder / "README.md").read_text().lower()
+
+
+def test_model_cards_name_the_roles_and_no_local_path(trained, model_folder, tmp_path):
+    """PEFT's template had "[More Information Needed]" 40 times, and both its card and TRL's named the base by its path, or "None"."""
+    folder = Path(trained.args.output_dir)
+    trained.save_model(tmp_path / "saved")
+    trained.peft_model.save_pretrained(tmp_path / "also")
+    trained.create_model_card(model_name="voting", dataset_name="me/sums")
+    cards = [path / "README.md" for path in (folder, folder / "checkpoint-2", tmp_path / "saved", tmp_path / "also")]
+    for text in (card.read_text() for card in cards):
+        assert not re.search(rf"{model_folder.parent}|More Information|None|: license", text)
+        assert (
+            "| aggregator | `aggregator` |" in text and "the base model tiny-r" in text and "\n- multi-role\n" in text
+        )
+        assert 'PeftModel.from_pretrained(base, ".", subfolder="generator")' in text and "- TRL: 1.16.0" in text
+    assert cards[0].read_text().count("me/sums") == 3 and "# voting\n" in cards[0].read_text()
+    cards[0].write_text("mine")
+    trained.save_model(folder)
+    assert cards[0].read_text() == "mine"  # of the user
+
+
+def test_the_base_in_a_model_card_is_an_id_of_the_hub_or_a_plain_name(tmp_path):
+    cached = "/home/me/.cache/huggingface/hub/models--Qwen--Qwen3-0.6B/snapshots/c1899de"
+    assert base_of("Qwen/Qwen3-0.6B") == base_of(cached) == ("Qwen/Qwen3-0.6B", True)
+    assert base_of("gpt2") == ("gpt2", True) and base_of("") == ("", False)
+    assert base_of(str(tmp_path)) == base_of(f"{tmp_path}/") == (tmp_path.name, False)
+    assert base_of("/gone/base") == base_of("./gone/base") == ("base", False)
 
 
 def test_epochs_become_iterations(train, tmp_path):

@@ -72,6 +72,7 @@ from multirole.core.gradients import clip
 from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep, require_value
 from multirole.core.importance import Correction, WeightSums
 from multirole.core.iteration_metrics import OF_RATIOS, OF_ROWS, LossMetrics, log_iteration, role_metrics
+from multirole.core.model_card import write_card
 from multirole.core.model_passes import MicroBatch, ModelPasses
 from multirole.core.noise import disable_noise, warn_of_noise
 from multirole.core.passes.logprobs import check_head
@@ -142,6 +143,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     - `_load_from_checkpoint`: HF's, of a checkpoint of this run's adapters and policy map.
     - `_load_best_model`: `load_best_model_at_end` of every adapter, as a resumed run loads them.
     - `_push_from_checkpoint`: also copies the adapters' folders.
+    - `create_model_card`: of several adapters, without local paths.
 
     Args:
         model (`str`, `PreTrainedModel` or `PeftModel`):
@@ -272,6 +274,15 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         if self.accelerator.is_main_process:
             warn_of_noise(switched_off)
             warn_of_loss_as_metric(args)
+        title = Path(args.hub_model_id or args.output_dir).name
+        fields = {f"paper_{key}": self._paper.get(key) for key in ("title", "id")}
+        self._card = functools.partial(
+            write_card, source=self.peft_model.config.name_or_path, policy=self.policy, workflow=self.workflow.name,
+            name=title, trainer=fields | {"trainer_name": self._name, "trainer_citation": self._paper.get("citation")},
+            hub_id=args.hub_model_id, tags=self._tag_names,
+        )  # fmt: skip
+        # `save_pretrained` calls this
+        self.peft_model.create_or_update_model_card = functools.partial(self._card, keeps=True)
         self._take_over_options()
         self._set_up_passes(has_initial_adapters=isinstance(model, PeftModel) or changes_base(peft_config))
         self._set_up_rollout(engine, render, is_answer)
@@ -868,6 +879,16 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         if self.is_world_process_zero():
             copy_adapters(Path(checkpoint_folder), Path(self.args.output_dir), self.adapters)
         super()._push_from_checkpoint(checkpoint_folder)
+
+    def create_model_card(
+        self, model_name: str | None = None, dataset_name: str | None = None, tags: str | list[str] | None = None
+    ) -> None:
+        if self.is_world_process_zero():
+            more = [tags] if isinstance(tags, str) else tags or []
+            self._card(
+                self.args.output_dir, name=model_name or self._card.keywords["name"], dataset=dataset_name, tags=[*more, *self._tag_names],
+                hub_id=self.hub_model_id,
+            )  # fmt: skip
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         adapters = set(self.peft_model.peft_config)
