@@ -125,10 +125,12 @@ def provenance(cell: Cell, problems: dict[str, int]) -> dict[str, object]:
         completed = subprocess.run(command, capture_output=True, text=True, check=False)
         return completed.stdout.strip() if completed.returncode == 0 else None
 
-    status = git("status", "--porcelain", "--untracked-files=no")
+    # an installed package may lie inside the repository of another project
+    is_tracked = git("ls-files", "--error-unmatch", "__init__.py") is not None
+    status = git("status", "--porcelain", "--untracked-files=no") if is_tracked else None
     return {
         # an image has no .git but this build argument
-        "git_sha": git("rev-parse", "HEAD") or os.environ.get("GIT_SHA"),
+        "git_sha": (git("rev-parse", "HEAD") if is_tracked else None) or os.environ.get("GIT_SHA"),
         "git_dirty": None if status is None else bool(status),
         "lock_sha256": sha256(lock) if lock.exists() else None,
         "versions": installed(*PACKAGES) | {"python": platform.python_version()},
