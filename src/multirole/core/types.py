@@ -140,8 +140,8 @@ class Call(Protocol):
 
     Calls of the same stage run together under `asyncio.gather(call(...), call(...))`. `slot` must be less than the role's number of slots,
     and (role, slot, round) must be unique within an episode: it identifies the turn and seeds its sampling. With `slot=None`, role, prompt
-    and occurrence seed the sampling, and slot and round are derived from the prompts when the episode ends, so the order of the calls does
-    not matter. `max_tokens` lowers the length cap of one reply. `tools` are function descriptions in
+    and occurrence seed the sampling, and slot and round are given when the rollout ends: by the order of the role's calls if each is awaited
+    before the next one, otherwise by their prompts (`core.call_order`). `max_tokens` lowers the length cap of one reply. `tools` are function descriptions in
     OpenAI's format, for chat templates that support them.
     """
 
@@ -155,7 +155,8 @@ class Workflow(Protocol):
     """Interface of a workflow: a name, its roles, and one coroutine per episode.
 
     `roles` maps each role to its multiplicity, the number of slots it fills in one stage (paper sec 3). Optional attributes: `structure`
-    (a `Structure`), and `waits_outside`, which is True if all episodes may at once wait for tools or other threads for more than a minute.
+    (a `Structure`), `waits_outside`, which is True if all episodes may at once wait for tools or other threads for more than a minute, and
+    `on_rollout_begin(tokenizer, sampling)`, which is called before the episodes of a rollout.
     """
 
     name: str
@@ -235,6 +236,12 @@ def structure_of(workflow: Any) -> Structure:
 def waits_outside(workflow: Any) -> bool:
     """Return the workflow's optional attribute `waits_outside`: whether it may wait for other threads or sockets without a limit."""
     return getattr(workflow, "waits_outside", False)
+
+
+def begin_rollout(workflow: Any, tokenizer: Any, sampling: Any) -> None:
+    """Call the workflow's optional method `on_rollout_begin(tokenizer, sampling)`, before its episodes are played."""
+    if (method := getattr(workflow, "on_rollout_begin", None)) is not None:
+        method(tokenizer, sampling)
 
 
 def check_structure(workflow: Any) -> None:
