@@ -175,7 +175,11 @@ def is_unreachable(error: BaseException, has_requests: bool) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return any(is_unreachable(one, has_requests) for one in error.exceptions)
     for one in errors_behind(error):
-        if HOST in str(one) or isinstance(one, APIConnectionError) and one.request.url.host == HOST:
+        if (
+            HOST in str(one)
+            or isinstance(one, APIConnectionError | httpx.TransportError)
+            and one.request.url.host == HOST
+        ):
             return True
     return not has_requests and "connection error" in str(error).lower()
 
