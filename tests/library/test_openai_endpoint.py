@@ -301,9 +301,14 @@ def test_what_is_not_served_is_refused_with_the_routes_that_are(method, path, st
         ({"audio": {}}, 400, None, "`audio={}` is refused: the endpoint does not support it."),
         ({"max_tokens": 0}, 400, None, "must be a positive integer"),
         ({"messages": []}, 400, None, "at least one message"),
-        ({"messages": [{"role": "robot", "content": "?"}]}, 400, None, "must have a role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, None, "only text is supported"),
-        ({"messages": [{"role": "user", "content": 5}]}, 400, None, "a text or a list of text parts"),
+        ({"messages": [{"role": "robot", "content": "?"}]}, 400, None, 'a "role" among system, developer, user'),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            400,
+            None,
+            "Images and audio are not supported",
+        ),
+        ({"messages": [{"role": "user", "content": 5}]}, 400, None, "must be text, got int"),
         ({"tools": "add"}, 400, None, "must be a list of tools"),
         ({"stream": True, "stream_options": "x"}, 400, None, "`stream_options` must be an object, got 'x'"),
     ],
@@ -341,10 +346,12 @@ def test_earlier_tool_calls_reach_the_call_with_their_arguments_as_objects():
     ]
     messages = [user("1+1"), {"role": "assistant", "content": None, "tool_calls": calls}]
     opened.send(json=ASK | {"messages": [*messages, {"role": "tool", "tool_call_id": "0", "content": "2"}]})
-    expected = [{"type": "function", "function": {"name": "add", "arguments": {"a": a}}} for a in (1, 2)]
+    expected = [
+        {"id": str(i), "type": "function", "function": {"name": "add", "arguments": {"a": i + 1}}} for i in range(2)
+    ]
     ((_, seen, *_),) = opened.asked
     assert seen[1] == {"role": "assistant", "content": "", "tool_calls": expected}
-    assert seen[2] == {"role": "tool", "content": "2"}
+    assert seen[2] == {"role": "tool", "tool_call_id": "0", "content": "2"}
 
 
 @pytest.mark.parametrize("key", ["", "episode-of-another", "None"])

@@ -18,7 +18,9 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from multirole.core.arguments import accepts
-from multirole.core.types import Message, Problem, Workflow, structure_of, text_of_parts
+from multirole.core.messages import text_of_parts
+from multirole.core.tool_calls import tool_form
+from multirole.core.types import Message, Problem, Workflow, structure_of
 
 Renderer = Callable[..., list[int]]
 """`render(tokenizer, messages)` returns the token ids of the prompt."""
@@ -27,8 +29,12 @@ MARK, KEPT_MARK = "\U0010fffe", "\U0010ffff"
 
 `MARK` is removed before the text is encoded. `KEPT_MARK` stays, as a token whose id is then dropped.
 """
+REFUSALS = (jinja2.TemplateError, TypeError, RecursionError)
+"""Errors of a chat template that does not take the messages, such as one that joins a number to a text."""
 UNMASKED_TAGS = ("<think>", "</think>")
 """Tags that are not masked: templates look for them in earlier replies, to leave out the thoughts."""
+TOOL_FIELDS = {"tool_calls", "reasoning_content"}
+"""Fields of messages that templates name or write in different ways (`core.tool_calls`)."""
 BRACKETED = re.compile(r"[<\[({|].*[>\])}|]", re.DOTALL)
 
 
@@ -187,11 +193,11 @@ def _render(tokenizer: PreTrainedTokenizerBase, messages: list[Message], options
     """Apply the chat template and return the prompt as text; ValueError if the template refuses the messages."""
     try:
         return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **options)
-    except jinja2.TemplateError as error:
+    except REFUSALS as error:
         raise _refusal(tokenizer, messages, error) from error
 
 
-def _refusal(tokenizer: PreTrainedTokenizerBase, messages: list[Message], error: jinja2.TemplateError) -> ValueError:
+def _refusal(tokenizer: PreTrainedTokenizerBase, messages: list[Message], error: Exception) -> ValueError:
     roles = ", ".join(str(message.get("role")) for message in messages)
     return ValueError(
         f"The chat template of the tokenizer {_name(tokenizer)} refuses messages of the roles {roles}: {error}"
@@ -247,6 +253,10 @@ def chat_template(tokenizer: PreTrainedTokenizerBase, messages: list[Message], *
         )
     options = {"enable_thinking": False} | options
     control, takes_parts = _inspect(tokenizer, options)
+    if any(message.keys() & TOOL_FIELDS or message.get("role") == "tool" for message in messages):
+        form = tool_form(tokenizer, options.get("chat_template"))
+        form.check(_name(tokenizer), messages)
+        messages = form.adapted(messages)
     messages = as_parts(messages) if takes_parts else as_texts(messages)
     if (masked := control.mask(messages)) is not None:
         return control.encode(_render(tokenizer, masked, options))
@@ -254,7 +264,7 @@ def chat_template(tokenizer: PreTrainedTokenizerBase, messages: list[Message], *
         return tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, tokenize=True, return_dict=False, **options
         )
-    except jinja2.TemplateError as error:
+    except REFUSALS as error:
         raise _refusal(tokenizer, messages, error) from error
 
 

@@ -4,9 +4,9 @@ It serves `POST /v1/chat/completions`, `GET /v1/models` and `GET /v1/models/MODE
 that cannot be honoured gives an error that names it, or is dropped if `ignore` lists it: the trainer decides how to sample.
 """
 
+import hashlib
 import itertools
 import json
-import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Collection
@@ -22,8 +22,10 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from multirole.core.messages import normalised
 from multirole.core.rollout import PromptOverflow
-from multirole.core.types import Message, Turn, text_of_parts
+from multirole.core.tool_calls import parse_reply
+from multirole.core.types import Message, Reply, Turn
 from multirole.endpoint.session import Session
 
 MAX_BODY_BYTES = 4 * 2**20
@@ -46,7 +48,6 @@ REFUSALS = {
     "response_format": "a constrained sampler would differ from the policy that is trained",
     "logit_bias": "the loss needs log-probs of the policy that is trained",
 }
-TOOL_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 
 
 class BadRequest(Exception):
@@ -146,7 +147,7 @@ class Endpoint:
                 raise BadRequest(str(error)) from error
         except BadRequest as error:
             return error.response()
-        completion = self._completion(role, turn, bool(tools))
+        completion = self._completion(role, turn, tools)
         if not body.get("stream"):
             return JSONResponse(completion.model_dump(exclude_none=True))
         is_counted = bool((body.get("stream_options") or {}).get("include_usage"))  # a dict or None, see `_parse`
@@ -183,19 +184,24 @@ class Endpoint:
         caps = [cap for name in ("max_tokens", "max_completion_tokens") if (cap := body.get(name)) is not None]
         if not all(isinstance(cap, int) and cap > 0 for cap in caps):
             raise BadRequest(f"`max_tokens` must be a positive integer, got {caps}.", param="max_tokens")
-        return role, _messages(body.get("messages")), _tools(body.get("tools")), min(caps, default=None)
+        try:
+            messages = normalised(body.get("messages"))
+        except ValueError as error:
+            raise BadRequest(str(error), param="messages") from error
+        return role, messages, _tools(body.get("tools")), min(caps, default=None)
 
-    def _completion(self, role: str, turn: Turn, has_tools: bool) -> ChatCompletion:
-        text, calls = parse_tool_calls(turn.text) if has_tools else (turn.text, [])
+    def _completion(self, role: str, turn: Turn, tools: list[dict] | None) -> ChatCompletion:
+        reply = (turn.reply or parse_reply(None, turn, tools)) if tools else Reply(turn.text)
         number = next(self._numbers)
         tool_calls: Any = [
             ChatCompletionMessageFunctionToolCall(
-                id=f"call_{number}_{i}", type="function", function=Function(name=name, arguments=json.dumps(arguments))
+                id=_call_id(turn, i), type="function", function=Function(name=name, arguments=json.dumps(arguments))
             )
-            for i, (name, arguments) in enumerate(calls)
+            for i, (name, arguments) in enumerate(reply.calls)
         ]
-        message = ChatCompletionMessage(role="assistant", content=text, tool_calls=tool_calls or None)
-        reason = "tool_calls" if calls else "stop" if turn.finish_reason == "stop" else "length"
+        thought: dict[str, Any] = {"reasoning_content": reply.reasoning} if reply.reasoning else {}
+        message = ChatCompletionMessage(role="assistant", content=reply.text, tool_calls=tool_calls or None, **thought)
+        reason = "tool_calls" if reply.calls else "stop" if turn.finish_reason == "stop" else "length"
         n_prompt, n_completion = len(turn.prompt_ids), len(turn.completion_ids)
         usage = CompletionUsage(
             prompt_tokens=n_prompt, completion_tokens=n_completion, total_tokens=n_prompt + n_completion
@@ -206,25 +212,9 @@ class Endpoint:
         )  # fmt: skip
 
 
-def parse_tool_calls(text: str) -> tuple[str, list[tuple[str, dict]]]:
-    """Parse tool calls in Qwen3's and SmolLM2's form: return the text before the first one, and the calls (name, arguments).
-
-    A reply whose calls are not all valid JSON is returned as text.
-    """
-    calls: list[tuple[str, dict]] = []
-    for block in TOOL_CALL.findall(text):
-        try:
-            parsed = json.loads(block)
-        except ValueError:
-            return text, []
-        for call in parsed if isinstance(parsed, list) else [parsed]:
-            if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-                return text, []
-            arguments = call.get("arguments", {})
-            if not isinstance(arguments, dict):
-                return text, []
-            calls.append((call["name"], arguments))
-    return (text.partition("<tool_call>")[0].strip(), calls) if calls else (text, [])
+def _call_id(turn: Turn, index: int) -> str:
+    """Return the id of a tool call: nine letters and digits, as Mistral's templates want, which depend on nothing but the turn."""
+    return hashlib.blake2b(repr((turn.prompt_ids, turn.completion_ids, index)).encode()).hexdigest()[:9]
 
 
 async def _read_json(request: Request) -> dict:
@@ -241,48 +231,6 @@ async def _read_json(request: Request) -> dict:
     if not isinstance(parsed, dict):
         raise BadRequest("The request's body must be a JSON object.")
     return parsed
-
-
-def _messages(messages: Any) -> list[Message]:
-    """Convert OpenAI's messages to the form of chat templates: texts, and tool calls with their arguments as objects."""
-    if not isinstance(messages, list) or not messages:
-        raise BadRequest("`messages` must be a list of at least one message.", param="messages")
-    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
-
-
-def _message(message: Any, place: str) -> Message:
-    if not isinstance(message, dict) or message.get("role") not in ("system", "developer", "user", "assistant", "tool"):
-        raise BadRequest(f"`{place}` must have a role: system, developer, user, assistant or tool.", param=place)
-    role = "system" if message["role"] == "developer" else message["role"]
-    converted: dict[str, Any] = {"role": role, "content": _text(message.get("content"), place)}
-    if message.get("function_call"):
-        raise BadRequest(f"`{place}.function_call` is OpenAI's older form. Send `tool_calls`.", param=place)
-    for name in ("name", "reasoning_content"):  # for templates that show them
-        if isinstance(value := message.get(name), str):
-            converted[name] = value
-    if calls := message.get("tool_calls"):
-        converted["tool_calls"] = [_tool_call(call, place) for call in calls]
-    return converted
-
-
-def _text(content: Any, place: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
-        text = text_of_parts(content) if content else ""
-        if text is not None:
-            return text
-        raise BadRequest(f"`{place}` has content other than text, and only text is supported.", param=place)
-    raise BadRequest(f"`{place}.content` must be a text or a list of text parts.", param=place)
-
-
-def _tool_call(call: Any, place: str) -> dict[str, Any]:
-    try:
-        arguments = call["function"]["arguments"]
-        parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
-        return {"type": "function", "function": {"name": str(call["function"]["name"]), "arguments": parsed}}
-    except (KeyError, TypeError, ValueError) as error:
-        raise BadRequest(f"`{place}.tool_calls` holds a call without a name or without JSON arguments.") from error
 
 
 def _tools(tools: Any) -> list[dict] | None:
