@@ -8,9 +8,11 @@ spell none have exactly the ids of `apply_chat_template`.
 
 import copy
 import json
+import logging
 import re
 from collections.abc import Callable, Iterable
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any
 
 import jinja2
@@ -21,6 +23,8 @@ from multirole.core.arguments import accepts
 from multirole.core.messages import text_of_parts
 from multirole.core.tool_calls import tool_form
 from multirole.core.types import Message, Problem, Workflow, structure_of
+
+logger = logging.getLogger(__name__)
 
 Renderer = Callable[..., list[int]]
 """`render(tokenizer, messages)` returns the token ids of the prompt."""
@@ -289,13 +293,21 @@ def check_chats(
 
 
 def _check_chat(render: Renderer, tokenizer: PreTrainedTokenizerBase, roles: tuple[str, ...]) -> None:
-    messages = [{"role": role, "content": f"Text {i}."} for i, role in enumerate(roles)]
+    messages: list[Message] = [{"role": role, "content": f"Text {i}."} for i, role in enumerate(roles)]
+    for message, following in pairwise(messages):
+        if message["role"] == "assistant" and following["role"] == "tool":
+            message |= {
+                "content": "",
+                "tool_calls": [{"type": "function", "id": "call00000", "function": {"name": "f", "arguments": {}}}],
+            }
+            following["tool_call_id"] = "call00000"
     try:
         prompt = render(tokenizer, messages)
         lost = [
             i
             for i, message in enumerate(messages)
-            if render(tokenizer, [*messages[:i], message | {"content": "Other."}, *messages[i + 1 :]]) == prompt
+            if message["content"]
+            and render(tokenizer, [*messages[:i], message | {"content": "Other."}, *messages[i + 1 :]]) == prompt
         ]
     except jinja2.TemplateError as error:  # of a renderer that is not ours
         raise _refusal(tokenizer, messages, error) from error
@@ -307,7 +319,10 @@ def _check_chat(render: Renderer, tokenizer: PreTrainedTokenizerBase, roles: tup
 
 
 def check_tools(tokenizer: PreTrainedTokenizerBase, render: Renderer) -> None:
-    """Raise ValueError if prompts cannot be rendered with `tools`: the chat template, or a renderer of the user's, does not know them."""
+    """Raise ValueError if prompts cannot be rendered with `tools`: the chat template, or a renderer of the user's, does not know them.
+
+    It warns if the chat template does not say how the model writes its calls.
+    """
     if "tools" not in str(tokenizer.chat_template):
         raise ValueError(
             f"The chat template of {tokenizer.name_or_path!r} does not know `tools`. Describe the tools in a message, or use "
@@ -317,3 +332,19 @@ def check_tools(tokenizer: PreTrainedTokenizerBase, render: Renderer) -> None:
         raise ValueError(
             f"The renderer {render!r} takes no `tools`. Describe the tools in a message, or use the chat template."
         )
+    if render is chat_template:
+        _warn_of_unknown_form(tokenizer, tokenizer.get_chat_template(None, []))
+
+
+@lru_cache(maxsize=32)
+def _warn_of_unknown_form(tokenizer: PreTrainedTokenizerBase, template: str) -> None:
+    """Warn, once, if the template's tool calls cannot be read."""
+    form = tool_form(tokenizer, template)
+    if form.template is None:
+        reason = (
+            f"leaves {form.lost_of_calls} out"
+            if form.lost_of_calls
+            else "writes tool calls in a form that is not known"
+        )
+        logger.warning("The chat template of the tokenizer %s %s. A reply's calls are looked for in the forms of other models, and are text if they "
+                       "have none of them.", _name(tokenizer), reason)  # fmt: skip

@@ -10,18 +10,19 @@ TEXT_FIELDS = ("name", "tool_call_id", "reasoning_content")
 
 
 def normalised(
-    messages: Any, place: str = "messages", from_rows: bool = False, any_role: bool = False
+    messages: Any, place: str = "messages", from_rows: bool = False, from_wire: bool = False, any_role: bool = False
 ) -> list[Message]:
-    """Return the messages with their contents as text and the arguments of tool calls as objects.
+    """Return the messages with their contents as text, their tool calls in one form, and without empty fields.
 
-    Parts of text are joined, "developer" becomes "system", `reasoning` becomes `reasoning_content`, and empty fields are left out. Other
-    fields stay as they are.
+    Parts of text are joined, "developer" becomes "system", and `reasoning` becomes `reasoning_content`. Other fields stay as they are. So do
+    arguments that are given as JSON text, which `chat_template` parses where the template does not take text, except from the wire.
 
     Args:
         messages: a list of messages in OpenAI's form.
         place: what error messages call the list.
         from_rows: leave out None inside tool calls, too: Arrow gives every call the argument names of the others. In other messages, and in
             arguments that are given as JSON text, null is a value.
+        from_wire: parse the arguments of tool calls: OpenAI's protocol sends every object as text.
         any_role: accept chat roles that are not among `CHAT_ROLES`.
 
     Raises:
@@ -33,7 +34,7 @@ def normalised(
         )
     if from_rows:
         messages = _without_none(messages)
-    return [_message(message, f"{place}[{i}]", any_role) for i, message in enumerate(messages)]
+    return [_message(message, f"{place}[{i}]", from_wire, any_role) for i, message in enumerate(messages)]
 
 
 def conversation_of(prompt: Any) -> list[Message]:
@@ -59,7 +60,7 @@ def text_of_parts(content: Any) -> str | None:
     return "".join(part["text"] for part in content) if all(is_text) else None
 
 
-def _message(message: Any, place: str, any_role: bool) -> Message:
+def _message(message: Any, place: str, from_wire: bool, any_role: bool) -> Message:
     role = message.get("role") if isinstance(message, dict) else None
     if not isinstance(role, str) or role not in CHAT_ROLES and not any_role:
         raise ValueError(
@@ -72,13 +73,13 @@ def _message(message: Any, place: str, any_role: bool) -> Message:
         fields.setdefault("reasoning_content", fields.pop("reasoning"))
     for name in TEXT_FIELDS:
         if not isinstance(fields.get(name, ""), str):
-            raise ValueError(f"`{place}.{name}` must be text, got {_shown(fields[name])}.")
+            raise ValueError(f"`{place}.{name}` must be text, got {_shown(fields[name])}.")  # noqa: TRY004 (as for all bad input)
     calls = fields.pop("tool_calls", [])
     if not isinstance(calls, list):
-        raise ValueError(f"`{place}.tool_calls` must be a list of tool calls, got {_shown(calls)}.")
+        raise ValueError(f"`{place}.tool_calls` must be a list of tool calls, got {_shown(calls)}.")  # noqa: TRY004
     fields |= {"role": "system" if role == "developer" else role, "content": _text(fields.get("content"), role, place)}
     if calls:
-        fields["tool_calls"] = [tool_call(call, f"{place}.tool_calls[{i}]") for i, call in enumerate(calls)]
+        fields["tool_calls"] = [tool_call(call, f"{place}.tool_calls[{i}]", from_wire) for i, call in enumerate(calls)]
     return fields
 
 
@@ -96,8 +97,11 @@ def _text(content: Any, role: str, place: str) -> str:
     return text
 
 
-def tool_call(call: Any, place: str) -> dict[str, Any]:
-    """Return a tool call as `{"type": "function", "function": {"name", "arguments": {...}}}`, with its other fields."""
+def tool_call(call: Any, place: str, is_parsed: bool = True) -> dict[str, Any]:
+    """Return a tool call as `{"type": "function", "function": {"name", "arguments"}}`, with its other fields.
+
+    `is_parsed` makes arguments that are JSON text an object. ValueError for other values than an object or its text.
+    """
     if not isinstance(call, dict) or call.get("type") not in ("function", None):
         raise ValueError(f"`{place}` must be a tool call of the type 'function', got {_shown(call)}.")
     rest = {key: value for key, value in call.items() if value is not None}
@@ -108,6 +112,8 @@ def tool_call(call: Any, place: str) -> dict[str, Any]:
     if not isinstance(name, str) or not name:
         raise ValueError(f"`{place}` must have `function` with a `name` and `arguments`, got {_shown(call)}.")
     parsed = _arguments(function.get("arguments"), name, f"{place}.function.arguments")
+    if not is_parsed and parsed and isinstance(function["arguments"], str):
+        parsed = function["arguments"]
     return rest | {"type": "function", "function": function | {"arguments": parsed}}
 
 

@@ -6,7 +6,6 @@ below or from the text of two calls that the chat template renders, and it is us
 """
 
 import ast
-import copy
 import json
 import os
 import re
@@ -94,7 +93,8 @@ class ToolForm:
     lost_of_calls: str = ""
     lost_of_results: str = ""
     takes_several: bool = True
-    arguments_are_text: bool = False
+    takes_objects: bool = True
+    takes_text: bool = True
     reasoning_field: str = "reasoning_content"
     takes_text_and_thought: bool = True
     name_key: str = "name"
@@ -114,11 +114,17 @@ class ToolForm:
         if adapted.get("tool_calls") and not self.takes_text_and_thought and adapted.get(self.reasoning_field):
             thought, text = adapted[self.reasoning_field], adapted["content"]
             adapted |= {self.reasoning_field: f"{thought}\n\n{text}".strip(), "content": ""}
-        if self.arguments_are_text and adapted.get("tool_calls"):
-            adapted["tool_calls"] = copy.deepcopy(adapted["tool_calls"])
-            for call in adapted["tool_calls"]:
-                call["function"]["arguments"] = json.dumps(call["function"]["arguments"], ensure_ascii=False)
+        if adapted.get("tool_calls"):
+            adapted["tool_calls"] = [
+                call | {"function": call["function"] | {"arguments": self._arguments(call["function"]["arguments"])}}
+                for call in adapted["tool_calls"]
+            ]
         return adapted
+
+    def _arguments(self, arguments: Any) -> Any:
+        if isinstance(arguments, str):
+            return arguments if self.takes_text else json.loads(arguments)
+        return arguments if self.takes_objects else json.dumps(arguments, ensure_ascii=False)
 
     @property
     def has_channels(self) -> bool:
@@ -334,14 +340,13 @@ def _tool_form(tokenizer: PreTrainedTokenizerBase, chat_template: str) -> ToolFo
 
 def _reading_form(render: Callable[..., str], calls: list[dict[str, Any]]) -> ToolForm:
     """Return the form of messages that a template reads: arguments as objects or as text, and its name for thoughts."""
-    form = ToolForm()
-    for as_text in (False, True):
-        form = ToolForm(arguments_are_text=as_text)
-        text = render(form, _assistant(calls))
-        if ARGUMENTS[0]["k3Wx"] in text and repr(ARGUMENTS[0]) not in text:
-            break
-    else:
-        form = ToolForm()
+
+    def takes(arguments: Any) -> bool:
+        text = render(ToolForm(), _assistant([_call(NAMES[0], arguments)]))
+        return ARGUMENTS[0]["k3Wx"] in text and repr(ARGUMENTS[0]) not in text
+
+    takes_text = takes(json.dumps(ARGUMENTS[0]))
+    form = ToolForm(takes_objects=takes(ARGUMENTS[0]) or not takes_text, takes_text=takes_text)
     for field in ("reasoning_content", "thinking", "reasoning"):
         thinking = replace(form, reasoning_field=field)
         message = _assistant(calls) | {"reasoning_content": THOUGHT}

@@ -185,7 +185,7 @@ class Endpoint:
         if not all(isinstance(cap, int) and cap > 0 for cap in caps):
             raise BadRequest(f"`max_tokens` must be a positive integer, got {caps}.", param="max_tokens")
         try:
-            messages = normalised(body.get("messages"))
+            messages = normalised(body.get("messages"), from_wire=True)
         except ValueError as error:
             raise BadRequest(str(error), param="messages") from error
         return role, messages, _tools(body.get("tools")), min(caps, default=None)
