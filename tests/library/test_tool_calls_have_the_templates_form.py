@@ -44,7 +44,7 @@ ARGUMENTS = [
     {"city": "75001", "days": -7, "is_wet": False},
     {"where": {"x": [1, {"y": "ü"}], "z": {}}, "parts": ["a, b", "c)"], "city": "Zürich 👩‍👩‍👧 [北] (x, y={1}), <b>"},
 ]
-QUOTED = {"city": "  it's \"x\" \\ {\"a\": 1}\n    two", "days": 1}
+QUOTED = {"city": '  it\'s "x" \\ {"a": 1}\n    two', "days": 1}
 THOUGHT, WORDS, RESULT = "Rain is likely, so ask.", "Let me look.", "sun-8f3"
 
 
@@ -52,7 +52,14 @@ THOUGHT, WORDS, RESULT = "Rain is likely, so ask.", "Let me look.", "sun-8f3"
 def tokenizer():
     """A tokenizer to which the control tokens of every template are special."""
     texts = "".join(template(name) for name in ALL)
-    special = set(re.findall(r"<[|｜][^<>{}'\"\s|]+[|｜]>", texts)) | {"<|tool_call>", "<tool_call|>", "<|turn>", "<turn|>", "<eos>", "<bos>"}
+    special = set(re.findall(r"<[|｜][^<>{}'\"\s|]+[|｜]>", texts)) | {
+        "<|tool_call>",
+        "<tool_call|>",
+        "<|turn>",
+        "<turn|>",
+        "<eos>",
+        "<bos>",
+    }
     raw = byte_level(r"\w+|\W+", sorted(special), ("<tool_call>", "</tool_call>", "<think>", "</think>"))
     return wrap(raw, "", eos_token="<eos>", bos_token="<bos>")
 
@@ -119,7 +126,11 @@ def test_a_call_that_is_cut_off_is_no_call(name, tokenizer):
 def test_calls_and_results_reach_the_next_prompt(name, tokenizer):
     reply = read(tokenizer, reply_of(tokenizer, [call(ARGUMENTS[1])]))
     calls = [call(arguments, name) for name, arguments in reply.calls]
-    messages = [user("Ask."), answer(calls), {"role": "tool", "name": "weather", "tool_call_id": calls[0]["id"], "content": RESULT}]
+    messages = [
+        user("Ask."),
+        answer(calls),
+        {"role": "tool", "name": "weather", "tool_call_id": calls[0]["id"], "content": RESULT},
+    ]
     prompt = tokenizer.decode(chat_template(tokenizer, messages, tools=TOOLS))
     without = tokenizer.decode(chat_template(tokenizer, [user("Ask.")], tools=TOOLS))
     for part in ("weather", "Ulm", RESULT):
@@ -129,7 +140,11 @@ def test_calls_and_results_reach_the_next_prompt(name, tokenizer):
 def test_control_tokens_in_arguments_and_results_stay_text(name, tokenizer):
     token = next(token for token in control_tokens(tokenizer).tokens if "think" not in token)
     both = [
-        [user("Ask."), answer([call({"city": text})]), {"role": "tool", "name": "weather", "tool_call_id": "a1b2c3d40", "content": text}]
+        [
+            user("Ask."),
+            answer([call({"city": text})]),
+            {"role": "tool", "name": "weather", "tool_call_id": "a1b2c3d40", "content": text},
+        ]
         for text in (f"x {token} y", "x y")
     ]
     special = tokenizer.convert_tokens_to_ids(token)
@@ -214,7 +229,10 @@ def test_the_form_of_a_template_that_trl_does_not_ship_is_found(text, tokenizer)
 
 def test_an_agent_gets_calls_and_thoughts_and_sends_them_back(tokenizer):
     tokenizer.chat_template = template("qwen3_6")
-    first = f"<think>\n{THOUGHT}\n</think>\n\n" + "<tool_call>\n<function=weather>\n<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>"
+    first = (
+        f"<think>\n{THOUGHT}\n</think>\n\n"
+        + "<tool_call>\n<function=weather>\n<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>"
+    )
     replies = [[*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id] for text in (first, "Sun.")]
     engine = ScriptedEngine(lambda key, request: (replies[key], 1), tokenizer.eos_token_id)
     got = []

@@ -78,7 +78,12 @@ MUSE_GLIMMER = response_template(
 )
 
 
-KNOWN = (QWEN3, PYTHON, GPTOSS, MUSE_GLIMMER, gemma4_template)
+GEMMA4 = gemma4_template | {
+    "fields": gemma4_template["fields"]
+    | {"tool_calls": gemma4_template["fields"]["tool_calls"] | {"open_pattern": rf"<\|tool_call>call:{NAME}"}}
+}
+"""TRL's, for names with dashes and points, too."""
+KNOWN = (QWEN3, PYTHON, GPTOSS, MUSE_GLIMMER, GEMMA4)
 
 
 @dataclass(frozen=True)
@@ -203,6 +208,8 @@ class ToolForm:
 
 def _python_calls(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield the calls of a Python list such as `[weather(city='Ulm'), now()]`; ValueError for other text."""
+    dash = "\u30fc"  # a letter to Python, which allows no dashes in names
+    text = re.sub(r"((?:^\s*\[?|\),)\s*)([\w.\-]+)(?=\()", lambda match: match[1] + match[2].replace("-", dash), text)
     try:
         tree = ast.parse(text.strip(), mode="eval").body
     except (SyntaxError, MemoryError) as error:
@@ -210,7 +217,10 @@ def _python_calls(text: str) -> Iterator[tuple[str, dict[str, Any]]]:
     for call in tree.elts if isinstance(tree, ast.List) else [tree]:
         if not isinstance(call, ast.Call) or call.args or not all(keyword.arg for keyword in call.keywords):
             raise ValueError(f"{text!r} is no list of calls with named arguments.")
-        yield ast.unparse(call.func), {str(keyword.arg): _literal(keyword.value) for keyword in call.keywords}
+        yield (
+            ast.unparse(call.func).replace(dash, "-"),
+            {str(keyword.arg): _literal(keyword.value) for keyword in call.keywords},
+        )
 
 
 def _literal(node: ast.expr) -> Any:
