@@ -21,8 +21,9 @@ from trainers import build_model
 from multirole import Voting, from_openai
 from multirole.core.engine import Sampling
 from multirole.core.rollout import PromptOverflow, WorkflowError
+from multirole.core.tool_calls import parse_reply
 from multirole.core.types import Turn, user
-from multirole.endpoint.app import MAX_BODY_BYTES, Endpoint, parse_tool_calls
+from multirole.endpoint.app import MAX_BODY_BYTES, Endpoint
 from multirole.endpoint.serving import ModelServer, listening
 from multirole.endpoint.session import Session
 from multirole.workflows.prompts import render
@@ -268,9 +269,14 @@ def test_what_is_not_served_is_refused_with_the_routes_that_are(method, path, st
         ({"audio": {}}, 400, None, "`audio={}` is refused: the endpoint does not support it."),
         ({"max_tokens": 0}, 400, None, "must be a positive integer"),
         ({"messages": []}, 400, None, "at least one message"),
-        ({"messages": [{"role": "robot", "content": "?"}]}, 400, None, "must have a role"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, 400, None, "only text is supported"),
-        ({"messages": [{"role": "user", "content": 5}]}, 400, None, "a text or a list of text parts"),
+        ({"messages": [{"role": "robot", "content": "?"}]}, 400, None, 'a "role" among system, developer, user'),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]},
+            400,
+            None,
+            "Images and audio are not supported",
+        ),
+        ({"messages": [{"role": "user", "content": 5}]}, 400, None, "must be text, got int"),
         ({"tools": "add"}, 400, None, "must be a list of tools"),
         ({"stream": True, "stream_options": "x"}, 400, None, "`stream_options` must be an object, got 'x'"),
     ],
@@ -340,10 +346,12 @@ def test_earlier_tool_calls_reach_the_call_with_their_arguments_as_objects():
     ]
     messages = [user("1+1"), {"role": "assistant", "content": None, "tool_calls": calls}]
     opened.send(json=ASK | {"messages": [*messages, {"role": "tool", "tool_call_id": "0", "content": "2"}]})
-    expected = [{"type": "function", "function": {"name": "add", "arguments": {"a": a}}} for a in (1, 2)]
+    expected = [
+        {"id": str(i), "type": "function", "function": {"name": "add", "arguments": {"a": i + 1}}} for i in range(2)
+    ]
     ((_, seen, *_),) = opened.asked
     assert seen[1] == {"role": "assistant", "content": "", "tool_calls": expected}
-    assert seen[2] == {"role": "tool", "content": "2"}
+    assert seen[2] == {"role": "tool", "tool_call_id": "0", "content": "2"}
 
 
 @pytest.mark.parametrize("key", ["", "episode-of-another", "None"])
@@ -393,7 +401,8 @@ def test_half_a_character_is_refused():
     ],
 )  # fmt: skip
 def test_tool_calls_are_read_from_replies(text, expected):
-    assert parse_tool_calls(text) == (expected or (text, []))
+    reply = parse_reply(None, Turn("solver", 0, 0, [1], [2], [0.0], text, "stop"), [TOOL])
+    assert (reply.text, reply.calls) == (expected or (text, []))
 
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}

@@ -38,8 +38,10 @@ from multirole.core.event_loop import (
     user_lines,
     users_traceback,
 )
+from multirole.core.messages import normalised
 from multirole.core.replay import Replay
 from multirole.core.replies import THOUGHT_TAGS, opens_thought, text_outside_thoughts
+from multirole.core.tool_calls import parse_reply
 from multirole.core.types import (
     CHAT_ROLES,
     FAILED,
@@ -530,6 +532,10 @@ class Rollout:
             tools: list[dict] | None,
         ) -> Turn:  # fmt: skip
             self._progress, began = self._clock, time.monotonic_ns()
+            try:
+                messages = normalised(messages, any_role=True)
+            except ValueError as error:
+                raise ValueError(f"`call({role!r}, messages)`: {error}") from None
             self._check_call(role, messages, slot, round, max_tokens, called)
             called.append((role, slot, round))
             prompt_ids = self._encode(messages, tools)
@@ -558,6 +564,8 @@ class Rollout:
             else:
                 version = step.version if isinstance(step, Turn) else None
                 turn = Turn(role, slot or 0, round, prompt_ids, *self._known_reply(step), version=version)
+            if tools:
+                turn.reply = parse_reply(self.tokenizer, turn, tools)
             if slot is None:
                 unplaced[role].append(UnplacedTurn(turn, nth, current_branch(), began, time.monotonic_ns()))
             episode.turns.append(turn)
@@ -639,31 +647,17 @@ class Rollout:
         return ids, [0.0] * len(ids), reply, "stop"
 
     def _check_call(
-        self, role: str, messages: Any, slot: int | None, round: int, max_tokens: int | None,
+        self, role: str, messages: list[Message], slot: int | None, round: int, max_tokens: int | None,
         called: Sequence[tuple[str, int | None, int]],
     ) -> None:  # fmt: skip
-        """Raise ValueError for an unknown role or slot, messages without text, a call made twice, and beyond `max_turns` calls."""
+        """Raise ValueError for an unknown role or slot, a call made twice, and beyond `max_turns` calls."""
         slots = self.workflow.roles
         if role not in self.policy or slot is not None and slot not in range(slots[role]):
             unknown = "unknown role" if role not in self.policy else "no such slot"
             raise ValueError(
                 f"`call({role!r}, slot={slot})`: {unknown}. The roles and their numbers of slots are {slots}."
             )
-        if (
-            not isinstance(messages, list)
-            or not messages
-            or not all({"role", "content"} <= set(message) for message in messages)
-        ):
-            raise ValueError(
-                f"`call({role!r}, messages)` needs a list of messages such as `multirole.user('Hello.')`, got {messages!r}."
-            )
         for message in messages:
-            content = message["content"]
-            if not isinstance(content, str | list) and not (content is None and message.get("tool_calls")):
-                raise ValueError(
-                    f"`call({role!r}, messages)`: the content of a message must be text, got {type(content).__name__}."
-                    + " Write `turn.text`." * isinstance(content, Turn)
-                )
             if message["role"] not in CHAT_ROLES and message["role"] not in self._unusual:
                 self._unusual.append(message["role"])
                 logger.warning("The workflow %r sends a message of the chat role %r. Most chat templates know %s only: check its spelling.",

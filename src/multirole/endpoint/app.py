@@ -9,7 +9,6 @@ import hashlib
 import itertools
 import json
 import logging
-import re
 import secrets
 import time
 from collections.abc import AsyncIterator, Collection
@@ -25,9 +24,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from multirole.core.messages import normalised
 from multirole.core.rollout import PromptOverflow
-from multirole.core.types import Message, Turn, text_of_parts
-from multirole.endpoint.dialect import HARMLESS, BadRequest, Dialect, Reply, token_logprobs
+from multirole.core.tool_calls import parse_reply
+from multirole.core.types import Message, Reply, Turn
+from multirole.endpoint.dialect import HARMLESS, BadRequest, ClientReply, Dialect, token_logprobs
 from multirole.endpoint.responses import RESPONSES
 from multirole.endpoint.session import FAULTS, Session
 
@@ -52,7 +53,6 @@ REFUSALS = {
     "top_logprobs": "only the log-probs of the sampled tokens are known",
 }
 ROUTES = "POST /v1/chat/completions, POST /v1/responses, GET /v1/models and GET /v1/models/MODEL"
-TOOL_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
 
 
 def _no_such_model(role: object, session: Session) -> BadRequest:
@@ -213,9 +213,11 @@ class Endpoint:
                 problems.append(BadRequest(f"`{name}` must be a positive integer, got {cap!r}.", param=name))
         try:
             chat = dialect.to_chat(body, session)
-            messages, tools = _messages(chat.get("messages")), _tools(chat.get("tools"))
+            messages, tools = normalised(chat.get("messages"), from_wire=True), _tools(chat.get("tools"))
         except BadRequest as error:
             problems.append(error)
+        except ValueError as error:
+            problems.append(BadRequest(str(error), param="messages"))
         if problems:
             first = problems[0]
             raise BadRequest(
@@ -258,12 +260,13 @@ class Endpoint:
         is_listed = "message.output_text.logprobs" in (body.get("include") or ())
         return is_listed or body.get("logprobs") is True and "logprobs" not in self.ignore
 
-    def _reply(self, role: str, turn: Turn, session: Session, tools: list[dict] | None, has_logprobs: bool) -> Reply:
-        text, calls = parse_tool_calls(turn.text) if tools else (turn.text, [])
-        number = next(self._numbers)
-        written = [(f"call_{number}_{i}", name, json.dumps(arguments)) for i, (name, arguments) in enumerate(calls)]
+    def _reply(
+        self, role: str, turn: Turn, session: Session, tools: list[dict] | None, has_logprobs: bool
+    ) -> ClientReply:
+        reply = (turn.reply or parse_reply(None, turn, tools)) if tools else Reply(turn.text)
+        calls = [(_call_id(turn, i), name, json.dumps(arguments)) for i, (name, arguments) in enumerate(reply.calls)]
         logprobs = token_logprobs(turn, session.tokenizer) if has_logprobs else None
-        return Reply(number, role, turn, text, None, written, logprobs)
+        return ClientReply(next(self._numbers), role, turn, reply.text, reply.reasoning, calls, logprobs)
 
 
 async def _unless_disconnected(request: Request, playing: "asyncio.Future[Any]") -> Turn | None:
@@ -283,7 +286,7 @@ async def _unless_disconnected(request: Request, playing: "asyncio.Future[Any]")
     return playing.result() if playing.done() and not playing.cancelled() else None
 
 
-def _completion(body: dict, session: Session, reply: Reply) -> dict:
+def _completion(body: dict, session: Session, reply: ClientReply) -> dict:
     """Return the body of a chat completion."""
     tool_calls: Any = [
         ChatCompletionMessageFunctionToolCall(id=id, type="function", function=Function(name=name, arguments=arguments))
@@ -306,25 +309,9 @@ def _completion(body: dict, session: Session, reply: Reply) -> dict:
     ).model_dump(exclude_none=True)  # fmt: skip
 
 
-def parse_tool_calls(text: str) -> tuple[str, list[tuple[str, dict]]]:
-    """Parse tool calls in Qwen3's and SmolLM2's form: return the text before the first one, and the calls (name, arguments).
-
-    A reply whose calls are not all valid JSON is returned as text.
-    """
-    calls: list[tuple[str, dict]] = []
-    for block in TOOL_CALL.findall(text):
-        try:
-            parsed = json.loads(block)
-        except ValueError:
-            return text, []
-        for call in parsed if isinstance(parsed, list) else [parsed]:
-            if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-                return text, []
-            arguments = call.get("arguments", {})
-            if not isinstance(arguments, dict):
-                return text, []
-            calls.append((call["name"], arguments))
-    return (text.partition("<tool_call>")[0].strip(), calls) if calls else (text, [])
+def _call_id(turn: Turn, index: int) -> str:
+    """Return the id of a tool call: nine letters and digits, as Mistral's templates want, which depend on nothing but the turn."""
+    return hashlib.blake2b(repr((turn.prompt_ids, turn.completion_ids, index)).encode()).hexdigest()[:9]
 
 
 async def _read_json(request: Request) -> tuple[dict, str]:
@@ -347,48 +334,6 @@ async def _read_json(request: Request) -> tuple[dict, str]:
             "A text of the request holds half of a character, a lone surrogate. Send whole characters."
         ) from None
     return parsed, hashlib.blake2b(body, digest_size=16).hexdigest()
-
-
-def _messages(messages: Any) -> list[Message]:
-    """Convert OpenAI's messages to the form of chat templates: texts, and tool calls with their arguments as objects."""
-    if not isinstance(messages, list) or not messages:
-        raise BadRequest("`messages` must be a list of at least one message.", param="messages")
-    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
-
-
-def _message(message: Any, place: str) -> Message:
-    if not isinstance(message, dict) or message.get("role") not in ("system", "developer", "user", "assistant", "tool"):
-        raise BadRequest(f"`{place}` must have a role: system, developer, user, assistant or tool.", param=place)
-    role = "system" if message["role"] == "developer" else message["role"]
-    converted: dict[str, Any] = {"role": role, "content": _text(message.get("content"), place)}
-    if message.get("function_call"):
-        raise BadRequest(f"`{place}.function_call` is OpenAI's older form. Send `tool_calls`.", param=place)
-    for name in ("name", "reasoning_content"):  # for templates that show them
-        if isinstance(value := message.get(name), str):
-            converted[name] = value
-    if calls := message.get("tool_calls"):
-        converted["tool_calls"] = [_tool_call(call, place) for call in calls]
-    return converted
-
-
-def _text(content: Any, place: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
-        text = text_of_parts(content) if content else ""
-        if text is not None:
-            return text
-        raise BadRequest(f"`{place}` has content other than text, and only text is supported.", param=place)
-    raise BadRequest(f"`{place}.content` must be a text or a list of text parts.", param=place)
-
-
-def _tool_call(call: Any, place: str) -> dict[str, Any]:
-    try:
-        arguments = call["function"]["arguments"]
-        parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
-        return {"type": "function", "function": {"name": str(call["function"]["name"]), "arguments": parsed}}
-    except (KeyError, TypeError, ValueError) as error:
-        raise BadRequest(f"`{place}.tool_calls` holds a call without a name or without JSON arguments.") from error
 
 
 def _tools(tools: Any) -> list[dict] | None:

@@ -31,14 +31,14 @@ class BadRequest(Exception):
 
 
 @dataclass(frozen=True)
-class Reply:
+class ClientReply:
     """A turn as clients see it: its text, its thoughts, and its tool calls as (id, name, arguments in JSON)."""
 
     number: int
     role: str
     turn: Turn
     text: str
-    thoughts: str | None
+    thoughts: str
     calls: list[tuple[str, str, str]]
     logprobs: list[dict[str, Any]] | None
     """For each sampled token its text, its bytes and its log-probability, if the request asks for them."""
@@ -59,7 +59,7 @@ class Dialect:
     read: frozenset[str]
     neutral: Mapping[str, tuple[Any, ...]]
     to_chat: Callable[[dict, Session], dict]
-    write: Callable[[dict, Session, Reply], dict]
+    write: Callable[[dict, Session, ClientReply], dict]
     stream: Callable[[dict, dict], AsyncIterator[str]]
 
 

@@ -19,7 +19,7 @@ from openai.types.responses import (
 from openai.types.responses.response_reasoning_item import Content
 from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
 
-from multirole.endpoint.dialect import BadRequest, Dialect, Reply
+from multirole.endpoint.dialect import BadRequest, ClientReply, Dialect
 from multirole.endpoint.session import Session
 
 READ = frozenset({
@@ -128,7 +128,7 @@ def _tools(tools: Any) -> Any:
     ]
 
 
-def write(body: dict, session: Session, reply: Reply) -> dict:
+def write(body: dict, session: Session, reply: ClientReply) -> dict:
     """Return the body of a response, and keep its items for later requests of the episode."""
     turn = reply.turn
     status: Any = "completed" if turn.finish_reason == "stop" else "incomplete"
