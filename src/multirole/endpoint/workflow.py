@@ -193,8 +193,8 @@ def from_openai(
 
     Args:
         agent: `async def agent(question, client) -> str` with an `openai.AsyncOpenAI` client, or a synchronous function with an
-            `openai.OpenAI` client, which runs in a thread. Any other client can be made from `client.base_url` and `client.api_key`: the
-            key identifies the episode. `question` is the row's prompt: a text, or the messages of a conversation with more than one.
+            `openai.OpenAI` client, which runs in a thread. With `use_socket`, any other client can be made in the agent from `client.base_url` and
+            `client.api_key`: the key identifies the episode. `question` is the row's prompt: a text, or the messages of a conversation with more than one.
         roles: role -> number of slots, or a list of roles of one slot each. A role may be called more often than it has slots.
         name: the workflow's name; by default the function's.
         structure: what the roles do, for diagnostics and the diagram.
