@@ -9,8 +9,9 @@ from scripted_engine import ScriptedEngine
 from trainers import build_model
 
 from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, from_openai
+from multirole.core.messages import conversation_of
 from multirole.core.policy import parse_policy
-from multirole.core.types import Answer, Problem, assistant, conversation_of, user
+from multirole.core.types import Answer, Problem, assistant, user
 from multirole.core.validation import check_dataset, to_problems
 from multirole.workflows import WORKFLOWS
 from multirole_study.experiment.cell_trainer import to_dataset
@@ -121,7 +122,8 @@ def test_fields_that_arrow_adds_are_left_out_and_parts_are_joined():
     ]  # fmt: skip
     first, second = to_problems(Dataset.from_list(rows))
     assert second.history == HISTORY  # without "tool_calls": None
-    assert first.history[1] == {"role": "assistant", "content": "", "tool_calls": [call]}
+    parsed = call | {"function": {"name": "add", "arguments": {"a": 1}}}
+    assert first.history[1] == {"role": "assistant", "content": "", "tool_calls": [parsed]}
     parts = [{"type": "text", "text": "What "}, {"type": "text", "text": "now?"}]
     assert conversation_of([{"role": "user", "content": parts}]) == [user("What now?")]
 

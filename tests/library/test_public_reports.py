@@ -17,9 +17,9 @@ from multirole import Answer, MultiRoleCallback, MultiRoleGRPOConfig, MultiRoleG
 from multirole.core.checkpoints import check_checkpoint, resume_argument
 from multirole.core.engine import Completion
 from multirole.core.epochs import EpochCount
+from multirole.core.messages import normalised
 from multirole.core.rollout import WorkflowError, reply_text
 from multirole.core.types import check_workflow
-from multirole.endpoint.app import BadRequest, _messages
 from multirole.engines import vllm_engine
 from multirole.engines.vllm_engine import base_source
 
@@ -383,6 +383,6 @@ def test_the_endpoint_keeps_names_and_thoughts_of_messages():
         {"role": "user", "name": "Alice", "content": "hi"},
         {"role": "assistant", "content": "x", "reasoning_content": "y"},
     ]
-    assert _messages(sent) == sent
-    with pytest.raises(BadRequest, match="tool_calls"):
-        _messages([{"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": "{}"}}])
+    assert normalised(sent) == sent
+    with pytest.raises(ValueError, match="tool_calls"):
+        normalised([{"role": "assistant", "content": "", "function_call": {"name": "f", "arguments": "{}"}}])

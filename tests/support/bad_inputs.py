@@ -410,7 +410,7 @@ OWN = {
     "text for an answer": _workflow("returned a str", body="return '42'"),
     "no answer": _workflow("returned a NoneType", body="pass"),
     "an exception": _workflow("ZeroDivisionError: division by zero", "in run", body="1 / 0"),
-    "a number for messages": _workflow("needs a list of messages", "got 3", body="await call('speaker', 3)"),
+    "a number for messages": _workflow("must be a list of at least one message", "got 3", body="await call('speaker', 3)"),
     "a task of no kind": _task("has no `problems`", file="task = 3"),
     "a task with a path for a name": _task("plain identifier", "'../x'", file=TASK.format(name="../x", train="rows", more="")),
     "a task without rows": _task("needs at least one row", file=TASK.format(name="own", train="[]", more="")),

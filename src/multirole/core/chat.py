@@ -8,9 +8,11 @@ spell none have exactly the ids of `apply_chat_template`.
 
 import copy
 import json
+import logging
 import re
 from collections.abc import Callable, Iterable
 from functools import cached_property, lru_cache
+from itertools import pairwise
 from typing import Any
 
 import jinja2
@@ -18,7 +20,11 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from multirole.core.arguments import accepts
-from multirole.core.types import Message, Problem, Workflow, structure_of, text_of_parts
+from multirole.core.messages import text_of_parts
+from multirole.core.tool_calls import tool_form
+from multirole.core.types import Message, Problem, Workflow, structure_of
+
+logger = logging.getLogger(__name__)
 
 Renderer = Callable[..., list[int]]
 """`render(tokenizer, messages)` returns the token ids of the prompt."""
@@ -27,8 +33,12 @@ MARK, KEPT_MARK = "\U0010fffe", "\U0010ffff"
 
 `MARK` is removed before the text is encoded. `KEPT_MARK` stays, as a token whose id is then dropped.
 """
+REFUSALS = (jinja2.TemplateError, TypeError, RecursionError)
+"""Errors of a chat template that does not take the messages, such as one that joins a number to a text."""
 UNMASKED_TAGS = ("<think>", "</think>")
 """Tags that are not masked: templates look for them in earlier replies, to leave out the thoughts."""
+TOOL_FIELDS = {"tool_calls", "reasoning_content"}
+"""Fields of messages that templates name or write in different ways (`core.tool_calls`)."""
 BRACKETED = re.compile(r"[<\[({|].*[>\])}|]", re.DOTALL)
 
 
@@ -187,11 +197,11 @@ def _render(tokenizer: PreTrainedTokenizerBase, messages: list[Message], options
     """Apply the chat template and return the prompt as text; ValueError if the template refuses the messages."""
     try:
         return tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False, **options)
-    except jinja2.TemplateError as error:
+    except REFUSALS as error:
         raise _refusal(tokenizer, messages, error) from error
 
 
-def _refusal(tokenizer: PreTrainedTokenizerBase, messages: list[Message], error: jinja2.TemplateError) -> ValueError:
+def _refusal(tokenizer: PreTrainedTokenizerBase, messages: list[Message], error: Exception) -> ValueError:
     roles = ", ".join(str(message.get("role")) for message in messages)
     return ValueError(
         f"The chat template of the tokenizer {_name(tokenizer)} refuses messages of the roles {roles}: {error}"
@@ -247,6 +257,10 @@ def chat_template(tokenizer: PreTrainedTokenizerBase, messages: list[Message], *
         )
     options = {"enable_thinking": False} | options
     control, takes_parts = _inspect(tokenizer, options)
+    if any(message.keys() & TOOL_FIELDS or message.get("role") == "tool" for message in messages):
+        form = tool_form(tokenizer, options.get("chat_template"))
+        form.check(_name(tokenizer), messages)
+        messages = form.adapted(messages)
     messages = as_parts(messages) if takes_parts else as_texts(messages)
     if (masked := control.mask(messages)) is not None:
         return control.encode(_render(tokenizer, masked, options))
@@ -254,7 +268,7 @@ def chat_template(tokenizer: PreTrainedTokenizerBase, messages: list[Message], *
         return tokenizer.apply_chat_template(
             messages, add_generation_prompt=True, tokenize=True, return_dict=False, **options
         )
-    except jinja2.TemplateError as error:
+    except REFUSALS as error:
         raise _refusal(tokenizer, messages, error) from error
 
 
@@ -279,13 +293,21 @@ def check_chats(
 
 
 def _check_chat(render: Renderer, tokenizer: PreTrainedTokenizerBase, roles: tuple[str, ...]) -> None:
-    messages = [{"role": role, "content": f"Text {i}."} for i, role in enumerate(roles)]
+    messages: list[Message] = [{"role": role, "content": f"Text {i}."} for i, role in enumerate(roles)]
+    for message, following in pairwise(messages):
+        if message["role"] == "assistant" and following["role"] == "tool":
+            message |= {
+                "content": "",
+                "tool_calls": [{"type": "function", "id": "call00000", "function": {"name": "f", "arguments": {}}}],
+            }
+            following["tool_call_id"] = "call00000"
     try:
         prompt = render(tokenizer, messages)
         lost = [
             i
             for i, message in enumerate(messages)
-            if render(tokenizer, [*messages[:i], message | {"content": "Other."}, *messages[i + 1 :]]) == prompt
+            if message["content"]
+            and render(tokenizer, [*messages[:i], message | {"content": "Other."}, *messages[i + 1 :]]) == prompt
         ]
     except jinja2.TemplateError as error:  # of a renderer that is not ours
         raise _refusal(tokenizer, messages, error) from error
@@ -297,7 +319,10 @@ def _check_chat(render: Renderer, tokenizer: PreTrainedTokenizerBase, roles: tup
 
 
 def check_tools(tokenizer: PreTrainedTokenizerBase, render: Renderer) -> None:
-    """Raise ValueError if prompts cannot be rendered with `tools`: the chat template, or a renderer of the user's, does not know them."""
+    """Raise ValueError if prompts cannot be rendered with `tools`: the chat template, or a renderer of the user's, does not know them.
+
+    It warns if the chat template does not say how the model writes its calls.
+    """
     if "tools" not in str(tokenizer.chat_template):
         raise ValueError(
             f"The chat template of {tokenizer.name_or_path!r} does not know `tools`. Describe the tools in a message, or use "
@@ -307,3 +332,19 @@ def check_tools(tokenizer: PreTrainedTokenizerBase, render: Renderer) -> None:
         raise ValueError(
             f"The renderer {render!r} takes no `tools`. Describe the tools in a message, or use the chat template."
         )
+    if render is chat_template:
+        _warn_of_unknown_form(tokenizer, tokenizer.get_chat_template(None, []))
+
+
+@lru_cache(maxsize=32)
+def _warn_of_unknown_form(tokenizer: PreTrainedTokenizerBase, template: str) -> None:
+    """Warn, once, if the template's tool calls cannot be read."""
+    form = tool_form(tokenizer, template)
+    if form.template is None:
+        reason = (
+            f"leaves {form.lost_of_calls} out"
+            if form.lost_of_calls
+            else "writes tool calls in a form that is not known"
+        )
+        logger.warning("The chat template of the tokenizer %s %s. A reply's calls are looked for in the forms of other models, and are text if they "
+                       "have none of them.", _name(tokenizer), reason)  # fmt: skip

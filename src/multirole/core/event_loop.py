@@ -6,12 +6,14 @@ import selectors
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future, wait
 from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 import torch
+
+from multirole.core.call_order import make_task
 
 T = TypeVar("T")
 POLL = 0.5
@@ -47,7 +49,20 @@ class EngineSelector(selectors.DefaultSelector):
 def new_loop(may_wait: bool) -> tuple[EngineSelector, asyncio.AbstractEventLoop]:
     """Return a new event loop and its selector, which drives no engine yet."""
     selector = EngineSelector(lambda: False, may_wait)
-    return selector, asyncio.SelectorEventLoop(selector)
+    loop = asyncio.SelectorEventLoop(selector)
+    loop.set_task_factory(make_task)  # type: ignore[arg-type]
+    return selector, loop
+
+
+def run_to_end(loop: asyncio.AbstractEventLoop, coroutine: Coroutine[Any, Any, T]) -> T:
+    """Run a coroutine in the loop. The `SystemExit` of a task, which leaves the loop, is left to the code that awaits the task."""
+    main = loop.create_task(coroutine)
+    while True:
+        try:
+            return loop.run_until_complete(main)
+        except SystemExit:
+            if main.done():
+                raise
 
 
 def in_thread(

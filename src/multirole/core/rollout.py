@@ -11,6 +11,7 @@ import hashlib
 import itertools
 import logging
 import math
+import time
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from typing import Any, ClassVar
 from transformers import PreTrainedTokenizerBase
 
 from multirole.core import event_loop
+from multirole.core.call_order import UnplacedTurn, are_sequential, current_branch, place_turns
 from multirole.core.chat import Renderer, chat_template, check_tools, control_tokens
 from multirole.core.engine import Completion, Engine, Request, RequestRefused, Sampling
 from multirole.core.event_loop import (
@@ -32,11 +34,14 @@ from multirole.core.event_loop import (
     last_line,
     new_loop,
     position,
+    run_to_end,
     user_lines,
     users_traceback,
 )
+from multirole.core.messages import normalised
 from multirole.core.replay import Replay
 from multirole.core.replies import THOUGHT_TAGS, opens_thought, text_outside_thoughts
+from multirole.core.tool_calls import parse_reply
 from multirole.core.types import (
     CHAT_ROLES,
     FAILED,
@@ -47,6 +52,7 @@ from multirole.core.types import (
     Problem,
     Turn,
     Workflow,
+    begin_rollout,
     waits_outside,
 )
 
@@ -89,6 +95,13 @@ def is_encodable(text: str) -> bool:
 
 class WorkflowError(RuntimeError):
     """A workflow's own code failed; the message names it, the problem and the lines of that code, the cause is its error."""
+
+
+def is_interrupt(error: BaseException) -> bool:
+    """Return whether an error is Ctrl-C, also in a group."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(map(is_interrupt, error.exceptions))
+    return isinstance(error, KeyboardInterrupt)
 
 
 def is_overflow(error: BaseException) -> bool:
@@ -145,17 +158,6 @@ def prompt_seed(seed: int, iteration: int, problem: str, episode: int, role: str
     digest = hashlib.blake2b(repr(prompt).encode(), digest_size=8).hexdigest()
     key = repr((seed, iteration, problem, episode, role, digest, nth)).encode()
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") >> 1
-
-
-def place_turns(turns: Sequence[tuple[Turn, int]], n_slots: int) -> None:
-    """Set slot and round of one role's turns that were called without a slot, each given with its occurrence.
-
-    They are ordered by prompt, the shortest first, and equal prompts by occurrence, so that the order of arrival does not matter.
-    Each `n_slots` of them make a round.
-    """
-    ordered = sorted(turns, key=lambda pair: (len(pair[0].prompt_ids), pair[0].prompt_ids, pair[1]))
-    for i, (turn, _) in enumerate(ordered):
-        turn.round, turn.slot = divmod(i, n_slots)
 
 
 def reply_text(
@@ -252,6 +254,10 @@ class Rollout:
         self._n_failed = 0
         self._unusual: list[str] = []  # chat roles that were warned of
         self._has_overflowed = False  # a prompt was longer than `max_prompt_tokens`
+        self._unplaced: list[tuple[Episode, dict[str, list[UnplacedTurn]]]] = []  # turns without a slot, by role
+        self._warned_of: set[str] = (
+            set()
+        )  # roles whose concurrent calls were warned of, and "" for episodes without a turn
         self.sampled_tokens = 0  # completion tokens that the engine has sampled so far, in replays, too
         self._clock = 0.0  # seconds in which this process was not suspended
         self._progress = 0.0  # `_clock` at the last progress
@@ -267,6 +273,8 @@ class Rollout:
         episodes = [Episode(problem, index) for problem, index in attempts]
         self._encoded.clear()
         self._n_failed = 0
+        self._unplaced.clear()
+        begin_rollout(self.workflow, self.tokenizer, sampling)
         self._progress = self._clock
         # a thread that was left behind has its own
         self._waiting, self._is_interrupted = {}, Event()
@@ -281,7 +289,46 @@ class Rollout:
             Rollout._lasting = None  # its loop may have been left behind
             raise
         self._playing.clear()
+        self._place_turns()
+        self._warn_of_missing_turns(episodes)
         return episodes
+
+    def _place_turns(self) -> None:
+        """Set slot and round of the turns that were called without a slot.
+
+        Whether a role's calls are sequential is decided for all episodes together: over sockets, concurrent calls may look sequential in a few.
+        """
+        roles = self.workflow.roles
+        for role in dict.fromkeys(role for _, unplaced in self._unplaced for role in unplaced):
+            of_episodes = [unplaced[role] for _, unplaced in self._unplaced if role in unplaced]
+            is_sequential = all(map(are_sequential, of_episodes))
+            for turns in of_episodes:
+                place_turns(turns, roles[role], is_sequential)
+            n_turns = max(map(len, of_episodes))
+            if not is_sequential and n_turns > roles[role] and role not in self._warned_of:
+                self._warned_of.add(role)
+                logger.warning("The workflow %r makes up to %d calls of the role %r in an episode, which has %d slots, some of them at the same time. "
+                               "Their order would depend on the load of the machine, so the role's turns are put in slots and rounds by prompt, the shortest "
+                               "first. Await each call before the next one, or give the role a slot for each call.",
+                               self.workflow.name, n_turns, role, roles[role])  # fmt: skip
+        for episode, _ in self._unplaced:
+            self._sort_turns(episode)
+        self._unplaced.clear()
+
+    def _sort_turns(self, episode: Episode) -> None:
+        episode.turns.sort(key=lambda turn: (turn.round, list(self.policy).index(turn.role), turn.slot))
+
+    def _warn_of_missing_turns(self, episodes: Sequence[Episode]) -> None:
+        """Warn once if episodes that ended well have no turn although others have some."""
+        ended = [e for e in episodes if e.failure is None and e.answer is not None and e.answer.reason != OVERFLOW]
+        counts = [len(episode.turns) for episode in ended]
+        if 0 in counts and any(counts) and "" not in self._warned_of:
+            self._warned_of.add("")
+            logger.warning(
+                "%d of %d episodes of the workflow %r have no turn, so they are not trained on; others have up to %d."
+                + (" If the agent's client is kept for later episodes or reads its key from the environment, the calls of one episode count for another: "
+                   "make each client in the agent, from the `base_url` and `api_key` of the client that it receives." * waits_outside(self.workflow)),
+                counts.count(0), len(counts), self.workflow.name, max(counts))  # fmt: skip
 
     def _check_progress(self, thread: int) -> None:
         """Raise `WorkflowError` where for `patience` no episode has called or ended and no call has been answered."""
@@ -390,7 +437,7 @@ class Rollout:
 
         try:
             with self._event_loop(advance) as loop:
-                loop.run_until_complete(all_episodes())
+                run_to_end(loop, all_episodes())
         finally:
             self._progress = math.inf  # the engine takes what it needs
             while waiting:  # calls that were cancelled: the engine must have no request left when the rollout ends
@@ -454,7 +501,7 @@ class Rollout:
         """Run the workflow of one episode and set its turns and its answer; WorkflowError if the workflow fails."""
         called: list[tuple[str, int | None, int]] = []
         occurrences: Counter[tuple[str, tuple[int, ...]]] = Counter()
-        unplaced: dict[str, list[tuple[Turn, int]]] = {role: [] for role in self.policy}
+        unplaced: defaultdict[str, list[UnplacedTurn]] = defaultdict(list)
         made: list[str] = []  # the roles of all calls, awaited or not
         begun: list[str] = []  # of those that were awaited
 
@@ -484,13 +531,20 @@ class Rollout:
             role: str, messages: list[Message], slot: int | None, round: int, max_tokens: int | None,
             tools: list[dict] | None,
         ) -> Turn:  # fmt: skip
-            self._progress = self._clock
+            self._progress, began = self._clock, time.monotonic_ns()
+            try:
+                messages = normalised(messages, any_role=True)
+            except ValueError as error:
+                raise ValueError(f"`call({role!r}, messages)`: {error}") from None
             self._check_call(role, messages, slot, round, max_tokens, called)
             called.append((role, slot, round))
             prompt_ids = self._encode(messages, tools)
             if len(prompt_ids) > self.max_prompt_tokens:
                 self._warn_of_overflow(role, episode.problem, len(prompt_ids))
-                raise PromptOverflow(f"{role}: {len(prompt_ids)} prompt tokens")
+                raise PromptOverflow(
+                    f"This model's maximum context length is {self.max_prompt_tokens} tokens. However, your messages resulted in {len(prompt_ids)} "
+                    f"tokens. Please reduce the length of the messages (role {role!r}, `max_prompt_tokens`)."
+                )
             nth = occurrences[role, tuple(prompt_ids)]
             occurrences[role, tuple(prompt_ids)] += 1
             place = None if slot is None or self.turn_seeds == "prompt" else (slot, round)
@@ -510,8 +564,10 @@ class Rollout:
             else:
                 version = step.version if isinstance(step, Turn) else None
                 turn = Turn(role, slot or 0, round, prompt_ids, *self._known_reply(step), version=version)
+            if tools:
+                turn.reply = parse_reply(self.tokenizer, turn, tools)
             if slot is None:
-                unplaced[role].append((turn, nth))
+                unplaced[role].append(UnplacedTurn(turn, nth, current_branch(), began, time.monotonic_ns()))
             episode.turns.append(turn)
             return turn
 
@@ -528,28 +584,38 @@ class Rollout:
             )
         await _all_done(asked)  # calls that the workflow does not wait for are also recorded and trained
         episode.answer = answer
-        for role, turns in unplaced.items():
-            place_turns(turns, self.workflow.roles[role])
-        episode.turns.sort(key=lambda turn: (turn.round, list(self.policy).index(turn.role), turn.slot))
+        if unplaced:
+            self._unplaced.append((episode, unplaced))
+        self._sort_turns(episode)
         for turn in episode.turns:
             if turn.outcome is None:
                 turn.outcome = "answered" if self.is_answer(turn.text) else "unparsed"
 
     async def _answer_of(self, problem: Problem, call: Callable[..., Awaitable[Turn]]) -> Answer:
         """Run the workflow; its answer is empty where a prompt was too long. WorkflowError if it fails or returns no answer."""
+        task = asyncio.current_task()
+        assert task is not None
         try:
             answer = await self.workflow.run(private_copy(problem), call)
         except (RequestRefused, RolloutStopped):
             raise
-        except (Exception, SystemExit, asyncio.CancelledError) as error:  # of the user's code: say whose and where
-            task = asyncio.current_task()
-            if isinstance(error, asyncio.CancelledError) and task is not None and task.cancelling():
+        except BaseException as error:
+            now = asyncio.current_task()
+            if (
+                isinstance(error, GeneratorExit)
+                and now is not task
+                or isinstance(error, asyncio.CancelledError)
+                and task.cancelling()
+            ):
                 raise  # the rollout ends
+            if is_interrupt(error):
+                raise KeyboardInterrupt from error
             if is_overflow(error):
                 return Answer("", reason=OVERFLOW)
             where = user_lines(traceback.walk_tb(error.__traceback__)) or last_line(error)  # of a built-in workflow
             raise WorkflowError(
-                f"The workflow {self.workflow.name!r} failed on problem {problem.id!r}: {type(error).__name__}: {error}"
+                f"The workflow {self.workflow.name!r} failed on problem {problem.id!r}: {type(error).__name__}"
+                + f": {error}" * bool(str(error))
                 + f"\n{where}" * bool(where)
             ) from error.with_traceback(users_traceback(error.__traceback__))
         if not isinstance(answer, Answer) or not isinstance(answer.text, str):
@@ -568,8 +634,8 @@ class Rollout:
     def _warn_of_overflow(self, role: str, problem: Problem, n_tokens: int) -> None:
         """Warn of the first prompt that is longer than `max_prompt_tokens`."""
         if not self._has_overflowed:
-            logger.warning("A prompt of the role %r on problem %r has %d tokens, more than `max_prompt_tokens` (%d). Its episode ends and is "
-                           "scored on an empty answer. Further ones are not reported; the log has their `prompt_overflow_rate`.",
+            logger.warning("A prompt of the role %r on problem %r has %d tokens, more than `max_prompt_tokens` (%d). Unless the workflow "
+                           "handles this, the episode ends and is scored on an empty answer. Further ones are not reported; the log has their `prompt_overflow_rate`.",
                            role, problem.id, n_tokens, self.max_prompt_tokens)  # fmt: skip
         self._has_overflowed = True
 
@@ -581,31 +647,17 @@ class Rollout:
         return ids, [0.0] * len(ids), reply, "stop"
 
     def _check_call(
-        self, role: str, messages: Any, slot: int | None, round: int, max_tokens: int | None,
+        self, role: str, messages: list[Message], slot: int | None, round: int, max_tokens: int | None,
         called: Sequence[tuple[str, int | None, int]],
     ) -> None:  # fmt: skip
-        """Raise ValueError for an unknown role or slot, messages without text, a call made twice, and beyond `max_turns` calls."""
+        """Raise ValueError for an unknown role or slot, a call made twice, and beyond `max_turns` calls."""
         slots = self.workflow.roles
         if role not in self.policy or slot is not None and slot not in range(slots[role]):
             unknown = "unknown role" if role not in self.policy else "no such slot"
             raise ValueError(
                 f"`call({role!r}, slot={slot})`: {unknown}. The roles and their numbers of slots are {slots}."
             )
-        if (
-            not isinstance(messages, list)
-            or not messages
-            or not all({"role", "content"} <= set(message) for message in messages)
-        ):
-            raise ValueError(
-                f"`call({role!r}, messages)` needs a list of messages such as `multirole.user('Hello.')`, got {messages!r}."
-            )
         for message in messages:
-            content = message["content"]
-            if not isinstance(content, str | list) and not (content is None and message.get("tool_calls")):
-                raise ValueError(
-                    f"`call({role!r}, messages)`: the content of a message must be text, got {type(content).__name__}."
-                    + " Write `turn.text`." * isinstance(content, Turn)
-                )
             if message["role"] not in CHAT_ROLES and message["role"] not in self._unusual:
                 self._unusual.append(message["role"])
                 logger.warning("The workflow %r sends a message of the chat role %r. Most chat templates know %s only: check its spelling.",

@@ -10,8 +10,11 @@ from dataclasses import dataclass, field
 from inspect import getattr_static, iscoroutinefunction, unwrap
 from typing import Any, Literal, Protocol, get_args
 
-Message = dict[str, str]
-"""One chat message, `{"role": "user" | "assistant" | "system", "content": text}` (the chat role, not the workflow role)."""
+Message = dict[str, Any]
+"""One chat message, `{"role": "user" | "assistant" | "system", "content": text}` (the chat role, not the workflow role).
+
+It may have `name`, `reasoning_content`, `tool_calls` and `tool_call_id`, as OpenAI's messages do (`core.messages`).
+"""
 
 
 CHAT_ROLES = ("system", "developer", "user", "assistant", "tool")
@@ -78,6 +81,15 @@ class Reward:
             object.__setattr__(self, "is_correct", bool(self.is_correct))
 
 
+@dataclass(frozen=True)
+class Reply:
+    """The parts of a reply to a call with `tools`: the text outside thoughts and tool calls, the thought, and the calls as (name, arguments)."""
+
+    text: str
+    reasoning: str = ""
+    calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+
+
 @dataclass
 class Turn:
     """One model call.
@@ -87,6 +99,7 @@ class Turn:
     workflow sets it for turns that are verdicts, selections or plans; for every other turn the rollout records
     "answered" or "unparsed" from the task's answer extraction. `is_right` says whether the turn by itself was right, None if it
     has not been judged. `version` is the number of iterations for which the adapter had been trained when it sampled the turn; None outside a trainer.
+    `reply` has the tool calls of a turn that was called with `tools`.
     """
 
     role: str
@@ -100,6 +113,7 @@ class Turn:
     outcome: str | None = None
     is_right: bool | None = None
     version: int | None = None
+    reply: Reply | None = None
 
 
 @dataclass(frozen=True)
@@ -140,8 +154,8 @@ class Call(Protocol):
 
     Calls of the same stage run together under `asyncio.gather(call(...), call(...))`. `slot` must be less than the role's number of slots,
     and (role, slot, round) must be unique within an episode: it identifies the turn and seeds its sampling. With `slot=None`, role, prompt
-    and occurrence seed the sampling, and slot and round are derived from the prompts when the episode ends, so the order of the calls does
-    not matter. `max_tokens` lowers the length cap of one reply. `tools` are function descriptions in
+    and occurrence seed the sampling, and slot and round are given when the rollout ends: by the order of the role's calls if each is awaited
+    before the next one, otherwise by their prompts (`core.call_order`). `max_tokens` lowers the length cap of one reply. `tools` are function descriptions in
     OpenAI's format, for chat templates that support them.
     """
 
@@ -155,7 +169,8 @@ class Workflow(Protocol):
     """Interface of a workflow: a name, its roles, and one coroutine per episode.
 
     `roles` maps each role to its multiplicity, the number of slots it fills in one stage (paper sec 3). Optional attributes: `structure`
-    (a `Structure`), and `waits_outside`, which is True if all episodes may at once wait for tools or other threads for more than a minute.
+    (a `Structure`), `waits_outside`, which is True if all episodes may at once wait for tools or other threads for more than a minute, and
+    `on_rollout_begin(tokenizer, sampling)`, which is called before the episodes of a rollout.
     """
 
     name: str
@@ -237,6 +252,12 @@ def waits_outside(workflow: Any) -> bool:
     return getattr(workflow, "waits_outside", False)
 
 
+def begin_rollout(workflow: Any, tokenizer: Any, sampling: Any) -> None:
+    """Call the workflow's optional method `on_rollout_begin(tokenizer, sampling)`, before its episodes are played."""
+    if (method := getattr(workflow, "on_rollout_begin", None)) is not None:
+        method(tokenizer, sampling)
+
+
 def check_structure(workflow: Any) -> None:
     """Raise ValueError or TypeError for a structure that names roles which the workflow does not have."""
     structure, roles = structure_of(workflow), workflow.roles
@@ -312,40 +333,3 @@ def user(text: str) -> Message:
 def assistant(text: str) -> Message:
     """Return an assistant message (another role's text quoted as conversation history)."""
     return {"role": "assistant", "content": text}
-
-
-def conversation_of(prompt: Any) -> list[Message]:
-    """Return a row's prompt as messages; ValueError unless the last one, the question, is a user message."""
-    if isinstance(prompt, str):
-        return [user(prompt)]
-    if not isinstance(prompt, list) or not prompt:
-        raise ValueError(f'a "prompt" must be text or a list of messages, got {prompt!r}.')
-    messages = [_message_of(message) for message in prompt]
-    if messages[-1]["role"] != "user":
-        raise ValueError(
-            f"a conversation must end with a user message, which the roles answer, and this one ends with {prompt[-1]!r}. Move a reply "
-            "that is to be learnt into another column."
-        )
-    return messages
-
-
-def text_of_parts(content: Any) -> str | None:
-    """Return the joined text of a list of text parts, as OpenAI's messages may have them; None for any other content."""
-    if not isinstance(content, list) or not content:
-        return None
-    is_text = (isinstance(p, dict) and p.get("type") == "text" and isinstance(p.get("text"), str) for p in content)
-    return "".join(part["text"] for part in content) if all(is_text) else None
-
-
-def _message_of(message: Any) -> Message:
-    """Return one message of a dataset with its text and without the empty fields that Arrow adds."""
-    if not isinstance(message, dict) or message.get("role") not in CHAT_ROLES:
-        raise ValueError(
-            f'a message must be a dictionary with "content" and a "role" among {", ".join(CHAT_ROLES)}, got {message!r}.'
-        )
-    present = {key: value for key, value in message.items() if value is not None}
-    content = present.get("content", "" if "tool_calls" in present else None)
-    text = content if isinstance(content, str) else text_of_parts(content)
-    if text is None:
-        raise ValueError(f"the content of a message must be text, got {message!r}. Images and audio are not supported.")
-    return present | {"content": text}

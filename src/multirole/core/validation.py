@@ -19,6 +19,7 @@ from trl.trainer.utils import create_model_from_path, get_callable_name, is_asyn
 
 from multirole.core.arguments import accepts, check_adapter
 from multirole.core.config import MultiRoleGRPOConfig
+from multirole.core.messages import conversation_of
 from multirole.core.streams import IndexedRows, StreamedRows, first_row, read_whole
 from multirole.core.types import (
     MAX_REWARD,
@@ -27,7 +28,6 @@ from multirole.core.types import (
     Episode,
     Problem,
     check_columns,
-    conversation_of,
 )
 
 logger = logging.getLogger(__name__)

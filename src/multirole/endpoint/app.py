@@ -1,12 +1,14 @@
-"""ASGI application for OpenAI's chat completions. `model` names the role, and the API key the episode.
+"""ASGI application for OpenAI's API. `model` names the role, and the API key the episode.
 
-It serves `POST /v1/chat/completions`, `GET /v1/models` and `GET /v1/models/MODEL`; errors have OpenAI's form and status. A stream is one chunk. A field
-that cannot be honoured gives an error that names it, or is dropped if `ignore` lists it: the trainer decides how to sample.
+It serves `POST /v1/chat/completions`, `POST /v1/responses`, `GET /v1/models` and `GET /v1/models/MODEL`; errors have OpenAI's form and status. A stream
+is one chunk. A field that cannot be honoured gives an error that names it, or is dropped if `ignore` lists it: the trainer decides how to sample.
 """
 
+import asyncio
+import hashlib
 import itertools
 import json
-import re
+import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Collection
@@ -14,7 +16,7 @@ from typing import Any
 
 from openai.types import CompletionUsage
 from openai.types.chat import ChatCompletion, ChatCompletionMessage, ChatCompletionMessageFunctionToolCall
-from openai.types.chat.chat_completion import Choice
+from openai.types.chat.chat_completion import Choice, ChoiceLogprobs
 from openai.types.chat.chat_completion_message_function_tool_call import Function
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -22,56 +24,40 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from multirole.core.messages import normalised
 from multirole.core.rollout import PromptOverflow
-from multirole.core.types import Message, Turn, text_of_parts
-from multirole.endpoint.session import Session
+from multirole.core.tool_calls import parse_reply
+from multirole.core.types import Message, Reply, Turn
+from multirole.endpoint.dialect import HARMLESS, BadRequest, ClientReply, Dialect, token_logprobs
+from multirole.endpoint.responses import RESPONSES
+from multirole.endpoint.session import FAULTS, Session
+
+logger = logging.getLogger(__name__)
 
 MAX_BODY_BYTES = 4 * 2**20
 """Largest request body that is read."""
 READ = {"model", "messages", "stream", "stream_options", "tools", "max_tokens", "max_completion_tokens"}
-HARMLESS = {
-    "user", "metadata", "store", "parallel_tool_calls", "service_tier", "prompt_cache_key", "safety_identifier",
-    "extra_headers",
-}  # fmt: skip
-"""Fields that do not change sampling."""
 NEUTRAL: dict[str, tuple[Any, ...]] = {
     "n": (1,), "response_format": ({"type": "text"},), "logit_bias": ({},), "top_p": (1,), "presence_penalty": (0,),
-    "frequency_penalty": (0,), "logprobs": (False,), "top_logprobs": (0,), "stop": ([],), "tool_choice": ("auto",),
+    "frequency_penalty": (0,), "logprobs": (False, True), "top_logprobs": (0,), "stop": ([],), "top_k": (-1, 0),
+    "tool_choice": ("auto", "none"), "min_p": (0,), "repetition_penalty": (1,), "verbosity": ("medium",),
 }  # fmt: skip
-"""Fields accepted only with these values, or null, which are the trainer's own behaviour."""
+"""Fields of chat completions that are accepted with these values, or null, only: the trainer's own behaviour."""
 REFUSALS = {
     "temperature": "the trainer samples every turn at its own `temperature`, which the loss needs",
     "seed": "the trainer chooses a seed for every turn",
     "n": "a turn has one reply: make several calls",
     "response_format": "a constrained sampler would differ from the policy that is trained",
+    "text": "a constrained sampler would differ from the policy that is trained",
     "logit_bias": "the loss needs log-probs of the policy that is trained",
+    "top_logprobs": "only the log-probs of the sampled tokens are known",
 }
-TOOL_CALL = re.compile(r"<tool_call>\s*(.*?)\s*</tool_call>", re.DOTALL)
-
-
-class BadRequest(Exception):
-    """A refused request, with the status, type and code of OpenAI's errors."""
-
-    def __init__(self, message: str, status: int = 400, code: str | None = None, param: str | None = None) -> None:
-        super().__init__(message)
-        kind = {401: "authentication_error"}.get(status, "invalid_request_error")
-        self.status, self.body = status, {"message": message, "type": kind, "param": param, "code": code}
-
-    def response(self) -> JSONResponse:
-        return JSONResponse({"error": self.body}, self.status)
+ROUTES = "POST /v1/chat/completions, POST /v1/responses, GET /v1/models and GET /v1/models/MODEL"
 
 
 def _no_such_model(role: object, session: Session) -> BadRequest:
     message = f"The model {role!r} does not exist. Models are the workflow's roles: {session.roles}."
     return BadRequest(message, 404, "model_not_found", "model")
-
-
-async def _as_error(request: Request, error: HTTPException) -> Response:
-    """Return an error of the router, such as an unknown path, in OpenAI's form."""
-    routes = "POST /v1/chat/completions, GET /v1/models and GET /v1/models/MODEL"
-    return BadRequest(
-        f"{request.method} {request.url.path} is not supported. There are {routes}.", error.status_code
-    ).response()
 
 
 class Endpoint:
@@ -83,21 +69,23 @@ class Endpoint:
     """
 
     def __init__(self, ignore: Collection[str] = (), default: Session | None = None) -> None:
-        if needed := sorted(set(ignore) & READ):
+        if needed := sorted(set(ignore) & (READ | RESPONSES.read)):
             raise ValueError(
                 f"`ignore` names {needed}, which the endpoint reads, so they cannot be dropped. Leave them out."
             )
         self.ignore, self.default = frozenset(ignore), default
         self.app = Starlette(
             routes=[
-                Route("/v1/chat/completions", self._answer, methods=["POST"]),
+                Route("/v1/chat/completions", self._complete, methods=["POST"]),
+                Route("/v1/responses", self._respond, methods=["POST"]),
                 Route("/v1/models", self._models, methods=["GET"]),
                 Route("/v1/models/{role}", self._models, methods=["GET"]),
             ],
-            exception_handlers={HTTPException: _as_error},
+            exception_handlers={HTTPException: self._no_route},
         )
         self._sessions: dict[str, Session] = {}
         self._numbers = itertools.count()
+        self._warned_of: set[str] = set()
 
     def open(self, session: Session) -> str:
         """Open an episode for calls and return its API key."""
@@ -107,128 +95,227 @@ class Endpoint:
 
     def close(self, key: str) -> None:
         """Close an episode; further calls are refused."""
-        del self._sessions[key]
+        self._sessions.pop(key).is_open = False
 
     def _session(self, request: Request) -> Session:
+        """Return the request's episode: that of the agent's task or thread if the client is in memory, otherwise that of the API key."""
         if self.default is not None:
             return self.default
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        named = self._sessions.get(key) if scheme.lower() == "bearer" else None
+        current = Session.current.get()
+        if current is not None and current.is_open and current in self._sessions.values():
+            if named is not current:
+                self._warn_once(
+                    "An agent's client has the key of another episode, as one that is kept for later episodes has. Its calls in memory count for the "
+                    "episode that makes them, but over a socket only the key could tell. Use the client that the agent receives."
+                )
+            return current
         if scheme.lower() != "bearer" or not key:
             raise BadRequest("There is no API key: pass the episode's key as a bearer token.", 401)
-        if key not in self._sessions:
+        if named is None:
             raise BadRequest(
                 "The API key does not belong to a running episode. A key is valid while its agent function runs.",
                 401, "invalid_api_key",
             )  # fmt: skip
-        return self._sessions[key]
+        return named
+
+    def _warn_once(self, message: str) -> None:
+        if message not in self._warned_of:
+            self._warned_of.add(message)
+            logger.warning("%s", message)
+
+    def _refused(self, request: Request, error: BadRequest) -> Response:
+        """Return an error, and keep its message for the episode, whose agent may handle the error without a word.
+
+        A prompt that is too long is not kept: an agent may shorten it, or answer without a reply.
+        """
+        try:
+            session = self._session(request)
+            if error.body["code"] != "context_length_exceeded":
+                session.refusal = str(error)
+        except BadRequest:
+            self._warn_once(f"A request to {request.url.path} was refused. {error}")
+        return error.response()
+
+    async def _no_route(self, request: Request, error: Exception) -> Response:
+        """Return an error of the router, such as an unknown path, in OpenAI's form."""
+        assert isinstance(error, HTTPException)
+        message = f"{request.method} {request.url.path} is not supported. There are {ROUTES}."
+        return self._refused(request, BadRequest(message, error.status_code))
 
     async def _models(self, request: Request) -> Response:
         try:
             session = self._session(request)
         except BadRequest as error:
-            return error.response()
+            return self._refused(request, error)
         models = [{"id": role, "object": "model", "created": 0, "owned_by": "multirole"} for role in session.roles]
         if role := request.path_params.get("role"):
             known = [model for model in models if model["id"] == role]
-            return JSONResponse(known[0]) if known else _no_such_model(role, session).response()
+            return JSONResponse(known[0]) if known else self._refused(request, _no_such_model(role, session))
         return JSONResponse({"object": "list", "data": models})
 
-    async def _answer(self, request: Request) -> Response:
+    async def _complete(self, request: Request) -> Response:
+        return await self._answer(request, CHAT)
+
+    async def _respond(self, request: Request) -> Response:
+        return await self._answer(request, RESPONSES)
+
+    async def _answer(self, request: Request, dialect: Dialect) -> Response:
         try:
             session = self._session(request)
-            body = await _read_json(request)
-            role, messages, tools, max_tokens = self._parse(body, session)
+            session.has_requests = True
+            body, digest = await _read_json(request)
+            role, messages, tools, max_tokens = self._parse(body, session, dialect)
+            is_retry = request.headers.get("x-stainless-retry-count", "0") != "0"
+            name = "" if session is self.default else f"{request.url.path} {digest}"
+            playing = session.play(role, messages, max_tokens, tools, name, is_retry)
             try:
-                turn = await session.play(role, messages, max_tokens, tools)
+                if asyncio.get_running_loop() is session.loop:  # a client in memory, which is cancelled with its task
+                    turn: Turn | None = await playing
+                else:
+                    turn = await _unless_disconnected(request, asyncio.ensure_future(playing))
             except PromptOverflow as error:
-                raise BadRequest(f"The prompt is too long: {error}.", code="context_length_exceeded") from error
+                raise BadRequest(
+                    f"The prompt is too long: {error}", 400, "context_length_exceeded", "messages"
+                ) from error
             except ValueError as error:
                 raise BadRequest(str(error)) from error
+            except FAULTS as error:  # is `session.error`, which ends the episode
+                raise BadRequest(f"{type(error).__name__}: {error}", 500) from error
         except BadRequest as error:
-            return error.response()
-        completion = self._completion(role, turn, bool(tools))
+            return self._refused(request, error)
+        if turn is None:
+            return Response(status_code=499)  # which nobody reads
+        answer = dialect.write(body, session, self._reply(role, turn, session, tools, self._wants_logprobs(body)))
         if not body.get("stream"):
-            return JSONResponse(completion.model_dump(exclude_none=True))
-        is_counted = bool((body.get("stream_options") or {}).get("include_usage"))  # a dict or None, see `_parse`
-        return StreamingResponse(_one_chunk(completion, is_counted), media_type="text/event-stream")
+            return JSONResponse(answer)
+        return StreamingResponse(dialect.stream(body, answer), media_type="text/event-stream")
 
-    def _parse(self, body: dict, session: Session) -> tuple[str, list[Message], list[dict] | None, int | None]:
-        """Parse a request into role, messages, tools and token cap; `BadRequest` for a field that cannot be honoured."""
-        try:
-            json.dumps(body, ensure_ascii=False).encode()
-        except UnicodeEncodeError:
-            raise BadRequest(
-                "A text of the request holds half of a character, a lone surrogate. Send whole characters."
-            ) from None
+    def _parse(
+        self, body: dict, session: Session, dialect: Dialect
+    ) -> tuple[str, list[Message], list[dict] | None, int | None]:
+        """Parse a request into role, messages, tools and token cap. `BadRequest` with everything that cannot be honoured."""
+        problems = [refused] if (refused := self._refused_fields(body, session, dialect)) else []
         if not isinstance(body.get("stream_options"), dict | None):
-            raise BadRequest(
-                f"`stream_options` must be an object, got {body['stream_options']!r}.", param="stream_options"
+            problems.append(
+                BadRequest(
+                    f"`stream_options` must be an object, got {body['stream_options']!r}.", param="stream_options"
+                )
             )
-        for name, value in body.items():
-            if name in READ or name in HARMLESS or name in self.ignore or value is None:
-                continue
-            if value not in NEUTRAL.get(name, ()):
-                reason = REFUSALS.get(name, "the endpoint does not support it")
-                how = (
-                    f"`from_openai(..., ignore={[name]!r})`"
-                    if self.default is None
-                    else f"`--ignore {name}` of the server"
-                )
-                raise BadRequest(
-                    f"`{name}={value!r}` is refused: {reason}. Leave it out, or ignore it with {how}.", param=name
-                )
-        role = body.get("model")
+        role, messages, tools = body.get("model"), [], None
         if role not in session.roles:
-            raise _no_such_model(role, session)
-        caps = [cap for name in ("max_tokens", "max_completion_tokens") if (cap := body.get(name)) is not None]
-        if not all(isinstance(cap, int) and cap > 0 for cap in caps):
-            raise BadRequest(f"`max_tokens` must be a positive integer, got {caps}.", param="max_tokens")
-        return role, _messages(body.get("messages")), _tools(body.get("tools")), min(caps, default=None)
-
-    def _completion(self, role: str, turn: Turn, has_tools: bool) -> ChatCompletion:
-        text, calls = parse_tool_calls(turn.text) if has_tools else (turn.text, [])
-        number = next(self._numbers)
-        tool_calls: Any = [
-            ChatCompletionMessageFunctionToolCall(
-                id=f"call_{number}_{i}", type="function", function=Function(name=name, arguments=json.dumps(arguments))
-            )
-            for i, (name, arguments) in enumerate(calls)
-        ]
-        message = ChatCompletionMessage(role="assistant", content=text, tool_calls=tool_calls or None)
-        reason = "tool_calls" if calls else "stop" if turn.finish_reason == "stop" else "length"
-        n_prompt, n_completion = len(turn.prompt_ids), len(turn.completion_ids)
-        usage = CompletionUsage(
-            prompt_tokens=n_prompt, completion_tokens=n_completion, total_tokens=n_prompt + n_completion
-        )
-        return ChatCompletion(
-            id=f"chatcmpl-{number}", object="chat.completion", created=int(time.time()), model=role, usage=usage,
-            choices=[Choice(index=0, message=message, finish_reason=reason)],
-        )  # fmt: skip
-
-
-def parse_tool_calls(text: str) -> tuple[str, list[tuple[str, dict]]]:
-    """Parse tool calls in Qwen3's and SmolLM2's form: return the text before the first one, and the calls (name, arguments).
-
-    A reply whose calls are not all valid JSON is returned as text.
-    """
-    calls: list[tuple[str, dict]] = []
-    for block in TOOL_CALL.findall(text):
+            problems.insert(0, _no_such_model(role, session))
+        names = ("max_tokens", "max_completion_tokens", "max_output_tokens")
+        caps = {name: cap for name in names if name in dialect.read and (cap := body.get(name)) is not None}
+        for name, cap in caps.items():
+            if type(cap) is not int or cap < 1:
+                problems.append(BadRequest(f"`{name}` must be a positive integer, got {cap!r}.", param=name))
         try:
-            parsed = json.loads(block)
-        except ValueError:
-            return text, []
-        for call in parsed if isinstance(parsed, list) else [parsed]:
-            if not isinstance(call, dict) or not isinstance(call.get("name"), str):
-                return text, []
-            arguments = call.get("arguments", {})
-            if not isinstance(arguments, dict):
-                return text, []
-            calls.append((call["name"], arguments))
-    return (text.partition("<tool_call>")[0].strip(), calls) if calls else (text, [])
+            chat = dialect.to_chat(body, session)
+            messages, tools = normalised(chat.get("messages"), from_wire=True), _tools(chat.get("tools"))
+        except BadRequest as error:
+            problems.append(error)
+        except ValueError as error:
+            problems.append(BadRequest(str(error), param="messages"))
+        if problems:
+            first = problems[0]
+            raise BadRequest(
+                "\n".join(map(str, problems)),
+                first.status,
+                first.body["code"],
+                next(filter(None, (p.body["param"] for p in problems)), None),
+            )
+        if body.get("tool_choice") == "none" and "tool_choice" not in self.ignore:
+            tools = None
+        return str(role), messages, tools, min(caps.values(), default=None)
+
+    def _refused_fields(self, body: dict, session: Session, dialect: Dialect) -> BadRequest | None:
+        """Return one error for all fields that cannot be honoured; None if there are none."""
+        own = session.sampling.temperature if session.sampling is not None else None
+        refused = {
+            name: value
+            for name, value in body.items()
+            if name not in dialect.read | HARMLESS | self.ignore
+            and value is not None
+            and value not in dialect.neutral.get(name, ())
+            and not (name == "temperature" and value == own)
+        }
+        if not refused:
+            return None
+        reasons = REFUSALS | ({"temperature": f"{REFUSALS['temperature']}, {own:g}"} if own is not None else {})
+        texts = [
+            f"`{name}={value!r}` is refused: {reasons.get(name, 'the endpoint does not support it')}."
+            for name, value in refused.items()
+        ]
+        it, names = "them" if len(refused) > 1 else "it", list(refused)
+        how = (
+            f"`from_openai(..., ignore={names!r})`"
+            if self.default is None
+            else f"{' '.join(f'`--ignore {name}`' for name in names)} of the server"
+        )
+        return BadRequest(f"{' '.join(texts)} Leave {it} out, or ignore {it} with {how}.", param=names[0])
+
+    def _wants_logprobs(self, body: dict) -> bool:
+        is_listed = "message.output_text.logprobs" in (body.get("include") or ())
+        return is_listed or body.get("logprobs") is True and "logprobs" not in self.ignore
+
+    def _reply(
+        self, role: str, turn: Turn, session: Session, tools: list[dict] | None, has_logprobs: bool
+    ) -> ClientReply:
+        reply = (turn.reply or parse_reply(None, turn, tools)) if tools else Reply(turn.text)
+        calls = [(_call_id(turn, i), name, json.dumps(arguments)) for i, (name, arguments) in enumerate(reply.calls)]
+        logprobs = token_logprobs(turn, session.tokenizer) if has_logprobs else None
+        return ClientReply(next(self._numbers), role, turn, reply.text, reply.reasoning, calls, logprobs)
 
 
-async def _read_json(request: Request) -> dict:
-    """Read the request's body, of at most `MAX_BODY_BYTES`, as a JSON object."""
+async def _unless_disconnected(request: Request, playing: "asyncio.Future[Any]") -> Turn | None:
+    """Return the turn, or None if the client disconnects before it is there or the episode has ended."""
+
+    async def disconnected() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    watching: asyncio.Future[Any] = asyncio.ensure_future(disconnected())
+    try:
+        await asyncio.wait({playing, watching}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        watching.cancel()
+        if not playing.done():
+            playing.cancel()
+    return playing.result() if playing.done() and not playing.cancelled() else None
+
+
+def _completion(body: dict, session: Session, reply: ClientReply) -> dict:
+    """Return the body of a chat completion."""
+    tool_calls: Any = [
+        ChatCompletionMessageFunctionToolCall(id=id, type="function", function=Function(name=name, arguments=arguments))
+        for id, name, arguments in reply.calls
+    ]
+    thoughts: dict[str, Any] = {"reasoning_content": reply.thoughts} if reply.thoughts else {}
+    message = ChatCompletionMessage(role="assistant", content=reply.text, tool_calls=tool_calls or None, **thoughts)
+    reason: Any = "tool_calls" if reply.calls else "stop" if reply.turn.finish_reason == "stop" else "length"
+    n_prompt, n_completion = len(reply.turn.prompt_ids), len(reply.turn.completion_ids)
+    usage = CompletionUsage(
+        prompt_tokens=n_prompt, completion_tokens=n_completion, total_tokens=n_prompt + n_completion
+    )
+    content: Any = reply.logprobs
+    choice = Choice(
+        index=0, message=message, finish_reason=reason, logprobs=content and ChoiceLogprobs(content=content)
+    )
+    return ChatCompletion(
+        id=f"chatcmpl-{reply.number}", object="chat.completion", created=int(time.time()), model=reply.role, usage=usage,
+        choices=[choice],
+    ).model_dump(exclude_none=True)  # fmt: skip
+
+
+def _call_id(turn: Turn, index: int) -> str:
+    """Return the id of a tool call: nine letters and digits, as Mistral's templates want, which depend on nothing but the turn."""
+    return hashlib.blake2b(repr((turn.prompt_ids, turn.completion_ids, index)).encode()).hexdigest()[:9]
+
+
+async def _read_json(request: Request) -> tuple[dict, str]:
+    """Read the request's body, of at most `MAX_BODY_BYTES`, as a JSON object. Also return its digest."""
     body = bytearray()
     async for part in request.stream():
         body += part
@@ -240,49 +327,13 @@ async def _read_json(request: Request) -> dict:
         raise BadRequest(f"The request's body is not valid JSON: {error}.") from error
     if not isinstance(parsed, dict):
         raise BadRequest("The request's body must be a JSON object.")
-    return parsed
-
-
-def _messages(messages: Any) -> list[Message]:
-    """Convert OpenAI's messages to the form of chat templates: texts, and tool calls with their arguments as objects."""
-    if not isinstance(messages, list) or not messages:
-        raise BadRequest("`messages` must be a list of at least one message.", param="messages")
-    return [_message(message, f"messages[{i}]") for i, message in enumerate(messages)]
-
-
-def _message(message: Any, place: str) -> Message:
-    if not isinstance(message, dict) or message.get("role") not in ("system", "developer", "user", "assistant", "tool"):
-        raise BadRequest(f"`{place}` must have a role: system, developer, user, assistant or tool.", param=place)
-    role = "system" if message["role"] == "developer" else message["role"]
-    converted: dict[str, Any] = {"role": role, "content": _text(message.get("content"), place)}
-    if message.get("function_call"):
-        raise BadRequest(f"`{place}.function_call` is OpenAI's older form. Send `tool_calls`.", param=place)
-    for name in ("name", "reasoning_content"):  # for templates that show them
-        if isinstance(value := message.get(name), str):
-            converted[name] = value
-    if calls := message.get("tool_calls"):
-        converted["tool_calls"] = [_tool_call(call, place) for call in calls]
-    return converted
-
-
-def _text(content: Any, place: str) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
-        text = text_of_parts(content) if content else ""
-        if text is not None:
-            return text
-        raise BadRequest(f"`{place}` has content other than text, and only text is supported.", param=place)
-    raise BadRequest(f"`{place}.content` must be a text or a list of text parts.", param=place)
-
-
-def _tool_call(call: Any, place: str) -> dict[str, Any]:
     try:
-        arguments = call["function"]["arguments"]
-        parsed = json.loads(arguments) if isinstance(arguments, str) else arguments
-        return {"type": "function", "function": {"name": str(call["function"]["name"]), "arguments": parsed}}
-    except (KeyError, TypeError, ValueError) as error:
-        raise BadRequest(f"`{place}.tool_calls` holds a call without a name or without JSON arguments.") from error
+        json.dumps(parsed, ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        raise BadRequest(
+            "A text of the request holds half of a character, a lone surrogate. Send whole characters."
+        ) from None
+    return parsed, hashlib.blake2b(body, digest_size=16).hexdigest()
 
 
 def _tools(tools: Any) -> list[dict] | None:
@@ -293,17 +344,20 @@ def _tools(tools: Any) -> list[dict] | None:
     return tools
 
 
-async def _one_chunk(completion: ChatCompletion, is_counted: bool) -> AsyncIterator[str]:
+async def _one_chunk(body: dict, whole: dict) -> AsyncIterator[str]:
     """Format a completion as server-sent events: the whole message, the finish reason, usage on request, and the end mark."""
-    whole = completion.model_dump(exclude_none=True)
-    choice, usage = whole.pop("choices")[0], whole.pop("usage")
-    head = whole | {"object": "chat.completion.chunk"}
+    choice, usage = whole["choices"][0], whole["usage"]
+    head = {key: value for key, value in whole.items() if key != "usage"} | {"object": "chat.completion.chunk"}
     delta = choice["message"]
     for i, call in enumerate(delta.get("tool_calls", [])):
         call["index"] = i
-    first = {"index": 0, "delta": delta, "finish_reason": None}
+    first = {key: value for key, value in choice.items() if key != "message"} | {"delta": delta, "finish_reason": None}
     last = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}
     chunks = [head | {"choices": [first]}, head | {"choices": [last]}]
+    is_counted = bool((body.get("stream_options") or {}).get("include_usage"))
     for chunk in [*chunks, *([head | {"choices": [], "usage": usage}] if is_counted else [])]:
         yield f"data: {json.dumps(chunk)}\n\n"
     yield "data: [DONE]\n\n"
+
+
+CHAT = Dialect(frozenset(READ), NEUTRAL, lambda body, session: body, _completion, _one_chunk)

@@ -15,6 +15,7 @@ from multirole.core.chat import Renderer, chat_template, check_tools
 from multirole.core.engine import Completion, Engine, Request, Sampling
 from multirole.core.event_loop import EngineSelector
 from multirole.core.rollout import PromptOverflow, reply_text, turn_seed
+from multirole.core.tool_calls import parse_reply
 from multirole.core.types import Message, Turn
 from multirole.endpoint.app import Endpoint
 from multirole.endpoint.session import Session
@@ -92,4 +93,8 @@ class ModelServer:
         self._waiting[key] = asyncio.get_running_loop().create_future()
         completion = await self._waiting[key]
         text = reply_text(self.tokenizer, completion.token_ids, prompt_ids)
-        return Turn(role, 0, 0, prompt_ids, completion.token_ids, completion.logprobs, text, completion.finish_reason)
+        reply = completion.token_ids, completion.logprobs, text, completion.finish_reason
+        turn = Turn(role, 0, 0, prompt_ids, *reply)
+        if tools:
+            turn.reply = parse_reply(self.tokenizer, turn, tools)
+        return turn

@@ -10,6 +10,7 @@ trainer = MultiRoleGRPOTrainer(model, from_openai(vote, {"solver": 3, "judge": 1
 
 import asyncio
 import inspect
+import logging
 import threading
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
@@ -17,14 +18,22 @@ from typing import Any, TypeVar
 
 import httpx
 import uvicorn
-from openai import AsyncOpenAI, OpenAI
+from openai import APIConnectionError, AsyncOpenAI, OpenAI
+from openai._base_client import get_platform
+from transformers import PreTrainedTokenizerBase
 
+from multirole.core.call_order import Branch, BranchTask
+from multirole.core.engine import Sampling
+from multirole.core.rollout import PromptOverflow
 from multirole.core.types import Answer, Call, Message, Problem, Structure
 from multirole.endpoint.app import Endpoint
 from multirole.endpoint.session import Session
 
-IN_MEMORY = "http://multirole/v1"
-"""Base URL of the transport without a socket."""
+logger = logging.getLogger(__name__)
+
+HOST = "in-memory.multirole.invalid"
+IN_MEMORY = f"http://{HOST}/v1"
+"""Base URL of the transport without a socket; no name server knows it."""
 T = TypeVar("T")
 
 
@@ -39,8 +48,12 @@ class OpenAIWorkflow:
     ) -> None:  # fmt: skip
         self.name, self.roles, self.structure = name, dict(roles), structure
         self.agent, self.patience, self.use_socket = agent, patience, use_socket
+        self.is_async = is_coroutine_function(agent)
         self.endpoint = Endpoint(ignore)
+        self.sampling: Sampling | None = None
+        self.tokenizer: PreTrainedTokenizerBase | None = None
         self._base_url = "" if use_socket else IN_MEMORY
+        self._has_warned = False
 
     @property
     def base_url(self) -> str:
@@ -49,46 +62,77 @@ class OpenAIWorkflow:
             self._base_url = serve_on_loopback(self.endpoint.app)
         return self._base_url
 
+    def on_rollout_begin(self, tokenizer: PreTrainedTokenizerBase, sampling: Sampling) -> None:
+        """Take the trainer's tokenizer and sampling parameters, which requests are compared with."""
+        self.tokenizer, self.sampling = tokenizer, sampling
+
     async def run(self, problem: Problem, call: Call) -> Answer:
         """Run one episode: call the agent and return its answer."""
-        session = Session(call, list(self.roles))
+        session = Session(call, list(self.roles), self.sampling, self.tokenizer)
         key = self.endpoint.open(session)
         try:
-            answer = await self._finish(
-                session, self._start(problem.messages if problem.history else problem.question, key)
-            )
+            answer = await self._answer_of(session, problem.messages if problem.history else problem.question, key)
         except Exception as error:
-            if session.overflow is not None:  # even if the agent handled the error
-                raise session.overflow from error
+            if session.error is not None:
+                raise session.error from error
+            if is_escaped_overflow(error):
+                raise PromptOverflow(str(error)) from error
+            if not self.use_socket and is_unreachable(error, session.has_requests):
+                raise ConnectionError(
+                    f"the agent opened a connection of its own to {IN_MEMORY}, but the endpoint is in memory only. Write `from_openai(..., "
+                    "use_socket=True)` for clients that are made from `client.base_url`, or use the client that the agent receives."
+                ) from error
             raise
         finally:
             self.endpoint.close(key)
-        if session.overflow is not None:
-            raise session.overflow
+        if session.error is not None:  # even if the agent handled it
+            raise session.error
         if not isinstance(answer, str):
-            raise TypeError(f"the agent must return its answer as a string, got {type(answer).__name__}")
+            advice = " Write `return await ...`." if inspect.isawaitable(answer) else ""
+            raise TypeError(f"the agent must return its answer as a string, got {type(answer).__name__}.{advice}")
+        if session.refusal is not None:
+            self._report_refusal(session, session.refusal)
         return Answer(answer)
 
-    def _start(self, question: str | list[Message], key: str) -> "asyncio.Future[Any]":
-        """Start the agent; a synchronous one runs in a thread."""
+    def _report_refusal(self, session: Session, refusal: str) -> None:
+        """Report a refused request whose error the agent handled: as a failure if no request was answered, otherwise in a warning."""
+        if not session.n_turns:
+            raise RuntimeError(
+                f"no request of the agent was answered, and the agent handled the errors. The last refusal: {refusal}"
+            )
+        if not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "A request of the agent %r was refused, and the agent went on. Further ones are not reported. %s",
+                self.name,
+                refusal,
+            )
+
+    async def _answer_of(self, session: Session, question: str | list[Message], key: str) -> Any:
+        """Run the agent and return its answer; a synchronous one runs in a thread."""
         options: dict[str, Any] = {"api_key": key, "base_url": self.base_url, "max_retries": 0, "timeout": None}
-        if inspect.iscoroutinefunction(self.agent):
-            transport = None if self.use_socket else httpx.ASGITransport(self.endpoint.app)
-            client = AsyncOpenAI(**options, http_client=httpx.AsyncClient(transport=transport, timeout=None))
-            return asyncio.ensure_future(self._run_async(question, client))
-        bridge = None if self.use_socket else LoopTransport(self.endpoint.app, asyncio.get_running_loop())
-        sync_client = OpenAI(**options, http_client=httpx.Client(transport=bridge, timeout=None))
-        return in_daemon_thread(lambda: self._run_in_thread(question, sync_client))
+        if not self.is_async:
+            answer = await self._finish(
+                session, in_daemon_thread(lambda: self._run_in_thread(session, question, options))
+            )
+            if not inspect.iscoroutine(answer):
+                return answer
+            answer.close()  # of a wrapper of a coroutine function, which needs the other client
+            self.is_async = True
+        return await self._finish(session, asyncio.ensure_future(self._run_async(session, question, options)))
 
-    async def _run_async(self, question: str | list[Message], client: AsyncOpenAI) -> Any:
-        async with client:
-            # its first request asks a thread about the platform, which would reorder calls that are gathered
-            await client.models.list()
-            return await self.agent(question, client)
+    async def _run_async(self, session: Session, question: str | list[Message], options: dict[str, Any]) -> Any:
+        Session.current.set(session)
+        in_memory: Any = httpx.AsyncClient(transport=httpx.ASGITransport(self.endpoint.app), timeout=None)
+        client = AsyncOpenAI(**options, http_client=in_memory)
+        # otherwise its first request asks a thread for it, and gathered calls would arrive in any order
+        client._platform = get_platform()
+        return await self.agent(question, client)
 
-    def _run_in_thread(self, question: str | list[Message], client: OpenAI) -> Any:
-        with client:
-            return self.agent(question, client)
+    def _run_in_thread(self, session: Session, question: str | list[Message], options: dict[str, Any]) -> Any:
+        Session.current.set(session)
+        in_memory: Any = httpx.Client(transport=LoopTransport(self.endpoint.app, session.loop), timeout=None)
+        return self.agent(question, OpenAI(**options, http_client=in_memory))
 
     async def _finish(self, session: Session, running: "asyncio.Future[Any]") -> Any:
         """Return the agent's answer; `TimeoutError` if it neither calls nor returns for `patience` seconds."""
@@ -97,6 +141,47 @@ class OpenAIWorkflow:
                 running.cancel()
                 raise TimeoutError(f"the agent made no call and returned nothing for {self.patience:g} s")
         return running.result()
+
+
+def is_coroutine_function(agent: Callable[..., Any]) -> bool:
+    """Return whether calling an agent gives a coroutine: a function, one that `functools.wraps` wraps, or an object with such a `__call__`."""
+    inner = inspect.unwrap(agent)
+    return inspect.iscoroutinefunction(inner) or inspect.iscoroutinefunction(type(inner).__call__)
+
+
+def errors_behind(error: BaseException) -> list[BaseException]:
+    """Return an error and those that it was raised from, the outermost first."""
+    chain = [error]
+    while (cause := chain[-1].__cause__) is not None and cause not in chain:
+        chain.append(cause)
+    return chain
+
+
+def is_escaped_overflow(error: BaseException) -> bool:
+    """Return whether an agent failed because a prompt was too long, also in the error of a framework and in the group of a `TaskGroup`."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(map(is_escaped_overflow, error.exceptions))
+    texts = [
+        f"{one} {one.response.text}" if isinstance(one, httpx.HTTPStatusError) else str(one)
+        for one in errors_behind(error)
+    ]
+    return any(
+        mark in text for text in texts for mark in ("context_length_exceeded", "This model's maximum context length")
+    )
+
+
+def is_unreachable(error: BaseException, has_requests: bool) -> bool:
+    """Return whether an agent failed because it tried to reach `IN_MEMORY` through a socket."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(is_unreachable(one, has_requests) for one in error.exceptions)
+    for one in errors_behind(error):
+        if (
+            HOST in str(one)
+            or isinstance(one, APIConnectionError | httpx.TransportError)
+            and one.request.url.host == HOST
+        ):
+            return True
+    return not has_requests and "connection error" in str(error).lower()
 
 
 def from_openai(
@@ -108,8 +193,8 @@ def from_openai(
 
     Args:
         agent: `async def agent(question, client) -> str` with an `openai.AsyncOpenAI` client, or a synchronous function with an
-            `openai.OpenAI` client, which runs in a thread. Any other client can be made from `client.base_url` and `client.api_key`: the
-            key identifies the episode. `question` is the row's prompt: a text, or the messages of a conversation with more than one.
+            `openai.OpenAI` client, which runs in a thread. With `use_socket`, any other client can be made in the agent from `client.base_url` and
+            `client.api_key`: the key identifies the episode. `question` is the row's prompt: a text, or the messages of a conversation with more than one.
         roles: role -> number of slots, or a list of roles of one slot each. A role may be called more often than it has slots.
         name: the workflow's name; by default the function's.
         structure: what the roles do, for diagnostics and the diagram.
@@ -128,15 +213,39 @@ def from_openai(
 
 
 class LoopTransport(httpx.BaseTransport):
-    """HTTP transport that carries requests of a thread to an ASGI application on another thread's event loop."""
+    """HTTP transport that carries requests of an agent's threads to an ASGI application on another thread's event loop.
+
+    It is made in the agent's thread, which counts as the one that made all others.
+    """
 
     def __init__(self, app: Any, loop: asyncio.AbstractEventLoop) -> None:
         self._transport, self._loop = httpx.ASGITransport(app), loop
+        self._branches: dict[threading.Thread, Branch] = {}
+        self._looked = time.monotonic_ns()
+        self._root = self._branches[threading.current_thread()] = Branch()
+        self._look()
+
+    def _look(self) -> None:
+        """Note the threads that are new since the last look."""
+        looked, now = self._looked, time.monotonic_ns()
+        for thread in threading.enumerate():
+            if thread not in self._branches:
+                self._branches[thread] = Branch(self._root, looked)
+        self._looked = now
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
-        return asyncio.run_coroutine_threadsafe(self._handle(request), self._loop).result()
+        self._look()
+        branch = self._branches.get(threading.current_thread())
+        handling = self._handle(request, branch, Session.current.get())
+        response = asyncio.run_coroutine_threadsafe(handling, self._loop).result()
+        self._look()
+        return response
 
-    async def _handle(self, request: httpx.Request) -> httpx.Response:
+    async def _handle(self, request: httpx.Request, branch: Branch | None, session: Session | None) -> httpx.Response:
+        Session.current.set(session)
+        task = asyncio.current_task()
+        if branch is not None and isinstance(task, BranchTask):
+            task.branch = Branch(branch)
         response = await self._transport.handle_async_request(request)
         return httpx.Response(response.status_code, headers=response.headers, content=await response.aread())
 
@@ -153,6 +262,10 @@ def in_daemon_thread(work: Callable[[], T]) -> "asyncio.Future[T]":
     def run() -> None:
         try:
             value = work()
+        except StopIteration as error:  # which no future can hold
+            stopped = RuntimeError("the agent raised StopIteration, as `next` does at the end of an iterator")
+            stopped.__cause__ = error
+            loop.call_soon_threadsafe(finish, future.set_exception, stopped)
         except BaseException as error:  # noqa: BLE001 (raised again where the future is awaited)
             loop.call_soon_threadsafe(finish, future.set_exception, error)
         else:
