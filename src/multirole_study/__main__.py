@@ -178,21 +178,27 @@ def _check_run(folder: Path) -> None:
 
 
 def serve(argv: list[str]) -> int:
-    """Serve the roles of a run as models of OpenAI's API, until Ctrl-C."""
-    parser = _parser(serve)
-    parser.add_argument("folder", type=Path, metavar="RUN", help="a run's folder")
-    parser.add_argument("--step", type=int, help="the evaluated step whose adapters are served (default: the last)")
-    parser.add_argument("--host", default="127.0.0.1", help="address to listen on (default: this machine only)")
-    parser.add_argument("--port", type=int, default=8000, help="port (default: 8000; 0 takes a free one)")
-    parser.add_argument("--model", help=LOCAL_MODEL)
-    ignore = "a field of requests that is dropped instead of refused, such as response_format; may be repeated"
-    parser.add_argument("--ignore", action="append", default=[], metavar="FIELD", help=ignore)
-    options = parser.parse_args(argv)
-    _check_run(options.folder)
-    with user_errors():
-        from multirole_study.serve import serve_run
+    """Serve the roles of a run, or of a saved model, as models of OpenAI's API, until Ctrl-C."""
+    from multirole.core.access import check_host
+    from multirole.core.policy import saved_adapters
+    from multirole.endpoint.arguments import add_serving_arguments
 
-        serve_run(options.folder, options.step, options.host, options.port, options.model, options.ignore)
+    parser = _parser(serve)
+    parser.add_argument(
+        "folder", type=Path, metavar="FOLDER", help="a run, or what `trainer.save_model` or a checkpoint wrote"
+    )
+    parser.add_argument(
+        "--step", type=int, help="the evaluated step of a run whose adapters are served (default: the last)"
+    )
+    add_serving_arguments(parser)
+    options = parser.parse_args(argv)
+    if not saved_adapters(options.folder) and not any(options.folder.glob("checkpoint-*")):
+        _check_run(options.folder)
+    with user_errors():
+        check_host(options.host)
+        from multirole_study.serve import serve_folder
+
+        serve_folder(options.folder, options.step, options.host, options.port, options.model, options.ignore)
     return 0
 
 

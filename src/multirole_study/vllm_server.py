@@ -2,6 +2,7 @@
 
 import os
 import shlex
+import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
 
@@ -9,7 +10,6 @@ import torch
 
 from multirole.core.policy import adapter_names
 from multirole.engines.vllm_serve import serve_command, serve_environment
-from multirole.engines.vllm_server_client import API_KEY
 from multirole_study.experiment.base_models import locate
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.hardware import dtype_of
@@ -17,7 +17,6 @@ from multirole_study.experiment.launch import Launch
 
 MEMORY_SHARE = 0.9
 """Share of a GPU's memory for a server that has the GPU to itself."""
-LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 def command_of(
@@ -27,13 +26,8 @@ def command_of(
 
     `memory_share` is the part of the GPU's memory that the server takes.
 
-    Raises ValueError for an address that other machines can reach if no key is set: whoever can call the server can make it load files.
+    Raises ValueError for what `serve_command` refuses.
     """
-    if host not in LOOPBACK and not os.environ.get(API_KEY):
-        raise ValueError(
-            f"--host {host} can be reached from other machines, and the server would have no key. Set the environment variable {API_KEY} "
-            "to a random text, here and where you train, for example to the output of `openssl rand -hex 16`."
-        )
     return serve_command(
         str(locate(cell)), len(adapter_names(cell.policy)), cell.lora_rank, cell.max_prompt_tokens + cell.max_response_tokens,
         getattr(torch, dtype_of(cell)), host, port, more, gpu_memory_utilization=memory_share, **launch.vllm_sizes(),
@@ -46,9 +40,13 @@ def as_text(command: Sequence[str]) -> str:
 
 
 def start(command: Sequence[str]) -> None:
-    """Replace this process by the server, which then receives its signals and sets its exit code. Raises ValueError without vLLM."""
+    """Replace this process by one that runs the server, passes signals on to it, has its exit code, and leaves none of its processes behind.
+
+    Raises ValueError without vLLM.
+    """
     if find_spec("vllm") is None:
         raise ValueError(
             "The server is vLLM's, which is not installed: run `pip install '.[cuda]'`, or '.[cpu]' without a GPU, in a clone of the repository."
         )
-    os.execvpe(command[0], list(command), os.environ | serve_environment())
+    runner = [sys.executable, "-m", "multirole.engines.process_group", *command]
+    os.execve(sys.executable, runner, os.environ | serve_environment())

@@ -43,6 +43,7 @@ READ = {
     (GRPOTrainer, "log"): "1e7772819cc8cf09",
     (transformers.Trainer, "evaluate"): "47001f3acc991bc4",
     (transformers.Trainer, "_push_from_checkpoint"): "b336b2f27274f0a5 2523da925347bd9a",
+    (transformers.Trainer, "_save"): "bf720120f407bab3 b136889e87928376",
     # not overridden
     (GRPOTrainer, "_save_checkpoint"): "ec91bde123649111",
     (GRPOTrainer, "_generate"): "2a27fdf8f5e6f356",

@@ -5,6 +5,7 @@ The server is a fake one over real sockets. `test_vllm_server_equals_vllm.py` ha
 
 import json
 import logging
+import socket
 import threading
 from collections import defaultdict
 
@@ -452,7 +453,7 @@ def test_the_preflight_checks_the_servers(servers):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "node1:8000", "ftp://node1", "http://", "http://a:port", "http://u:pass@a:1", "http://a,http://a/v1", "http://a?k=1"]
+    "text", ["", "node1:8000", "ftp://node1", "http://", "http://a:port", "http://u:pass@a:1", "http://a,http://a/v1", "http://a?k=pass"]
 )  # fmt: skip
 def test_invalid_addresses_are_refused(text):
     with pytest.raises(ValueError, match="`vllm_server_base_url`") as error:
@@ -486,6 +487,31 @@ def test_the_key_is_sent_and_never_shown(server, connect, model, monkeypatch, ca
         json.dumps(config.to_dict(), default=str),
     ):
         assert "sesame" not in text
+
+
+def test_what_does_not_speak_http_is_reported_without_the_key(connect, monkeypatch):
+    """The `repr` of aiohttp's error for it has the request's headers."""
+    monkeypatch.setenv("VLLM_API_KEY", "sesame")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def greet() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(4096)
+                connection.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")
+
+        threading.Thread(target=greet, daemon=True).start()
+        with pytest.raises(ServerError, match="the answer is not one of HTTP") as error:
+            check_servers(f"http://127.0.0.1:{listener.getsockname()[1]}", 0.0)
+    assert "sesame" not in repr(error.value) + repr(error.value.__cause__)
+
+
+def test_a_key_that_no_header_can_carry_is_refused_without_being_shown(monkeypatch):
+    for key in ("open sesame", "s\u00e9same", "se\nsame"):
+        monkeypatch.setenv("VLLM_API_KEY", key)
+        with pytest.raises(ValueError, match="openssl rand -hex 16") as error:
+            check_servers("http://127.0.0.1:9", 0.0)
+        assert "same" not in str(error.value)
 
 
 # ---- settings

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 
+import httpx
 import pytest
 import torch
 from datasets import Dataset
@@ -127,3 +128,16 @@ def test_a_second_trainer_is_refused(engine, base, model, url):
     engine.publish(model, 0)
     with pytest.raises(ValueError, match="holds adapters of another run: .*generator@0"):
         VLLMServerEngine([url], list(POLICY), LENGTH, ServerOptions(base), run="other")
+
+
+def test_each_route_of_the_server_wants_the_key(engine, url):
+    """Its own list of routes is read with the key; the fixture `engine` waits until it is up."""
+    allowed = {"Authorization": f"Bearer {KEY}"}
+    paths = httpx.get(f"{url}/openapi.json", headers=allowed).json()["paths"]
+    routes = {(method.upper(), path) for path, methods in paths.items() for method in methods}
+    assert {("POST", "/adapters"), ("POST", "/invocations"), ("GET", "/metrics"), ("POST", "/v1/completions")} <= routes
+    tried = {(method, path) for _, path in routes for method in ("GET", "POST", "DELETE", "OPTIONS")} | routes
+    for method, path in sorted(tried - {("GET", "/health")}):
+        assert httpx.request(method, url + path).status_code == 401, (method, path)
+    assert httpx.get(f"{url}/health").status_code == 200
+    assert httpx.get(f"{url}/metrics", headers=allowed).status_code == 200

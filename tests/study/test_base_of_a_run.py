@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 
+from multirole.serve import load_server
 from multirole_study.__main__ import inspect, pack, plan, serve, signal
 from multirole_study.experiment.base_models import locate
 from multirole_study.experiment.cell import Cell
@@ -14,6 +15,7 @@ from multirole_study.experiment.run import check_inputs
 from multirole_study.experiment.run_folder import SIGNAL_FILE, is_done, newest_intact, write_done
 from multirole_study.experiment.settings import UserError
 from multirole_study.experiment.storage import write_table
+from multirole_study.serve import roles_of_run
 
 TINY = locate(Cell("single", "sp"))
 
@@ -75,6 +77,25 @@ def test_an_embedded_base_is_taken_from_the_record(run_folder, tmp_path):
 def test_the_commands_say_which_base_is_missing(other_base, command, capsys):
     with pytest.raises(UserError, match="'mybase'. Pass the folder of this model with `--model`"):
         command([str(other_base[0])])
+
+
+def test_a_run_is_served_with_its_own_sampling_at_the_last_step_or_the_one_that_is_asked_for(run_folder):
+    saved, first = roles_of_run(run_folder, None, None), roles_of_run(run_folder, 0, None)
+    assert {folder.parent.name for folder in saved.folders.values()} == {"step_00004"}
+    assert {folder.parent.name for folder in first.folders.values()} == {"step_00000"}
+    server = load_server(saved)
+    assert server.policy == {"generator": "generator", "aggregator": "aggregator"}
+    assert server.sampling.max_tokens == 24 and server.engine.weights.keys() == {None, "generator", "aggregator"}
+    with pytest.raises(ValueError, match=r"`--step` must be one of the saved steps .*, got 99"):
+        roles_of_run(run_folder, 99, None)
+
+
+def test_an_open_address_is_refused_before_anything_is_loaded(run_folder, monkeypatch):
+    monkeypatch.delenv("VLLM_API_KEY", raising=False)
+    with pytest.raises(UserError, match=r"can be reached from other machines.*export VLLM_API_KEY="):
+        serve([str(run_folder), "--host", "0.0.0.0"])
+    with pytest.raises(UserError, match="`--step` chooses among the evaluations of a run"):
+        serve([str(run_folder / "adapters" / "step_00000"), "--step", "1"])
 
 
 def test_a_folder_without_a_run_or_measurements_is_named(tmp_path):

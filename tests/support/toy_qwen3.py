@@ -60,9 +60,9 @@ def adapter_of(s: Shape) -> PeftModel:
     return model
 
 
-def save_toy_base(folder: Path, tokenizer: PreTrainedTokenizerBase, max_length: int) -> str:
-    """Save a random base of the tiny-r shape and the tokenizer; return the folder."""
+def save_toy_base(folder: Path, tokenizer: PreTrainedTokenizerBase, max_length: int, **other: object) -> str:
+    """Save a random base of the tiny-r shape, up to `other` sizes, and the tokenizer; return the folder."""
     shape = {"hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 3}
-    toy_model(tokenizer, **shape, max_position_embeddings=max_length).save_pretrained(folder)
+    toy_model(tokenizer, **shape | other, max_position_embeddings=max_length).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)

@@ -1,4 +1,4 @@
-"""Checkpoints of several adapters: which of them a run resumes from, and how they are pushed.
+"""Checkpoints of several adapters: which of them a run resumes from, how they are pushed, and what serving them takes.
 
 A checkpoint belongs to a run if it holds the run's adapters and, if it records a policy map, the run's map.
 """
@@ -16,8 +16,12 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import get_last_checkpoint
 
+from multirole.core.policy import saved_adapters
+
 OF_WHOLE, OF_SHARDED = "optimizer.pt", "pytorch_model_fsdp*"
 """Files of a checkpoint whose model was whole in each process, and of one whose model FSDP2 had sharded."""
+SERVING = "serving.json"
+"""File beside saved adapters that tells how they were used in training: the roles, the sampling and the prompts (`multirole.serve`)."""
 
 
 class PolicyMap(TrainerCallback, ExportableState):
@@ -43,9 +47,7 @@ def check_checkpoint(folder: Path, policy: dict[str, str], model_adapters: set[s
         raise ValueError(
             f"There is no checkpoint {folder}. Pass the folder of one, or True for the last one of `output_dir`."
         )
-    saved = {path.parent.name for path in folder.glob("*/adapter_config.json")}
-    if (folder / "adapter_config.json").exists():
-        saved.add("default")
+    saved = set(saved_adapters(folder))
     if any(folder.glob(OF_WHOLE if is_sharded else OF_SHARDED)):
         was, now = ("without", "with") if is_sharded else ("with", "without")
         raise ValueError(

@@ -4,6 +4,7 @@ An engine serves several adapters at once. The rollout calls `add` and `step`, a
 `multirole.engines` lists the engines that have a short name.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Sampling:
-    """Sampling parameters. There is no top-k or top-p; `max_tokens` caps each reply."""
+    """Sampling parameters of training. There is no top-k or top-p; `max_tokens` caps each reply."""
 
     max_tokens: int
     temperature: float
@@ -24,6 +25,9 @@ class Request:
     """One model call. `adapter=None` means the base model; only `seed` decides the sampled tokens (temperature > 0).
 
     Requests with the same `problem` share prompt prefixes; an engine with several replicas sends them to the same one.
+
+    The last two are for serving, and no rollout sets them. `top_p` samples from the likeliest tokens whose probabilities sum to it. `is_whole`
+    is called with the tokens so far, and True may end the reply early, as a "stop"; the caller cuts the reply where an engine does not.
     """
 
     prompt_ids: list[int]
@@ -32,12 +36,14 @@ class Request:
     max_tokens: int
     temperature: float
     problem: str = ""
+    top_p: float = 1.0
+    is_whole: Callable[[list[int]], bool] | None = None
 
 
 @dataclass(frozen=True)
 class Completion:
-    """The reply to a request, of at least one token. `logprobs` are log-softmax(logits / temperature) of the sampled tokens,
-    or NaN for a token that the engine could not score.
+    """The reply to a request, of at least one token. `logprobs` are those of the sampled tokens in the distribution that was sampled from,
+    log-softmax(logits / temperature), or NaN for a token that the engine could not score.
 
     `finish_reason` is "stop" when the last token is the end-of-turn token, else "length".
     """

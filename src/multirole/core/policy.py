@@ -1,6 +1,7 @@
 """Parse role -> adapter maps: Shared-Policy, Isolated-Policy, or any other (paper sec 3, "policy routing")."""
 
 import re
+from pathlib import Path
 
 SHARED = "shared"
 PREFIX = "adapter_"
@@ -61,3 +62,9 @@ def _stored(name: str) -> str:
 def adapter_names(policy: dict[str, str]) -> list[str]:
     """Return the distinct adapters of a map, in the order of its roles."""
     return list(dict.fromkeys(policy.values()))
+
+
+def saved_adapters(folder: Path) -> dict[str, Path]:
+    """Return the adapters in a folder that `save_model` or a checkpoint wrote, with their folders. PEFT writes the adapter "default" into the folder itself."""
+    found = {path.parent.name: path.parent for path in sorted(folder.glob("*/adapter_config.json"))}
+    return found | ({"default": folder} if (folder / "adapter_config.json").is_file() else {})

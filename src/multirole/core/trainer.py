@@ -14,6 +14,7 @@ docs/architecture.md lists the other files.
 import copy
 import functools
 import itertools
+import json
 import logging
 import math
 import time
@@ -38,7 +39,14 @@ from multirole.core.advantages import groups_of_equal_rewards
 from multirole.core.ahead import RolloutsAhead, check_staleness, staleness_metrics
 from multirole.core.arguments import check_arguments, check_processes, kl_weights, named_adapters, use_one_gpu
 from multirole.core.chat import Renderer, chat_template, check_chats
-from multirole.core.checkpoints import PolicyMap, check_checkpoint, copy_adapters, loading_on_host, resume_argument
+from multirole.core.checkpoints import (
+    SERVING,
+    PolicyMap,
+    check_checkpoint,
+    copy_adapters,
+    loading_on_host,
+    resume_argument,
+)
 from multirole.core.completions_table import evaluation_logs, save_separately
 from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.distributed import (
@@ -144,6 +152,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     - `_load_best_model`: `load_best_model_at_end` of every adapter, as a resumed run loads them.
     - `_push_from_checkpoint`: also copies the adapters' folders.
     - `create_model_card`: of several adapters, without local paths.
+    - `_save`: also writes what serving the adapters takes (`serving.json`).
 
     Args:
         model (`str`, `PreTrainedModel` or `PeftModel`):
@@ -323,7 +332,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self, engine: Engine | None, render: Renderer | None, is_answer: Callable[[str], bool]
     ) -> None:  # fmt: skip
         """Set up the engine and what plays episodes on it. Refuses prompts that the chat template cannot render (ValueError)."""
-        args, workflow = self.args, self.workflow
+        args, workflow, self.has_own_render = self.args, self.workflow, render is not None
         if render is None:
             render = functools.partial(chat_template, **(args.chat_template_kwargs or {}))
             is_stream = isinstance(self.train_rows, StreamedRows)  # of which only the first row is read now
@@ -889,6 +898,22 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
                 self.args.output_dir, name=model_name or self._card.keywords["name"], dataset=dataset_name, tags=[*more, *self._tag_names],
                 hub_id=self.hub_model_id,
             )  # fmt: skip
+
+    def _save(self, output_dir: str | None = None, state_dict: dict | None = None) -> None:
+        super()._save(output_dir, state_dict)
+        if not self.args.should_save:
+            return
+        args, folder = self.args, Path(output_dir or self.args.output_dir)
+        options = (
+            "temperature",
+            "max_prompt_tokens",
+            "max_completion_length",
+            "chat_template_kwargs",
+            "strip_thoughts",
+        )
+        facts = {"policy": self.policy, "eos_token_ids": self.eos_token_ids, "has_own_render": self.has_own_render}
+        facts |= {name: vars(args)[name] for name in options}
+        (folder / SERVING).write_text(json.dumps(facts, indent=2), encoding="utf-8")
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         adapters = set(self.peft_model.peft_config)

@@ -169,12 +169,14 @@ class Endpoint:
             role, messages, tools, max_tokens = self._parse(body, session, dialect)
             is_retry = request.headers.get("x-stainless-retry-count", "0") != "0"
             name = "" if session is self.default else f"{request.url.path} {digest}"
-            playing = session.play(role, messages, max_tokens, tools, name, is_retry)
+            choices = self._choices(body, session, dialect)
+            plays = [session.play(role, messages, max_tokens, tools, name, is_retry, asked) for asked in choices]
+            playing: Any = plays[0] if len(plays) == 1 else asyncio.gather(*plays)
             try:
                 if asyncio.get_running_loop() is session.loop:  # a client in memory, which is cancelled with its task
-                    turn: Turn | None = await playing
+                    played = await playing
                 else:
-                    turn = await _unless_disconnected(request, asyncio.ensure_future(playing))
+                    played = await _unless_disconnected(request, asyncio.ensure_future(playing))
             except PromptOverflow as error:
                 raise BadRequest(
                     f"The prompt is too long: {error}", 400, "context_length_exceeded", "messages"
@@ -185,12 +187,20 @@ class Endpoint:
                 raise BadRequest(f"{type(error).__name__}: {error}", 500) from error
         except BadRequest as error:
             return self._refused(request, error)
-        if turn is None:
+        if played is None:
             return Response(status_code=499)  # which nobody reads
-        answer = dialect.write(body, session, self._reply(role, turn, session, tools, self._wants_logprobs(body)))
+        turns = played if isinstance(played, list) else [played]
+        replies = [self._reply(role, turn, session, tools, self._wants_logprobs(body)) for turn in turns]
+        answer = _as_choices([dialect.write(body, session, reply) for reply in replies])
         if not body.get("stream"):
             return JSONResponse(answer)
         return StreamingResponse(dialect.stream(body, answer), media_type="text/event-stream")
+
+    def _choices(self, body: dict, session: Session, dialect: Dialect) -> list[Any]:
+        """Return what each reply to a request asks of the sampling; None for the one reply of an episode's call."""
+        if session.served is None:
+            return [None]
+        return session.served.choices({name: body.get(name) for name in dialect.sampling - self.ignore})
 
     def _parse(
         self, body: dict, session: Session, dialect: Dialect
@@ -233,10 +243,11 @@ class Endpoint:
     def _refused_fields(self, body: dict, session: Session, dialect: Dialect) -> BadRequest | None:
         """Return one error for all fields that cannot be honoured; None if there are none."""
         own = session.sampling.temperature if session.sampling is not None else None
+        read = dialect.read if session.served is None else dialect.read | dialect.sampling
         refused = {
             name: value
             for name, value in body.items()
-            if name not in dialect.read | HARMLESS | self.ignore
+            if name not in read | HARMLESS | self.ignore
             and value is not None
             and value not in dialect.neutral.get(name, ())
             and not (name == "temperature" and value == own)
@@ -244,6 +255,8 @@ class Endpoint:
         if not refused:
             return None
         reasons = REFUSALS | ({"temperature": f"{REFUSALS['temperature']}, {own:g}"} if own is not None else {})
+        if session.served is not None:
+            reasons = dict(session.served.refusals)
         texts = [
             f"`{name}={value!r}` is refused: {reasons.get(name, 'the endpoint does not support it')}."
             for name, value in refused.items()
@@ -269,8 +282,8 @@ class Endpoint:
         return ClientReply(next(self._numbers), role, turn, reply.text, reply.reasoning, calls, logprobs)
 
 
-async def _unless_disconnected(request: Request, playing: "asyncio.Future[Any]") -> Turn | None:
-    """Return the turn, or None if the client disconnects before it is there or the episode has ended."""
+async def _unless_disconnected(request: Request, playing: "asyncio.Future[Any]") -> Any:
+    """Return the turn or turns, or None if the client disconnects before it is there or the episode has ended."""
 
     async def disconnected() -> None:
         while (await request.receive())["type"] != "http.disconnect":
@@ -307,6 +320,16 @@ def _completion(body: dict, session: Session, reply: ClientReply) -> dict:
         id=f"chatcmpl-{reply.number}", object="chat.completion", created=int(time.time()), model=reply.role, usage=usage,
         choices=[choice],
     ).model_dump(exclude_none=True)  # fmt: skip
+
+
+def _as_choices(answers: list[dict]) -> dict:
+    """Return the completions of several replies to one request as one, with a choice for each."""
+    whole = answers[0]
+    for i, other in enumerate(answers[1:], 1):
+        whole["choices"].append(other["choices"][0] | {"index": i})
+        for name in ("completion_tokens", "total_tokens"):
+            whole["usage"][name] += other["usage"]["completion_tokens"]
+    return whole
 
 
 def _call_id(turn: Turn, index: int) -> str:
@@ -346,18 +369,24 @@ def _tools(tools: Any) -> list[dict] | None:
 
 async def _one_chunk(body: dict, whole: dict) -> AsyncIterator[str]:
     """Format a completion as server-sent events: the whole message, the finish reason, usage on request, and the end mark."""
-    choice, usage = whole["choices"][0], whole["usage"]
     head = {key: value for key, value in whole.items() if key != "usage"} | {"object": "chat.completion.chunk"}
-    delta = choice["message"]
-    for i, call in enumerate(delta.get("tool_calls", [])):
-        call["index"] = i
-    first = {key: value for key, value in choice.items() if key != "message"} | {"delta": delta, "finish_reason": None}
-    last = {"index": 0, "delta": {}, "finish_reason": choice["finish_reason"]}
-    chunks = [head | {"choices": [first]}, head | {"choices": [last]}]
-    is_counted = bool((body.get("stream_options") or {}).get("include_usage"))
-    for chunk in [*chunks, *([head | {"choices": [], "usage": usage}] if is_counted else [])]:
+    chunks = []
+    for choice in whole["choices"]:
+        delta = choice["message"]
+        for i, call in enumerate(delta.get("tool_calls", [])):
+            call["index"] = i
+        first = {key: value for key, value in choice.items() if key != "message"}
+        last = {"index": choice["index"], "delta": {}, "finish_reason": choice["finish_reason"]}
+        chunks += [
+            head | {"choices": [first | {"delta": delta, "finish_reason": None}]},
+            head | {"choices": [last]},
+        ]
+    if (body.get("stream_options") or {}).get("include_usage"):
+        chunks.append(head | {"choices": [], "usage": whole["usage"]})
+    for chunk in chunks:
         yield f"data: {json.dumps(chunk)}\n\n"
     yield "data: [DONE]\n\n"
 
 
-CHAT = Dialect(frozenset(READ), NEUTRAL, lambda body, session: body, _completion, _one_chunk)
+SAMPLING = frozenset({"temperature", "top_p", "seed", "stop", "n", "logprobs"})
+CHAT = Dialect(frozenset(READ), SAMPLING, NEUTRAL, lambda body, session: body, _completion, _one_chunk)

@@ -50,6 +50,7 @@ class Dialect:
 
     Args:
         read: the fields that the endpoint honours.
+        sampling: the fields that a session without a trainer honours as well (`Session.served`).
         neutral: fields that are accepted with these values, or null, only: the trainer's own behaviour.
         to_chat: converts a body to that of a chat completion. ValueError or `BadRequest` for one that it cannot convert.
         write: converts a reply to the body of an answer.
@@ -57,6 +58,7 @@ class Dialect:
     """
 
     read: frozenset[str]
+    sampling: frozenset[str]
     neutral: Mapping[str, tuple[Any, ...]]
     to_chat: Callable[[dict, Session], dict]
     write: Callable[[dict, Session, ClientReply], dict]

@@ -209,4 +209,4 @@ async def stream(body: dict, response: dict) -> AsyncIterator[str]:
     yield event(f"response.{response['status']}", response=response)
 
 
-RESPONSES = Dialect(READ, NEUTRAL, as_chat, write, stream)
+RESPONSES = Dialect(READ, frozenset({"temperature", "top_p"}), NEUTRAL, as_chat, write, stream)

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections import defaultdict
+from collections.abc import Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -32,10 +33,24 @@ class Played:
         return self.turn.done() and (self.turn.cancelled() or self.turn.exception() is not None)
 
 
+@dataclass(frozen=True)
+class RequestSampling:
+    """How requests decide on sampling, where no trainer does.
+
+    Args:
+        choices: reads the fields about sampling into what each of the replies asks for, the keyword `asked` of the call.
+        refusals: field that is not honoured -> reason.
+    """
+
+    choices: Callable[[dict[str, Any]], list[Any]]
+    refusals: Mapping[str, str]
+
+
 class Session:
     """An open episode. `call` belongs to the rollout's event loop, in which the session must be created.
 
-    `sampling` and `tokenizer` are the trainer's, if they are known: they tell which request fields change nothing, and spell tokens.
+    `sampling` and `tokenizer` are the trainer's, if they are known: they tell which request fields change nothing, and spell tokens. `served` is None in an episode,
+    whose trainer decides how to sample.
     """
 
     current: "ContextVar[Session | None]" = ContextVar("multirole_session", default=None)
@@ -43,9 +58,9 @@ class Session:
 
     def __init__(
         self, call: Call, roles: list[str], sampling: Sampling | None = None,
-        tokenizer: PreTrainedTokenizerBase | None = None,
+        tokenizer: PreTrainedTokenizerBase | None = None, served: RequestSampling | None = None,
     ) -> None:  # fmt: skip
-        self.roles, self.sampling, self.tokenizer = roles, sampling, tokenizer
+        self.roles, self.sampling, self.tokenizer, self.served = roles, sampling, tokenizer, served
         self.is_open, self.has_requests = True, False
         self.pending = self.n_turns = 0
         self.refusal: str | None = None
@@ -67,24 +82,25 @@ class Session:
 
     async def play(
         self, role: str, messages: list[Message], max_tokens: int | None, tools: list[dict] | None, body: str = "",
-        is_retry: bool = False,
+        is_retry: bool = False, asked: Any = None,
     ) -> Turn:  # fmt: skip
         """Make one model call. May be awaited in any event loop. It goes on if the client disconnects: the turn is trained.
 
         A request with the same `body` as one that lost its client, or one that says that it is a retry, gets the turn of the earlier one.
+        `asked` is one of the `RequestSampling.choices`.
         """
-        turn = self._turn(role, messages, max_tokens, tools, body, is_retry)
+        turn = self._turn(role, messages, max_tokens, tools, body, is_retry, asked)
         if asyncio.get_running_loop() is self.loop:
             return await turn
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(turn, self.loop))
 
     async def _turn(
         self, role: str, messages: list[Message], max_tokens: int | None, tools: list[dict] | None, body: str,
-        is_retry: bool,
+        is_retry: bool, asked: Any,
     ) -> Turn:  # fmt: skip
         played = self._earlier(body, is_retry)
         if played is None:
-            played = Played(asyncio.ensure_future(self._play(role, messages, max_tokens, tools)))
+            played = Played(asyncio.ensure_future(self._play(role, messages, max_tokens, tools, asked)))
             if body:
                 self._played[body].append(played)
         played.is_lost = False
@@ -102,10 +118,13 @@ class Session:
             candidates = [played for played in same if not played.turn.done()] or same[-1:]
         return candidates[0] if candidates else None
 
-    async def _play(self, role: str, messages: list[Message], max_tokens: int | None, tools: list[dict] | None) -> Turn:
+    async def _play(
+        self, role: str, messages: list[Message], max_tokens: int | None, tools: list[dict] | None, asked: Any
+    ) -> Turn:  # fmt: skip
+        options = {} if asked is None else {"asked": asked}
         self.pending += 1
         try:
-            turn = await self._call(role, messages, slot=None, max_tokens=max_tokens, tools=tools)
+            turn = await self._call(role, messages, slot=None, max_tokens=max_tokens, tools=tools, **options)
         except FAULTS as error:
             self.error = error
             raise

@@ -39,7 +39,7 @@ MAX_ROUGH_GAP = 0.5
 
 
 class SeededSampler(LogitsProcessor):
-    """Logits processor that chooses each row's next token by its request's seed and temperature, and masks all others.
+    """Logits processor that chooses each row's next token by its request's seed, temperature and top-p, and masks all others.
 
     `logprobs` lists the log-probs (N,) of the chosen tokens, one tensor per step.
     """
@@ -47,23 +47,30 @@ class SeededSampler(LogitsProcessor):
     def __init__(self, requests: list[Request], device: torch.device) -> None:
         self.seeds = torch.tensor([signed(request.seed) for request in requests], device=device)  # (N,)
         self.temperature = torch.tensor([float(request.temperature) for request in requests], device=device)  # (N,)
+        top_p = torch.tensor([request.top_p for request in requests], device=device)  # (N,)
+        self.top_p = top_p if min(request.top_p for request in requests) < 1 else None
         self.logprobs: list[Tensor] = []
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         index = torch.full_like(self.seeds, len(self.logprobs))
-        tokens, logprobs = sample(scores, self.temperature, uniform(self.seeds, index))
+        tokens, logprobs = sample(scores, self.temperature, uniform(self.seeds, index), self.top_p)
         self.logprobs.append(logprobs)
         return torch.full_like(scores, -torch.inf).scatter_(1, tokens[:, None], 0.0)  # (N, V)
 
 
 class RowLimits(StoppingCriteria):
-    """Stopping criterion that ends each row at its request's `max_tokens`."""
+    """Stopping criterion that ends each row at its request's `max_tokens`, or where the request says that it is whole."""
 
     def __init__(self, requests: list[Request], width: int, device: torch.device) -> None:
+        self.requests, self.width = requests, width
         self.limits = width + torch.tensor([request.max_tokens for request in requests], device=device)  # (N,)
 
     def __call__(self, input_ids: Tensor, scores: object, **_: object) -> Tensor:
-        return self.limits <= input_ids.shape[1]  # (N,)
+        ends = self.limits <= input_ids.shape[1]  # (N,)
+        for row, request in enumerate(self.requests):
+            if request.is_whole is not None:
+                ends[row] |= request.is_whole(input_ids[row, self.width :].tolist())
+        return ends
 
 
 class GenerateEngine:
@@ -216,8 +223,10 @@ class GenerateEngine:
 
     def _completion(self, ids: list[int], logprobs: list[float], request: Request) -> Completion:
         """Cut a row of the batch at its end."""
-        ids = ids[: request.max_tokens]
+        ids, is_whole = ids[: request.max_tokens], request.is_whole
         stop = next((i for i, token in enumerate(ids) if token in self.eos_ids), None)
+        if is_whole is not None:
+            stop = next((i for i in range(len(ids) if stop is None else stop) if is_whole(ids[: i + 1])), stop)
         n = len(ids) if stop is None else stop + 1
         return Completion(ids[:n], logprobs[:n], "length" if stop is None else "stop")
 
@@ -238,7 +247,7 @@ def scored(base: PreTrainedModel, request: Request, completion_ids: list[int]) -
     prompt_ids, device = list(request.prompt_ids), base.device
     logits = base(torch.tensor([prompt_ids + completion_ids], device=device)).logits[0]
     logits = logits[len(prompt_ids) - 1 : -1]  # (T, V)
-    logprobs = (logits.float() / request.temperature).log_softmax(-1)  # (T, V)
+    logprobs = (logits.float() / (request.temperature or 1.0)).log_softmax(-1)  # (T, V)
     return logprobs.gather(1, torch.tensor(completion_ids, device=device)[:, None])[:, 0].tolist()
 
 

@@ -29,17 +29,30 @@ def _mix(x: Tensor) -> Tensor:
     return x ^ (x >> 31 & (1 << 33) - 1)
 
 
-def sample(logits: Tensor, temperature: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+def sample(logits: Tensor, temperature: Tensor, u: Tensor, top_p: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """Sample tokens (N,) and their log-probs (N,) by inverse CDF from float32 logits (N, V), which may be overwritten.
 
     `temperature` is (N,); rows at temperature 0 are greedy, and their log-probs are those of the temperature-1
-    distribution.
+    distribution. `top_p` is (N,), or None if it is 1 for all.
     """
     greedy = temperature == 0
     temperature = torch.where(greedy, 1.0, temperature)[:, None]
+    if top_p is not None:
+        logits = nucleus(logits / temperature, top_p)
+        temperature = torch.ones_like(temperature)
     if logits.shape[1] < MANY_TOKENS:
         return _sample_at_once(logits / temperature, greedy, u)
     return _sample_by_blocks(logits.div_(temperature), greedy, u)
+
+
+def nucleus(logits: Tensor, top_p: Tensor) -> Tensor:
+    """Return logits (N, V) with -inf for all but the likeliest tokens, the fewest whose probabilities sum to `top_p` (N,)."""
+    ordered, order = logits.sort(descending=True, stable=True)  # (N, V)
+    probs = ordered.softmax(-1, dtype=torch.float64)
+    is_left_out = (probs.cumsum(-1) - probs) >= top_p[:, None]  # the sum before a token; 0 for the first
+    is_left_out[:, 0] = False
+    is_left_out &= (top_p < 1)[:, None]
+    return logits.masked_fill(torch.zeros_like(is_left_out).scatter(1, order, is_left_out), -torch.inf)
 
 
 def _sample_at_once(logits: Tensor, greedy: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:

@@ -83,6 +83,7 @@ class TransformersEngine:
         self.prefixes: PrefixCache | None = None
         self.logits = torch.empty(0, 0)
         self.running: dict[int, Request] = {}
+        self.served: set[int] = set()  # keys of running requests that have options of serving
         self.waiting: deque[Item] = deque()
         self.groups: dict[tuple[str | None, tuple[int, ...]], int] = {}
         self.pools: dict[PoolKind, Pool] = {}
@@ -137,6 +138,8 @@ class TransformersEngine:
         check_request(request, self.weights, self.max_length)
         prompt = (request.adapter, tuple(request.prompt_ids))
         self.running[key] = request
+        if request.top_p < 1 or request.is_whole is not None:
+            self.served.add(key)
         self.waiting.append((key, self.groups.setdefault(prompt, len(self.groups)), request))
 
     @torch.inference_mode()
@@ -164,6 +167,7 @@ class TransformersEngine:
         """Free weights and caches. Idempotent."""
         self.waiting.clear()
         self.running.clear()
+        self.served.clear()
         self.pools.clear()
         self.prefixes = None
         self.weights.clear()
@@ -357,7 +361,10 @@ class TransformersEngine:
         tokens, positions = state[order, 5], state[order, 6]
         hidden = forward(tokens, positions, spans, self.rope, self.eps, attend)
         tokens, logprobs = self._sample(
-            hidden[back] if several else hidden, temperature, uniform(state[:, 3], state[:, 7])
+            hidden[back] if several else hidden,
+            temperature,
+            uniform(state[:, 3], state[:, 7]),
+            self._top_p(state[:, 0]),
         )
         for pool, new, logprob in zip(pools, tokens.split(counts), logprobs.split(counts), strict=True):
             n = pool.n
@@ -368,7 +375,13 @@ class TransformersEngine:
             pool.position[:n] += 1
             pool.count[:n] += 1
 
-    def _sample(self, hidden: Tensor, temperature: Tensor, u: Tensor) -> tuple[Tensor, Tensor]:
+    def _top_p(self, keys: Tensor) -> Tensor | None:
+        """Return `top_p` (N,) of the requests with these keys (N,); None if it is 1 for all."""
+        if not self.served:
+            return None
+        return torch.tensor([self.running[key].top_p for key in keys.tolist()], device=keys.device)
+
+    def _sample(self, hidden: Tensor, temperature: Tensor, u: Tensor, top_p: Tensor | None) -> tuple[Tensor, Tensor]:
         """Sample tokens (N,) and their log-probs (N,) from hidden states (N, H).
 
         Logits are computed in equal chunks of rows, in one reused buffer, and sampled from in smaller chunks.
@@ -379,8 +392,8 @@ class TransformersEngine:
         n_rows = math.ceil(len(hidden) / math.ceil(len(hidden) / at_once))
         if len(self.logits) < n_rows:
             self.logits = hidden.new_empty(n_rows, n_tokens, dtype=torch.float32)
-        sampled = []
-        for part, *of_rows in zip(*(x.split(n_rows) for x in (hidden, temperature, u)), strict=True):
+        sampled, rows = [], (hidden, temperature, u) if top_p is None else (hidden, temperature, u, top_p)
+        for part, *of_rows in zip(*(x.split(n_rows) for x in rows), strict=True):
             logits = weights.logits(part, self.logits[: len(part)])
             sampled += [sample(*chunk) for chunk in zip(*(x.split(cached) for x in (logits, *of_rows)), strict=True)]
         tokens, logprobs = zip(*sampled, strict=True)
@@ -389,6 +402,9 @@ class TransformersEngine:
     def _collect(self, pool: Pool) -> list[tuple[int, Completion]]:
         """Remove finished rows from the pool and return their completions."""
         stopped = (pool.token[: pool.n, None] == self.eos_ids).any(1)
+        for slot, key in enumerate(pool.key[: pool.n].tolist() if self.served else ()):
+            if (is_whole := self.running[key].is_whole) is not None:
+                stopped[slot] |= is_whole(pool.ids[slot, : pool.count[slot]].tolist())
         finished = (stopped | (pool.count[: pool.n] >= pool.limit[: pool.n])).nonzero()[:, 0].tolist()
         completions = []
         for slot in finished:
@@ -396,6 +412,7 @@ class TransformersEngine:
             reason = "stop" if stopped[slot] else "length"
             ids, logprobs = pool.ids[slot, :count].tolist(), pool.logprobs[slot, :count].tolist()
             request = self.running.pop(key)
+            self.served.discard(key)
             if self.prefixes is not None:
                 adapter = self.names.index(request.adapter)
                 self.prefixes.write(adapter, request.prompt_ids + ids[:-1], partial(pool.kv_of_row, slot))

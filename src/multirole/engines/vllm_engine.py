@@ -197,6 +197,7 @@ class VLLMEngine:
         check_request(request, [None, *self.lora], self.max_length)
         params = SamplingParams(
             temperature=request.temperature,
+            top_p=request.top_p,
             max_tokens=request.max_tokens,
             seed=request.seed % 2**63,  # vLLM takes -1 for "no seed"
             logprobs=0,  # of the sampled token only

@@ -1,25 +1,22 @@
 """Call one vLLM server (`vllm serve`), and check its answers.
 
 Every call opens its own connection, so that a server that closes idle connections cannot break a call. TCP keep-alive detects a lost
-machine within about a minute. The key comes from the environment variable `VLLM_API_KEY`, which vLLM reads too, and is in no message of
-this module.
+machine within about a minute. The key comes from the environment (`multirole.core.access`), and is in no message of this module.
 """
 
 import asyncio
 import json
-import os
 import socket
 from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 
 import aiohttp
 
+from multirole.core.access import API_KEY, read_key
 from multirole.core.engine import Completion, EngineError
 from multirole.core.event_loop import in_thread
 from multirole.engines import VLLM_VERSIONS
 
-API_KEY = "VLLM_API_KEY"
-"""Environment variable with the key of the servers; vLLM's own name."""
 CONNECT_SECONDS, CALL_SECONDS, LOAD_SECONDS = 10.0, 30.0, 300.0
 """Limits of a connection, of a short call, and of loading an adapter."""
 WAIT = 1.0
@@ -71,7 +68,7 @@ def checked_urls(text: str) -> list[str]:
         except ValueError:  # the port is no number
             is_fine = False
         if not is_fine or parts.query or parts.fragment or "@" in parts.netloc:
-            shown = url.rpartition("@")[2]  # without a password
+            shown = url.rpartition("@")[2].partition("?")[0]  # without a password or a key
             raise ValueError(
                 f"`vllm_server_base_url` has {shown!r}, which is not the address of a server. Write addresses such as "
                 f"'http://node1:8000', separated by commas; set a key in the environment variable {API_KEY}."
@@ -98,7 +95,7 @@ def check_servers(text: str, seconds: float) -> None:
 
 def open_session(n_connections: int) -> aiohttp.ClientSession:
     """Create a client with this many connections at most; call it in the event loop that uses it."""
-    key = os.environ.get(API_KEY)
+    key = read_key()
     connector = aiohttp.TCPConnector(limit=n_connections, force_close=True, socket_factory=_kept_alive)
     return aiohttp.ClientSession(connector=connector, headers={"Authorization": f"Bearer {key}"} if key else None)
 
@@ -126,16 +123,27 @@ class Server:
         self.is_up, self.n_losses, self.was_loaded, self.lock = True, 0, False, asyncio.Lock()
 
     async def call(self, path: str, body: dict[str, Any] | None = None, seconds: float = CALL_SECONDS) -> str:
-        """GET, or POST with a body; the answer's text. `seconds` is the longest silence. Raises `Refused` or a transport error."""
+        """GET, or POST with a body; the answer's text. `seconds` is the longest silence.
+
+        Raises `Refused`, `ServerUnfit` for a refused key, or a transport error.
+        """
         limits = aiohttp.ClientTimeout(total=None, sock_connect=CONNECT_SECONDS, sock_read=seconds)
         method = "GET" if body is None else "POST"
-        async with self.session.request(
-            method, self.url + path, json=body, timeout=limits, allow_redirects=False
-        ) as answer:
-            text = await answer.text()
-            if answer.status != 200:
-                raise Refused(self.url, path, answer.status, _message(text))
-            return text
+        try:
+            async with self.session.request(
+                method, self.url + path, json=body, timeout=limits, allow_redirects=False
+            ) as answer:
+                text, status = await answer.text(), answer.status
+        except aiohttp.ClientResponseError as error:  # its `repr` has the request's headers, and so the key
+            raise aiohttp.ClientError(f"the answer is not one of HTTP: {error.status}, {error.message}") from None
+        if status in (401, 403):
+            raise ServerUnfit(
+                f"The server at {self.url} refuses the key (HTTP status {status}). Set the environment variable {API_KEY} to the key that "
+                "the server was started with."
+            )
+        if status != 200:
+            raise Refused(self.url, path, status, _message(text))
+        return text
 
     async def wait_until_healthy(self, seconds: float) -> None:
         """Wait until the server is up; ServerLost after this many seconds. 0 tries once."""
@@ -163,16 +171,8 @@ class Server:
             )
 
     async def models(self) -> ServedModels:
-        """Return the models that the server lists. Raises ServerUnfit where it refuses the key."""
-        try:
-            cards = _field(self.url, await self.call("/v1/models"), "data")
-        except Refused as error:
-            if error.status not in (401, 403):
-                raise
-            raise ServerUnfit(
-                f"The server at {self.url} refuses the key (HTTP status {error.status}). Set the environment variable {API_KEY} to the "
-                "key that the server was started with."
-            ) from error
+        """Return the models that the server lists."""
+        cards = _field(self.url, await self.call("/v1/models"), "data")
         return ServedModels(
             {card["id"]: card.get("max_model_len") for card in cards if not card.get("parent")},
             {card["id"]: card.get("root") or "" for card in cards if card.get("parent")},
@@ -244,12 +244,13 @@ class Server:
 
 
 def completion_body(
-    model: str, prompt_ids: list[int], seed: int, max_tokens: int, temperature: float, stop_token_ids: list[int]
-) -> dict[str, Any]:
-    """Return a call of `/v1/completions` that samples from the whole distribution, whatever the server's defaults are."""
+    model: str, prompt_ids: list[int], seed: int, max_tokens: int, temperature: float, stop_token_ids: list[int],
+    top_p: float = 1.0,
+) -> dict[str, Any]:  # fmt: skip
+    """Return a call of `/v1/completions` that samples from the whole distribution, or the part in `top_p`, whatever the server's defaults are."""
     return {
         "model": model, "prompt": prompt_ids, "seed": seed % 2**63, "max_tokens": max_tokens, "temperature": temperature,
-        "stop_token_ids": stop_token_ids, "ignore_eos": bool(stop_token_ids), "top_p": 1.0, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
+        "stop_token_ids": stop_token_ids, "ignore_eos": bool(stop_token_ids), "top_p": top_p, "top_k": 0, "min_p": 0.0, "repetition_penalty": 1.0,
         "presence_penalty": 0.0, "frequency_penalty": 0.0, "watermarking": False, "n": 1, "stream": False,
         "logprobs": 0, "return_tokens_as_token_ids": True,
     }  # fmt: skip

@@ -38,6 +38,7 @@ import torch
 import torch.distributed as dist
 from peft import PeftModel
 
+from multirole.core.access import is_loopback
 from multirole.core.distributed import gather_objects
 from multirole.core.engine import Completion, Request
 from multirole.core.hooks import Trainer
@@ -74,7 +75,6 @@ BACKOFF, LONGEST_BACKOFF = 0.5, 30.0
 """Seconds before the first repetition of a request; each further one waits twice as long, up to the second number."""
 COPY_SECONDS = 600.0
 """Limit of `vllm_server_copy_command`."""
-LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "0.0.0.0")
 
 
 class ServerOptions(NamedTuple):
@@ -407,7 +407,13 @@ class VLLMServerEngine:
         """Return one request's reply, from the first server and attempt that answers."""
         model = self.options.model if request.adapter is None else self.lora[request.adapter]
         body = completion_body(
-            model, list(request.prompt_ids), request.seed, request.max_tokens, request.temperature, self.stop_ids
+            model,
+            list(request.prompt_ids),
+            request.seed,
+            request.max_tokens,
+            request.temperature,
+            self.stop_ids,
+            request.top_p,
         )
         for attempt in range(self.options.max_retries + 1):
             server = await self._server_for(request.problem)
@@ -450,7 +456,8 @@ def run_token(output_dir: str) -> str:
 def adapter_folder(urls: Sequence[str], options: ServerOptions, run: str) -> Path:
     """Return a new folder for the adapters that a run publishes, which others may read; what a killed run left there is deleted."""
     if options.adapter_dir is None:
-        remote = [url for url in urls if urlsplit(url).hostname not in (*LOCAL_HOSTS, socket.gethostname())]
+        here = ("0.0.0.0", socket.gethostname())
+        remote = [url for url in urls if not is_loopback(host := urlsplit(url).hostname or "") and host not in here]
         if remote:
             raise ValueError(
                 f"The servers {remote} are on other machines and read adapters from a path that they share with this one. Set "

@@ -1,0 +1,192 @@
+"""Serve what `trainer.save_model(folder)` or a checkpoint wrote, through OpenAI's API: a model per role.
+
+    python -m multirole.serve FOLDER            # the library alone; `multirole serve FOLDER` also serves runs of the study
+
+The base is the one that the adapters name, or `--model`. It computes in float32 on the processor, on the engine "transformers" or "generate".
+"""
+
+import argparse
+import functools
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from peft import PeftConfig, PeftModel
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.trainer_utils import get_last_checkpoint
+from transformers.utils.logging import disable_progress_bar
+
+from multirole.core.access import API_KEY, check_host, read_key
+from multirole.core.chat import Renderer, chat_template
+from multirole.core.checkpoints import SERVING, saved_policy
+from multirole.core.engine import Sampling
+from multirole.core.policy import saved_adapters
+from multirole.endpoint.arguments import add_serving_arguments
+from multirole.endpoint.serving import ModelServer, listening
+from multirole.engines.generate_engine import MAX_GAP, GenerateEngine
+from multirole.engines.qwen3 import unsupported
+from multirole.engines.transformers_engine import TransformersEngine
+
+UNKNOWN_TOKENS = 4096
+"""Largest prompt, and largest reply, of adapters whose folder does not tell those of their training."""
+
+
+@dataclass(frozen=True)
+class SavedRoles:
+    """Trained roles, and how they were sampled from in training.
+
+    Args:
+        folders: the folder of each adapter.
+        policy: role -> adapter.
+        base: folder or name of the base model.
+        sampling: the largest length of a reply in tokens, and the temperature.
+        max_prompt_tokens: longest prompt, in tokens.
+        render: turns messages into a prompt.
+        revision: of the base on the Hub.
+        tokenizer: its folder, if it is not the base's.
+        eos_token_ids: the tokens that end a reply; by default the base's.
+        strip_thoughts: whether thoughts are cut out of replies.
+    """
+
+    folders: Mapping[str, Path]
+    policy: Mapping[str, str]
+    base: str
+    sampling: Sampling
+    max_prompt_tokens: int
+    render: Renderer = chat_template
+    revision: str | None = None
+    tokenizer: str | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    strip_thoughts: bool = True
+
+
+def read_saved(folder: Path, base: str | None = None, render: Renderer | None = None) -> SavedRoles:
+    """Read a folder that `save_model` or a checkpoint wrote. ValueError if it holds no adapters, or too little to serve them.
+
+    Adapters without a record of their roles, as PEFT or TRL writes them, are served under their own names.
+
+    Args:
+        folder: holds a folder per adapter.
+        base: the base model, instead of the one that the adapters name.
+        render: what the trainer was given as `render`, which is not saved.
+    """
+    found = saved_adapters(folder)
+    if not found:
+        inside = get_last_checkpoint(str(folder)) if folder.is_dir() else None
+        why = (
+            "there is no adapter_config.json in it or in a folder of it"
+            if folder.is_dir()
+            else "there is no such folder"
+        )
+        raise ValueError(
+            f"{folder} holds no adapters: {why}. {f'Serve {inside}' if inside else 'Give the folder of `save_model`'}."
+        )
+    record = folder / SERVING
+    facts: dict[str, Any] = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
+    policy = facts.get("policy") or saved_policy(folder) or {name: name for name in found}
+    if missing := sorted(set(policy.values()) - set(found)):
+        raise ValueError(
+            f"{folder} maps roles to the adapters {missing} and holds {sorted(found)}. Save the model again, or copy all of it."
+        )
+    if facts.get("has_own_render") and render is None:
+        raise ValueError(
+            f"{folder} was trained with a `render` of its own, which is not saved, so prompts would differ. Serve it from Python: "
+            "`serve(read_saved(folder, render=...), host, port)` of multirole.serve."
+        )
+    config = PeftConfig.from_pretrained(str(found[policy[next(iter(policy))]]))
+    base, revision = (base, None) if base else (config.base_model_name_or_path, config.revision)
+    if not base:
+        raise ValueError(
+            f"The adapters in {folder} name no base model. Pass its folder, or its name on the Hub, with `--model`."
+        )
+    options = facts.get("chat_template_kwargs") or {}
+    return SavedRoles(
+        {name: found[name] for name in policy.values()}, policy, base,
+        Sampling(facts.get("max_completion_length", UNKNOWN_TOKENS), facts.get("temperature", 1.0)),
+        facts.get("max_prompt_tokens", UNKNOWN_TOKENS), render or functools.partial(chat_template, **options), revision,
+        str(folder) if (folder / "tokenizer_config.json").is_file() else None,
+        tuple(facts.get("eos_token_ids", ())), facts.get("strip_thoughts", True),
+    )  # fmt: skip
+
+
+def load_server(saved: SavedRoles, ignore: Sequence[str] = ()) -> ModelServer:
+    """Load base and adapters into an engine. `ignore` names request fields that are dropped. ValueError if they cannot be loaded."""
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(saved.tokenizer or saved.base, revision=saved.revision or "main")
+        base = AutoModelForCausalLM.from_pretrained(saved.base, dtype=torch.float32, revision=saved.revision or "main")
+    except OSError as error:
+        raise ValueError(
+            f"The base model {saved.base!r} cannot be loaded: {error}\nPass a folder of this machine, or a name on the Hub, with `--model`."
+        ) from error
+    model: Any = base
+    try:
+        for name, folder in saved.folders.items():
+            if model is base:
+                model = PeftModel.from_pretrained(base, str(folder), adapter_name=name)
+            else:
+                model.load_adapter(str(folder), adapter_name=name)
+    except RuntimeError as error:  # torch's, for weights of another shape
+        raise ValueError(f"The adapter in {folder} does not fit the base model {saved.base!r}: {error}") from error
+    model.eval()
+    ends = saved.eos_token_ids or _ends(base.generation_config.eos_token_id, tokenizer.eos_token_id)
+    longest = saved.max_prompt_tokens + saved.sampling.max_tokens
+    engine: TransformersEngine | GenerateEngine
+    if next(unsupported(model), None) is None:
+        engine = TransformersEngine(*ends, max_length=longest)
+    else:
+        engine = GenerateEngine(*ends, pad_id=tokenizer.pad_token_id or 0, max_length=longest)
+        engine.check_scores(model, MAX_GAP)
+    engine.publish(model, 0)
+    return ModelServer(
+        engine, tokenizer, saved.policy, saved.sampling, saved.max_prompt_tokens, saved.render, tuple(dict.fromkeys(ignore)),
+        strip_thoughts=saved.strip_thoughts,
+    )  # fmt: skip
+
+
+def _ends(of_base: int | list[int] | None, of_tokenizer: int | None) -> list[int]:
+    """Return the tokens that end a reply, from the base's generation config and its tokenizer."""
+    ends = [of_base] if isinstance(of_base, int) else of_base or []
+    return list(dict.fromkeys([*ends, *([] if of_tokenizer is None else [of_tokenizer])]))
+
+
+def serve(saved: SavedRoles, host: str, port: int, ignore: Sequence[str] = ()) -> None:
+    """Serve trained roles until a signal arrives. ValueError if the address is in use, or others can reach it without a key."""
+    check_host(host)
+    listening(host, port).close()  # before the model is loaded
+    disable_progress_bar()
+    server = load_server(saved, ignore)
+
+    def announce(url: str) -> None:
+        key = "any" if read_key() is None else f"that of {API_KEY}"
+        lines = [
+            f"Serving the models {', '.join(saved.policy)} at temperature {saved.sampling.temperature:g}, unless a request has another. Ctrl-C ends it.",
+            f"  base_url    {url}", f"  api_key     {key}",
+        ]  # fmt: skip
+        if ignore:
+            lines.insert(1, f"Of requests, {json.dumps(list(ignore))} are ignored.")
+        sys.stdout.write("\n".join(lines) + "\n")
+        sys.stdout.flush()
+
+    with suppress(KeyboardInterrupt):
+        server.run(host, port, announce)
+
+
+def main() -> None:
+    """Serve a folder that is named on the command line."""
+    parser = argparse.ArgumentParser(prog="python -m multirole.serve", description=str(__doc__).partition("\n")[0])
+    parser.add_argument("folder", type=Path, help="what `trainer.save_model` wrote, or a checkpoint")
+    add_serving_arguments(parser)
+    options = parser.parse_args()
+    try:
+        serve(read_saved(options.folder, options.model), options.host, options.port, options.ignore)
+    except ValueError as error:
+        sys.exit(str(error))
+
+
+if __name__ == "__main__":
+    main()
