@@ -255,10 +255,10 @@ def parse_reply(tokenizer: PreTrainedTokenizerBase | None, turn: Turn, tools: li
     replies = [form.parse(rest, tools, turn.finish_reason != "length") for form in forms if rest]
     parsed = next((reply for reply in replies if reply is not None and reply.calls), replies[0] if replies else None)
     reasoning = thought or (parsed.reasoning if parsed else "")
-    if reasoning in turn.text:  # which keeps its thoughts
-        reasoning = ""
     if parsed is None or not parsed.calls and not forms[0].has_channels:
-        return Reply(turn.text, reasoning)
+        return Reply(
+            turn.text, "" if reasoning in turn.text else reasoning
+        )  # a text that keeps its thoughts has them once
     return Reply(text_outside_thoughts(parsed.text), reasoning, parsed.calls)
 
 
@@ -306,7 +306,7 @@ def tool_form(tokenizer: PreTrainedTokenizerBase, chat_template: str | None = No
     return _tool_form(tokenizer, tokenizer.get_chat_template(chat_template, TOOLS))
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=64)
 def _tool_form(tokenizer: PreTrainedTokenizerBase, chat_template: str) -> ToolForm:
     def render(form: ToolForm, *messages: Message, **options: Any) -> str:
         """Return the rendered conversation; "" if the template refuses it."""
