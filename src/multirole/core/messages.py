@@ -139,6 +139,10 @@ def _arguments(arguments: Any, name: str, place: str) -> dict[str, Any]:
         raise ValueError(
             f"`{place}` of the call of {name!r} is nested in more than {MAX_DEPTH} levels, which templates cannot render."
         )
+    try:
+        json.dumps(parsed, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:  # a set, NaN, half of a character
+        raise ValueError(f"`{place}` of the call of {name!r} cannot be sent as JSON: {error}.") from error
     return parsed or {}
 
 
