@@ -50,6 +50,7 @@ def tokenizer():
     """A tokenizer to which the control tokens of every template are special."""
     texts = "".join(template(name) for name in ALL)
     special = set(re.findall(r"<[|｜][^<>{}'\"\s|]+[|｜]>", texts)) | {
+        "<|python_tag|>",
         "<|tool_call>",
         "<tool_call|>",
         "<|turn>",
@@ -204,6 +205,7 @@ def test_a_malformed_call_makes_the_reply_text(form, text, tokenizer):
         ("qwen3", 'Hm.<tool_call>[{"arguments": {"days": 2}, "name": "weather"}]</tool_call>'),
         ("qwen3_8", "Hm.\n\n<tool_call><function=weather><parameter=days>2</parameter></function></tool_call>"),
         ("llama3_1", 'Hm. {"name": "weather", "parameters": {"days": 2}}'),
+        ("llama3_1", 'Hm. <|python_tag|>{"name": "weather", "parameters": {"days": 2}}'),
     ],
 )  # fmt: skip
 def test_other_white_space_and_order_are_read(form, text, tokenizer):
