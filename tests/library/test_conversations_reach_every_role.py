@@ -122,8 +122,7 @@ def test_fields_that_arrow_adds_are_left_out_and_parts_are_joined():
     ]  # fmt: skip
     first, second = to_problems(Dataset.from_list(rows))
     assert second.history == HISTORY  # without "tool_calls": None
-    parsed = call | {"function": {"name": "add", "arguments": {"a": 1}}}
-    assert first.history[1] == {"role": "assistant", "content": "", "tool_calls": [parsed]}
+    assert first.history[1] == {"role": "assistant", "content": "", "tool_calls": [call]}
     parts = [{"type": "text", "text": "What "}, {"type": "text", "text": "now?"}]
     assert conversation_of([{"role": "user", "content": parts}]) == [user("What now?")]
 

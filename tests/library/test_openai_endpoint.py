@@ -21,7 +21,6 @@ from trainers import build_model
 from multirole import Voting, from_openai
 from multirole.core.engine import Sampling
 from multirole.core.rollout import PromptOverflow, WorkflowError
-from multirole.core.tool_calls import parse_reply
 from multirole.core.types import Turn, user
 from multirole.endpoint.app import MAX_BODY_BYTES, Endpoint
 from multirole.endpoint.serving import ModelServer, listening
@@ -388,21 +387,6 @@ def test_half_a_character_is_refused():
     opened = Open()
     answer = opened.send(content=json.dumps(ASK | {"messages": [user("half \ud83d")]}))
     assert answer.status_code == 400 and "a lone surrogate" in answer.json()["error"]["message"] and not opened.asked
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("so <tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>", ("so", [("add", {"a": 1})])),
-        ("<tool_call>[{\"name\": \"a\"}, {\"name\": \"b\"}]</tool_call>", ("", [("a", {}), ("b", {})])),
-        ("<tool_call>{name: add}</tool_call>", ("<tool_call>{name: add}</tool_call>", [])),
-        ("<tool_call>{\"name\": \"a\", \"arguments\": 3}</tool_call>", None),
-        ("nothing", ("nothing", [])),
-    ],
-)  # fmt: skip
-def test_tool_calls_are_read_from_replies(text, expected):
-    reply = parse_reply(None, Turn("solver", 0, 0, [1], [2], [0.0], text, "stop"), [TOOL])
-    assert (reply.text, reply.calls) == (expected or (text, []))
 
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {}}}

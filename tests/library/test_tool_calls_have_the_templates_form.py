@@ -50,6 +50,7 @@ def tokenizer():
     """A tokenizer to which the control tokens of every template are special."""
     texts = "".join(template(name) for name in ALL)
     special = set(re.findall(r"<[|｜][^<>{}'\"\s|]+[|｜]>", texts)) | {
+        "<|python_tag|>",
         "<|tool_call>",
         "<tool_call|>",
         "<|turn>",
@@ -77,20 +78,24 @@ def answer(calls, content="", **fields):
 
 def rendered(tokenizer, *messages, **options):
     conversation = tool_form(tokenizer).adapted([user("Ask."), *messages])
-    return tokenizer.apply_chat_template(conversation, tools=TOOLS, tokenize=False, enable_thinking=False, **options)
+    return tokenizer.apply_chat_template(conversation, tools=TOOLS, tokenize=False, **options)
 
 
-def reply_of(tokenizer, calls, content="", **fields):
-    """The text that the model has to write for its message to be rendered like this."""
-    head, whole = rendered(tokenizer, add_generation_prompt=True), rendered(tokenizer, answer(calls, content, **fields))
+def reply_of(tokenizer, calls, content="", thinks=False, **fields):
+    """The prompt, and the reply that the model has to write for its message to be rendered like this."""
+    head = rendered(tokenizer, add_generation_prompt=True, enable_thinking=thinks)
+    whole = rendered(tokenizer, answer(calls, content, **fields), enable_thinking=thinks)
     start = next((i for i, (a, b) in enumerate(zip(head, whole, strict=False)) if a != b), len(head))
-    tag = whole.rfind("<", 0, start)
-    return whole[tag:] if tag > whole.rfind(">", 0, start) else whole[start:]
+    if whole.rfind("<", 0, start) > whole.rfind(">", 0, start):  # in the middle of a tag
+        start = whole.rfind("<", 0, start)
+    return head[:start], whole[start:]
 
 
-def read(tokenizer, text, finish_reason="stop"):
-    ids = tokenizer(text, add_special_tokens=False)["input_ids"] + [tokenizer.eos_token_id] * (finish_reason == "stop")
-    return parse_reply(tokenizer, Turn("solver", 0, 0, [], ids, [0.0] * len(ids), text, finish_reason), TOOLS)
+def read(tokenizer, parts, finish_reason="stop"):
+    prompt, text = ("", parts) if isinstance(parts, str) else parts
+    prompt_ids, ids = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in (prompt, text))
+    ids = ids + [tokenizer.eos_token_id] * (finish_reason == "stop")
+    return parse_reply(tokenizer, Turn("solver", 0, 0, prompt_ids, ids, [0.0] * len(ids), text, finish_reason), TOOLS)
 
 
 def test_a_reply_that_the_template_would_render_is_read_back(name, tokenizer):
@@ -104,19 +109,23 @@ def test_a_reply_that_the_template_would_render_is_read_back(name, tokenizer):
 
 
 def test_text_and_thought_before_a_call_are_kept_apart(name, tokenizer):
-    text = reply_of(tokenizer, [call(ARGUMENTS[1])], WORDS)
-    if WORDS in text and "analysis" not in text:  # gpt-oss renders it as a thought, others leave it out
-        assert read(tokenizer, text) == Reply(WORDS, "", [("weather", ARGUMENTS[1])])
-    text = reply_of(tokenizer, [call(ARGUMENTS[1])], reasoning_content=THOUGHT)
+    expected = [("weather", ARGUMENTS[1])]
+    prompt, text = reply_of(tokenizer, [call(ARGUMENTS[1])], WORDS)
+    if (
+        WORDS in text.partition("weather")[0] and "analysis" not in text
+    ):  # others leave it out, or render it as a thought or behind the call
+        assert read(tokenizer, (prompt, text)) == Reply(WORDS, "", expected)
+    prompt, text = reply_of(tokenizer, [call(ARGUMENTS[1])], thinks=True, reasoning_content=THOUGHT)
     if THOUGHT in text:
-        assert read(tokenizer, text) == Reply("", THOUGHT, [("weather", ARGUMENTS[1])])
+        assert read(tokenizer, (prompt, text)) == Reply("", THOUGHT, expected)
 
 
 def test_a_call_that_is_cut_off_is_no_call(name, tokenizer):
-    whole = reply_of(tokenizer, [call({"city": "Ulm and Neu-Ulm", "days": 12})]).rstrip()
-    for length in range(1, len(whole), 7):
-        reply = read(tokenizer, whole[:length], "length")
-        assert reply.calls in ([], [("weather", {"city": "Ulm and Neu-Ulm", "days": 12})]), whole[:length]
+    arguments = {"city": "Ulm and Neu-Ulm", "days": 12}
+    prompt, whole = reply_of(tokenizer, [call(arguments)])
+    for length in range(1, len(whole.rstrip()), 7):
+        reply = read(tokenizer, (prompt, whole[:length]), "length")
+        assert reply.calls in ([], [("weather", arguments)]), whole[:length]
         assert reply.calls or reply.text in (whole[:length], "")
 
 
@@ -196,6 +205,7 @@ def test_a_malformed_call_makes_the_reply_text(form, text, tokenizer):
         ("qwen3", 'Hm.<tool_call>[{"arguments": {"days": 2}, "name": "weather"}]</tool_call>'),
         ("qwen3_8", "Hm.\n\n<tool_call><function=weather><parameter=days>2</parameter></function></tool_call>"),
         ("llama3_1", 'Hm. {"name": "weather", "parameters": {"days": 2}}'),
+        ("llama3_1", 'Hm. <|python_tag|>{"name": "weather", "parameters": {"days": 2}}'),
     ],
 )  # fmt: skip
 def test_other_white_space_and_order_are_read(form, text, tokenizer):

@@ -9,6 +9,10 @@ TEXT_FIELDS = ("name", "tool_call_id", "reasoning_content")
 """Optional fields of a message that must be text. Templates that know them render them."""
 
 
+MAX_DEPTH = 100
+"""Most levels of lists and objects in a call's arguments."""
+
+
 def normalised(
     messages: Any, place: str = "messages", from_rows: bool = False, from_wire: bool = False, any_role: bool = False
 ) -> list[Message]:
@@ -131,7 +135,25 @@ def _arguments(arguments: Any, name: str, place: str) -> dict[str, Any]:
         raise ValueError(  # noqa: TRY004 (bad input of any kind is a ValueError here)
             f'`{place}` of the call of {name!r} must be a JSON object such as {{"city": "Ulm"}}, got {_shown(arguments)}.'
         )
+    if _depth(parsed) > MAX_DEPTH:
+        raise ValueError(
+            f"`{place}` of the call of {name!r} is nested in more than {MAX_DEPTH} levels, which templates cannot render."
+        )
+    try:
+        json.dumps(parsed, ensure_ascii=False, allow_nan=False).encode()
+    except (TypeError, ValueError) as error:  # a set, NaN, half of a character
+        raise ValueError(f"`{place}` of the call of {name!r} cannot be sent as JSON: {error}.") from error
     return parsed or {}
+
+
+def _depth(value: Any) -> int:
+    """Return how deep lists and objects are nested, counted to a little more than `MAX_DEPTH`."""
+    level, depth = [value], 0
+    while level and depth <= MAX_DEPTH:
+        containers = [part for part in level if isinstance(part, dict | list)]
+        level = [one for part in containers for one in (part.values() if isinstance(part, dict) else part)]
+        depth += bool(containers)
+    return depth
 
 
 def _without_none(value: Any) -> Any:

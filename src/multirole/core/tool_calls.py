@@ -44,8 +44,8 @@ PYTHON = response_template({"open": "<|tool_call_start|>", "close_pattern": r"<\
 """LFM2: `[weather(city='Ulm', days=2)]`."""
 GPTOSS = response_template(
     {
-        "open_pattern": rf"(?:<\|channel\|>commentary)?\s*to=functions\.{NAME}\s*(?:<\|channel\|>commentary)?\s*(?:<\|constrain\|>)?(?:json)?\s*<\|message\|>",
-        "close_pattern": r"<\|call\|>\s*",
+        "open_pattern": rf"(?:<\|channel\|>commentary\s*)?to=functions\.{NAME}\s*(?:<\|channel\|>commentary)?\s*(?:<\|constrain\|>)?(?:json)?\s*<\|message\|>",
+        "close_pattern": r"<\|(?:call|return)\|>\s*",
         "content": "json",
         "transform": NAMED,
     },
@@ -61,7 +61,7 @@ GPTOSS = response_template(
 """gpt-oss. Its template writes the channel behind the recipient; the model writes it in front, too."""
 MUSE_GLIMMER = response_template(
     {
-        "open_pattern": rf'\s*to=[\w.\-]+<\|message\|><atem:function_calls>\s*<atem:invoke name="{NAME}">',
+        "open_pattern": rf'to=[\w.\-]+<\|message\|><atem:function_calls>\s*<atem:invoke name="{NAME}">',
         "close_pattern": r"</atem:function_calls>(?:<\|eom\|><\|start\|>assistant)?",
         "content": "xml-inline",
         "content_args": {
@@ -71,10 +71,10 @@ MUSE_GLIMMER = response_template(
         "transform": NAMED,
     },
     reasoning_content={
-        "open_pattern": r"\s*to=self<\|message\|>",
+        "open_pattern": r"to=self<\|message\|>",
         "close_pattern": r"<\|eom\|>(?:<\|start\|>assistant)?",
     },
-    content={"open_pattern": r"\s*to=user<\|message\|>", "close_pattern": r"<\|eo[mt]\|>"},
+    content={"open_pattern": r"to=user<\|message\|>", "close_pattern": r"<\|eo[mt]\|>"},
 )
 
 
@@ -174,7 +174,7 @@ class ToolForm:
                     calls += self._calls_in(event["value"])
                 elif field != "content":
                     thoughts.append(event["value"])
-        except (ValueError, KeyError, RecursionError):
+        except (ValueError, KeyError, TypeError, RecursionError):  # TypeError: of a tool whose schema is none
             return None
         if kind != "region_close" and field == "tool_calls":
             return None
@@ -244,22 +244,28 @@ def parse_reply(tokenizer: PreTrainedTokenizerBase | None, turn: Turn, tools: li
     JSON in `<tool_call>` tags. `tools` tell 7 from "7" where a template writes both alike. A reply with a call that is malformed, or cut off,
     has no calls: all of it is text.
     """
+    ids, special = list(turn.completion_ids), {}
     if tokenizer is None:
         forms, text, is_thinking = [ToolForm(QWEN3)], turn.text, False
     else:
         form = tool_form(tokenizer)
         forms = [form] if form.template else [replace(form, template=template) for template in KNOWN]
-        text = tokenizer.decode(turn.completion_ids, skip_special_tokens=False).removesuffix(tokenizer.eos_token or "")
+        special = {i: token.content for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+        if turn.finish_reason != "length" and ids and ids[-1] in special:  # models have several tokens that end a reply
+            ids.pop()
+        text = tokenizer.decode(ids, skip_special_tokens=False)
         is_thinking = opens_thought(tokenizer.decode(turn.prompt_ids[-PROMPT_TAIL:], skip_special_tokens=False))
     thought, rest = _leading_thought(text, is_thinking)
     replies = [form.parse(rest, tools, turn.finish_reason != "length") for form in forms if rest]
     parsed = next((reply for reply in replies if reply is not None and reply.calls), replies[0] if replies else None)
     reasoning = thought or (parsed.reasoning if parsed else "")
-    if reasoning in turn.text:  # which keeps its thoughts
-        reasoning = ""
     if parsed is None or not parsed.calls and not forms[0].has_channels:
-        return Reply(turn.text, reasoning)
-    return Reply(text_outside_thoughts(parsed.text), reasoning, parsed.calls)
+        is_kept = reasoning in turn.text  # by `strip_thoughts=False`
+        return Reply(turn.text, "" if is_kept else reasoning)
+    said = text_outside_thoughts(parsed.text)
+    for token in special.values():
+        said = said.replace(token, "")
+    return Reply(said.strip(), reasoning, parsed.calls)
 
 
 def _leading_thought(text: str, is_thinking: bool) -> tuple[str, str]:
@@ -306,7 +312,7 @@ def tool_form(tokenizer: PreTrainedTokenizerBase, chat_template: str | None = No
     return _tool_form(tokenizer, tokenizer.get_chat_template(chat_template, TOOLS))
 
 
-@lru_cache(maxsize=32)
+@lru_cache(maxsize=64)
 def _tool_form(tokenizer: PreTrainedTokenizerBase, chat_template: str) -> ToolForm:
     def render(form: ToolForm, *messages: Message, **options: Any) -> str:
         """Return the rendered conversation; "" if the template refuses it."""
@@ -413,7 +419,7 @@ def _pieces(text: str, spans: list[tuple[int, int]], end: str) -> tuple[str, str
 
 def _region(form: ToolForm, opened: str, closed: str, **field: Any) -> ResponseTemplate:
     return response_template(
-        {"open_pattern": opened, "close_pattern": _loose(closed or form.end or STOPPED) + r"\s*"} | field
+        {"open_pattern": opened, "close_pattern": _loose(closed.lstrip() or form.end or STOPPED) + r"\s*"} | field
     )
 
 
