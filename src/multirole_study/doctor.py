@@ -2,7 +2,7 @@
 
 The cell's trainer, engine and optimizer run with the cell's batch and lengths, and save a checkpoint. Three things differ from
 the cell, so that a fault becomes visible: every adapter starts from different random weights (fresh adapters all equal the
-base, which would hide a mix-up), every episode has an advantage, and the learning rate is large. The first iteration is checked
+base, which would hide a mix-up), every episode has an advantage of a different size, and the learning rate is large. The first iteration is checked
 in detail, the second is measured.
 
 Engine and trainer both round, so there is no fixed tolerance for their difference: it must be small compared with the difference
@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import json
 import math
+import random
 import resource
 import tempfile
 from collections import Counter
@@ -180,8 +181,8 @@ class Trial(MultiRoleCallback):
 
     def on_rows(self, trainer: MultiRoleGRPOTrainer, rows: list[Row]) -> list[Row]:
         self.phase = PhasePeak()  # the engine is asleep now
-        for row in rows:
-            row.advantage = (-1.0) ** row.episode.index
+        for row in rows:  # of different sizes, or the gradients of two rows could cancel at a token that packed rows share
+            row.advantage = (-1.0) ** row.episode.index * random.Random(row.episode.index).uniform(1, 2)
         return rows
 
     def on_update_begin(self, trainer: MultiRoleGRPOTrainer, rows: list[Row], steps: Steps) -> None:
@@ -194,11 +195,11 @@ class Trial(MultiRoleCallback):
             self.handle = decoder.register_forward_hook(self.on_forward)
 
     def on_forward(self, _: object, __: object, output: Any) -> None:
-        """Record at which positions (N, width) the decoder's outputs get a gradient."""
+        """Record which of the decoder's outputs get a gradient, in one line."""
         hidden = output.last_hidden_state
-        self.reached = torch.zeros(hidden.shape[:2], dtype=torch.bool)
+        self.reached = torch.zeros(hidden.shape[:2].numel(), dtype=torch.bool)
         if hidden.requires_grad:
-            hidden.register_hook(lambda grad: setattr(self, "reached", (grad != 0).any(-1).cpu()))
+            hidden.register_hook(lambda grad: setattr(self, "reached", (grad != 0).any(-1).flatten().cpu()))
 
     def on_micro_batch(
         self, trainer: MultiRoleGRPOTrainer, rows: list[Row], batch: dict[str, Tensor], logps: Tensor, entropies: Tensor
@@ -215,11 +216,14 @@ class Trial(MultiRoleCallback):
         too_low = (ratio < 1 - trainer.epsilon_low) | (ratio > (trainer.args.delta or math.inf))
         is_clipped = torch.where(is_up, ratio > 1 + trainer.epsilon_high, too_low)
         due = (~mask.bool() | is_first_step & ~is_clipped & (sampled < MAX_LOGPROB)).cpu()
-        for i, row in enumerate(rows):
-            start, n = len(row.turn.prompt_ids) - 1, len(row.turn.completion_ids)  # rows lie at the left edge
-            reached = self.reached[i, start : start + n]
-            self.lost += int((due[i, :n] & ~reached).sum())
-            self.others += int(self.reached[i].sum() - reached.sum())
+        assert trainer.passes.last is not None and trainer.passes.last.rows is rows
+        unexpected = self.reached.clone()
+        for row, places, is_due in zip(rows, trainer.passes.last.places(trainer.passes.multiple), due, strict=True):
+            start, n = len(row.turn.prompt_ids) - 1, len(row.turn.completion_ids)  # an output predicts the next token
+            outputs = places[start : start + n]
+            self.lost += int((is_due[:n] & ~self.reached[outputs]).sum())
+            unexpected[outputs] = False
+        self.others += int(unexpected.sum())
 
     def on_adapter_step(self, trainer: MultiRoleGRPOTrainer, step: OptimizerStep) -> None:
         self.stepped.add(step.adapter)
