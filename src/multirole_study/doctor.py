@@ -23,6 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import torch
 from peft.tuners.lora import LoraLayer
 from tabulate import tabulate
@@ -40,7 +41,7 @@ from multirole_study.experiment.announce import announced, say
 from multirole_study.experiment.base_models import locate, shape_of
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import make_trainer
-from multirole_study.experiment.hardware import GIB, preflight_checks
+from multirole_study.experiment.hardware import FREE_FRACTION, GIB, preflight_checks
 from multirole_study.experiment.launch import Launch
 from multirole_study.experiment.preflight import load_problems, preflight
 from multirole_study.tasks.gym import Gym
@@ -181,7 +182,9 @@ class Trial(MultiRoleCallback):
 
     def on_rows(self, trainer: MultiRoleGRPOTrainer, rows: list[Row]) -> list[Row]:
         self.phase = PhasePeak()  # the engine is asleep now
-        for row in rows:  # of different sizes, or the gradients of two rows could cancel at a token that packed rows share
+        for (
+            row
+        ) in rows:  # of different sizes, or the gradients of two rows could cancel at a token that packed rows share
             row.advantage = (-1.0) ** row.episode.index * random.Random(row.episode.index).uniform(1, 2)
         return rows
 
@@ -331,6 +334,17 @@ def grading(trial: Trial) -> Finding:
     return Finding(verdicts == due, f"a right, a wrong and no answer are graded {verdicts}", str(due))
 
 
+def memory(trial: Trial) -> Finding:
+    """Check that no phase comes so close to all memory of the device that longer replies would not fit."""
+    total = psutil.virtual_memory().total // processes().num_processes
+    if torch.cuda.is_available():
+        total = torch.cuda.mem_get_info()[1]
+    phase = max(PHASES, key=lambda name: trial.peaks[name])
+    share = trial.peaks[phase] / total
+    expected = f"at most {1 - FREE_FRACTION:.0%}; else lower micro_batch_tokens, vllm_memory or the largest lengths"
+    return Finding(share <= 1 - FREE_FRACTION, f"{phase} takes {share:.0%} of {total / GIB:.2f} GiB", expected)
+
+
 def checkpoint(trial: Trial) -> Finding:
     """Check that loading a checkpoint restores every adapter and the optimizer's moments, bit for bit."""
     differ = sum(before != after for before, after in zip(trial.saved, trial.loaded, strict=True))
@@ -339,7 +353,7 @@ def checkpoint(trial: Trial) -> Finding:
 
 CHECKS: dict[str, Callable[[Trial], Finding]] = {
     check.__name__.replace("_", " "): check
-    for check in (engine, published_weights, masks, adapters, grading, checkpoint)
+    for check in (engine, published_weights, masks, adapters, grading, checkpoint, memory)
 }
 FENCE = "```python\n%s\n```"
 TRIAL_ANSWERS: dict[str, tuple[object, str, str]] = {

@@ -81,7 +81,13 @@ def test_a_pass_that_fails_once_gives_the_same_bits(tokenizer, tmp_path, monkeyp
     for fails in (lambda n, rows: False, lambda n, rows: n == 2):
         seen = Seen()
         trainer = library_trainer(
-            Voting(), tokenizer, tmp_path, callbacks=[seen], bf16=bf16, gradient_checkpointing=False, micro_batch_tokens=512
+            Voting(),
+            tokenizer,
+            tmp_path,
+            callbacks=[seen],
+            bf16=bf16,
+            gradient_checkpointing=False,
+            micro_batch_tokens=512,
         )
         trainer.passes.can_merge_adapters = merges
         rows = rows_of(trainer, episodes_of(trainer.workflow.roles))
@@ -177,12 +183,20 @@ def test_metrics_of_a_broken_iteration_are_those_of_an_unbroken_one(tokenizer, t
     logs = []
     for largest in (10**6, 3):
         trainer = library_trainer(
-            Voting(), tokenizer, tmp_path, callbacks=[RoleDiagnostics()], entropy_coef=0.1, old_logprobs="recomputed", updates="one"
+            Voting(),
+            tokenizer,
+            tmp_path,
+            callbacks=[RoleDiagnostics()],
+            entropy_coef=0.1,
+            old_logprobs="recomputed",
+            updates="one",
         )
         rows = rows_of(trainer, conversation(trainer.workflow))
         tried = plant(monkeypatch, trainer, "after backward", lambda n, rows, largest=largest: rows > largest)
         steps, _ = trainer.update(trainer.model.train(), rows)
-        logs.append((dict(trainer._metrics["train"]), trainer._weight_sums.collect(lambda own: [own]), steps[0].grad_norm))
+        logs.append(
+            (dict(trainer._metrics["train"]), trainer._weight_sums.collect(lambda own: [own]), steps[0].grad_norm)
+        )
     assert max(tried)[0] > 3
     (log, weights, norm), (other, same, again) = logs
     assert norm == pytest.approx(again, rel=1e-5) and log.keys() == other.keys()
@@ -222,7 +236,9 @@ class Faulty:
 
 @pytest.mark.parametrize("spoils", ["loss", "gradient"])
 @pytest.mark.parametrize("packs", [False, True])
-def test_what_is_not_finite_is_computed_again_without_fast_paths(tokenizer, tmp_path, monkeypatch, caplog, spoils, packs):
+def test_what_is_not_finite_is_computed_again_without_fast_paths(
+    tokenizer, tmp_path, monkeypatch, caplog, spoils, packs
+):
     monkeypatch.setattr(model_passes, "packing_pays", lambda *_: packs)
     parts = []
     for is_faulty in (False, True):

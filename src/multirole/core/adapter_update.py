@@ -107,13 +107,19 @@ class AdapterGradient:
         loss = self._total(losses)
         if not torch.isfinite(loss):  # the same on every process
             bad = {id(row) for micro, part in losses if not torch.isfinite(part) for row in micro}
-            failed = {place for part in gather_objects([i for i, row in enumerate(self.rows) if id(row) in bad]) for place in part}
+            failed = {
+                place
+                for part in gather_objects([i for i, row in enumerate(self.rows) if id(row) in bad])
+                for place in part
+            }
             logger.warning(
                 "The loss of iteration %d is %s. %d of the %d rows of adapter %r are computed again without fast paths.",
                 iteration, loss.item(), len(failed), len(self.rows), self.adapter,
             )  # fmt: skip
             losses = [(micro, part) for micro, part in losses if torch.isfinite(part)]
-            if self.passes.is_sharded:  # whose backward pass runs whatever the loss is, since the processes wait for each other in it
+            if (
+                self.passes.is_sharded
+            ):  # whose backward pass runs whatever the loss is, since the processes wait for each other in it
                 self.values.zero_()
                 self._add([row for i, row in enumerate(self.rows) if i not in failed], backward, is_plain=True)
             losses += self._add([self.rows[i] for i in sorted(failed)], backward, record, is_plain=True)
@@ -162,9 +168,7 @@ class AdapterGradient:
             losses.append(([], torch.full((), math.nan, device=self.values.device)))
         return losses
 
-    def _pass(
-        self, micro: MicroBatch, group: RowGroup, backward: Callable[[MicroBatch, RowGroup], Tensor]
-    ) -> Tensor:
+    def _pass(self, micro: MicroBatch, group: RowGroup, backward: Callable[[MicroBatch, RowGroup], Tensor]) -> Tensor:
         """Run one forward and backward pass, and return its loss. What an interrupted one has added is not added again."""
         for parameter in self.params:
             parameter.grad = None

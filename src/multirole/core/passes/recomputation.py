@@ -97,8 +97,14 @@ def recomputation(model: PreTrainedModel, is_on: bool | None) -> Iterator[None]:
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error says that the device, or the host, has too little memory."""
     is_known = isinstance(error, torch.OutOfMemoryError | MemoryError)
-    return is_known or isinstance(error, RuntimeError) and (
-        should_reduce_batch_size(error) or "out of memory" in str(error) or "_ALLOC_FAILED" in str(error)  # cuBLAS, cuDNN
+    return (
+        is_known
+        or isinstance(error, RuntimeError)
+        and (
+            should_reduce_batch_size(error)
+            or "out of memory" in str(error)
+            or "_ALLOC_FAILED" in str(error)  # cuBLAS, cuDNN
+        )
     )
 
 
@@ -115,6 +121,8 @@ def use_growing_segments() -> None:
     """
     if not torch.cuda.is_available() or any(os.environ.get(name) for name in ALLOCATOR_VARIABLES):
         return
-    os.environ[ALLOCATOR_VARIABLES[0]] = GROWING_SEGMENTS  # read when CUDA is initialised, here or in a process that is started
+    os.environ[ALLOCATOR_VARIABLES[0]] = (
+        GROWING_SEGMENTS  # read when CUDA is initialised, here or in a process that is started
+    )
     if torch.cuda.is_initialized():
         torch._C._accelerator_setAllocatorSettings(GROWING_SEGMENTS)
