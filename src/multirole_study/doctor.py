@@ -221,9 +221,10 @@ class Trial(MultiRoleCallback):
         due = (~mask.bool() | is_first_step & ~is_clipped & (sampled < MAX_LOGPROB)).cpu()
         assert trainer.passes.last is not None and trainer.passes.last.rows is rows
         unexpected = self.reached.clone()
-        for row, places, is_due in zip(rows, trainer.passes.last.places(trainer.passes.multiple), due, strict=True):
+        places_by_row = trainer.passes.last.places(trainer.passes.multiple)
+        for row, row_places, is_due in zip(rows, places_by_row, due, strict=True):
             start, n = len(row.turn.prompt_ids) - 1, len(row.turn.completion_ids)  # an output predicts the next token
-            outputs = places[start : start + n]
+            outputs = row_places[start : start + n]
             self.lost += int((is_due[:n] & ~self.reached[outputs]).sum())
             unexpected[outputs] = False
         self.others += int(unexpected.sum())

@@ -152,13 +152,13 @@ def plain_lora(
 @contextmanager
 def merged(layers: list[LoraLinear], adapter: str, sums: PartSums) -> Iterator[None]:
     """Context manager: layers compute with `adapter` merged, and backward passes add to `sums` instead of `grad`."""
-    for layer in layers:
-        a, b, scaling = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight, layer.scaling[adapter]
-        with torch.no_grad():
-            weight = torch.addmm(layer.base_layer.weight, b, a, alpha=scaling)
-        layer.forward = partial(MergedLinear.apply, weight, layer.base_layer.bias, a, b, scaling, sums)
     try:
+        for layer in layers:
+            a, b, scaling = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight, layer.scaling[adapter]
+            with torch.no_grad():
+                weight = torch.addmm(layer.base_layer.weight, b, a, alpha=scaling)
+            layer.forward = partial(MergedLinear.apply, weight, layer.base_layer.bias, a, b, scaling, sums)
         yield
     finally:
         for layer in layers:
-            del layer.forward
+            vars(layer).pop("forward", None)

@@ -226,6 +226,8 @@ def _play(evaluation: Evaluation, launch: Launch, folder: Path, steps: list[int]
                 if episode.index == 0 and episode.problem.id in read
                 for turn in episode.turns
             ]
+    except torch.OutOfMemoryError as error:
+        raise UserError(str(error)) from error
     finally:
         trainer.engine.close()
     about = provenance(cell, launch, {"validation": len(problems)}) | {"adapters_sha256": sums}

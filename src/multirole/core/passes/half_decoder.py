@@ -79,7 +79,8 @@ class JointLora:
         if not len(self.a):
             return grad_extended.view(shape)
         grad_inner = grad_extended[:, n_in:].contiguous()  # (N * L, R)
-        for segment in segments if self.sums is not None else ():
+        for segment in segments:
+            assert self.sums is not None
             grad_a = grad_inner[segment[1]].T @ extended[segment[1], :n_in]  # (R, in)
             for outputs, rank, scaling, sum_a, sum_b in self.parts:
                 for part, _ in self.sums.missing(sum_a, [segment]):
