@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from multirole.core.distributed import all_reduce, gather_objects, local_shard
+from multirole.core.distributed import all_reduce, gather_objects, local_shard, raise_out_of_memory
 from multirole.core.gradients import Part, PartSums, gradient_of, part_of, set_gradient
 from multirole.core.model_passes import MicroBatch, ModelPasses, no_key
 from multirole.core.rows import Row
@@ -188,9 +188,7 @@ class AdapterGradient:
         loss = sum((part for _, part in losses), torch.zeros((), device=self.values.device))
         all_reduce([loss])
         if not torch.isfinite(loss):
-            for rank, message in enumerate(gather_objects(self._out_of_memory)):
-                if message:
-                    raise torch.OutOfMemoryError(f"Process {rank}: {message}")
+            raise_out_of_memory(gather_objects(self._out_of_memory))
         return loss
 
     def _reduce(self) -> bool:

@@ -6,7 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from multirole.core.distributed import gather_objects
+from multirole.core.distributed import gather_objects, raise_out_of_memory
 from multirole.core.model_passes import MicroBatch, ModelPasses, no_key
 from multirole.core.reference import Reference
 from multirole.core.rows import Row, collate
@@ -54,12 +54,9 @@ def score_rows(
                 if passes.is_sharded:
                     raise
                 out_of_memory = str(error)
-        gathered: dict[int, Tensor] = {}
-        for rank, (part, message) in enumerate(gather_objects((computed, out_of_memory))):
-            if message:
-                raise torch.OutOfMemoryError(f"Process {rank}: {message}")
-            gathered |= part
-        return gathered
+        parts, messages = zip(*gather_objects((computed, out_of_memory)), strict=True)
+        raise_out_of_memory(messages)
+        return {i: values for part in parts for i, values in part.items()}
 
     with nullcontext() if reference is None else reference.applied():
         values = scored(list(range(len(rows))), is_plain=False)
