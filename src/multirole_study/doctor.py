@@ -2,7 +2,7 @@
 
 The cell's trainer, engine and optimizer run with the cell's batch and lengths, and save a checkpoint. Three things differ from
 the cell, so that a fault becomes visible: every adapter starts from different random weights (fresh adapters all equal the
-base, which would hide a mix-up), every episode has an advantage, and the learning rate is large. The first iteration is checked
+base, which would hide a mix-up), every episode has an advantage of a different size, and the learning rate is large. The first iteration is checked
 in detail, the second is measured.
 
 Engine and trainer both round, so there is no fixed tolerance for their difference: it must be small compared with the difference
@@ -13,6 +13,7 @@ import hashlib
 import itertools
 import json
 import math
+import random
 import resource
 import tempfile
 from collections import Counter
@@ -22,6 +23,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
 import torch
 from peft.tuners.lora import LoraLayer
 from tabulate import tabulate
@@ -39,7 +41,7 @@ from multirole_study.experiment.announce import announced, say
 from multirole_study.experiment.base_models import locate, shape_of
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import make_trainer
-from multirole_study.experiment.hardware import GIB, preflight_checks
+from multirole_study.experiment.hardware import FREE_FRACTION, GIB, preflight_checks
 from multirole_study.experiment.launch import Launch
 from multirole_study.experiment.preflight import load_problems, preflight
 from multirole_study.tasks.gym import Gym
@@ -180,8 +182,10 @@ class Trial(MultiRoleCallback):
 
     def on_rows(self, trainer: MultiRoleGRPOTrainer, rows: list[Row]) -> list[Row]:
         self.phase = PhasePeak()  # the engine is asleep now
-        for row in rows:
-            row.advantage = (-1.0) ** row.episode.index
+        for (
+            row
+        ) in rows:  # of different sizes, or the gradients of two rows could cancel at a token that packed rows share
+            row.advantage = (-1.0) ** row.episode.index * random.Random(row.episode.index).uniform(1, 2)
         return rows
 
     def on_update_begin(self, trainer: MultiRoleGRPOTrainer, rows: list[Row], steps: Steps) -> None:
@@ -194,11 +198,11 @@ class Trial(MultiRoleCallback):
             self.handle = decoder.register_forward_hook(self.on_forward)
 
     def on_forward(self, _: object, __: object, output: Any) -> None:
-        """Record at which positions (N, width) the decoder's outputs get a gradient."""
+        """Record which of the decoder's outputs get a gradient, in one line."""
         hidden = output.last_hidden_state
-        self.reached = torch.zeros(hidden.shape[:2], dtype=torch.bool)
+        self.reached = torch.zeros(hidden.shape[:2].numel(), dtype=torch.bool)
         if hidden.requires_grad:
-            hidden.register_hook(lambda grad: setattr(self, "reached", (grad != 0).any(-1).cpu()))
+            hidden.register_hook(lambda grad: setattr(self, "reached", (grad != 0).any(-1).flatten().cpu()))
 
     def on_micro_batch(
         self, trainer: MultiRoleGRPOTrainer, rows: list[Row], batch: dict[str, Tensor], logps: Tensor, entropies: Tensor
@@ -215,11 +219,15 @@ class Trial(MultiRoleCallback):
         too_low = (ratio < 1 - trainer.epsilon_low) | (ratio > (trainer.args.delta or math.inf))
         is_clipped = torch.where(is_up, ratio > 1 + trainer.epsilon_high, too_low)
         due = (~mask.bool() | is_first_step & ~is_clipped & (sampled < MAX_LOGPROB)).cpu()
-        for i, row in enumerate(rows):
-            start, n = len(row.turn.prompt_ids) - 1, len(row.turn.completion_ids)  # rows lie at the left edge
-            reached = self.reached[i, start : start + n]
-            self.lost += int((due[i, :n] & ~reached).sum())
-            self.others += int(self.reached[i].sum() - reached.sum())
+        assert trainer.passes.last is not None and trainer.passes.last.rows is rows
+        unexpected = self.reached.clone()
+        places_by_row = trainer.passes.last.places(trainer.passes.multiple)
+        for row, row_places, is_due in zip(rows, places_by_row, due, strict=True):
+            start, n = len(row.turn.prompt_ids) - 1, len(row.turn.completion_ids)  # an output predicts the next token
+            outputs = row_places[start : start + n]
+            self.lost += int((is_due[:n] & ~self.reached[outputs]).sum())
+            unexpected[outputs] = False
+        self.others += int(unexpected.sum())
 
     def on_adapter_step(self, trainer: MultiRoleGRPOTrainer, step: OptimizerStep) -> None:
         self.stepped.add(step.adapter)
@@ -327,6 +335,17 @@ def grading(trial: Trial) -> Finding:
     return Finding(verdicts == due, f"a right, a wrong and no answer are graded {verdicts}", str(due))
 
 
+def memory(trial: Trial) -> Finding:
+    """Check that no phase comes so close to all memory of the device that longer replies would not fit."""
+    total = psutil.virtual_memory().total // processes().num_processes
+    if torch.cuda.is_available():
+        total = torch.cuda.mem_get_info()[1]
+    phase = max(PHASES, key=lambda name: trial.peaks[name])
+    share = trial.peaks[phase] / total
+    expected = f"at most {1 - FREE_FRACTION:.0%}; else lower micro_batch_tokens, vllm_memory or the largest lengths"
+    return Finding(share <= 1 - FREE_FRACTION, f"{phase} takes {share:.0%} of {total / GIB:.2f} GiB", expected)
+
+
 def checkpoint(trial: Trial) -> Finding:
     """Check that loading a checkpoint restores every adapter and the optimizer's moments, bit for bit."""
     differ = sum(before != after for before, after in zip(trial.saved, trial.loaded, strict=True))
@@ -335,7 +354,7 @@ def checkpoint(trial: Trial) -> Finding:
 
 CHECKS: dict[str, Callable[[Trial], Finding]] = {
     check.__name__.replace("_", " "): check
-    for check in (engine, published_weights, masks, adapters, grading, checkpoint)
+    for check in (engine, published_weights, masks, adapters, grading, checkpoint, memory)
 }
 FENCE = "```python\n%s\n```"
 TRIAL_ANSWERS: dict[str, tuple[object, str, str]] = {

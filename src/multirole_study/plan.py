@@ -5,9 +5,9 @@
 The time is estimated on GPUs only (`hours`), and no run has checked it.
 
 Memory is the sum of the tensors that each part keeps alive at its peak. For the KV cache of the "transformers" engine only an upper
-bound is printed; it never makes a plan fail. Not covered: memory that an allocator keeps in addition to live tensors, float32 on a
-GPU (its attention has no fused kernel), communication buffers, host memory of GPU runs, and a container's memory limit below the
-machine's.
+bound is printed; it never makes a plan fail. Not covered: memory that an allocator keeps in addition to live tensors and communication
+buffers, for which a part of a GPU must stay free (`FREE_FRACTION`), float32 on a GPU (its attention has no fused kernel), host memory of GPU
+runs, and a container's memory limit below the machine's.
 """
 
 import contextlib
@@ -27,7 +27,15 @@ from multirole.workflows import WORKFLOWS
 from multirole_study import hours
 from multirole_study.experiment.base_models import shape_of
 from multirole_study.experiment.cell import Cell
-from multirole_study.experiment.hardware import GIB, blocking_problems, dtype_of, engine_of, has_cuda, preflight_checks
+from multirole_study.experiment.hardware import (
+    FREE_FRACTION,
+    GIB,
+    blocking_problems,
+    dtype_of,
+    engine_of,
+    has_cuda,
+    preflight_checks,
+)
 from multirole_study.experiment.launch import ONE_PROCESS, Launch
 from multirole_study.experiment.presets import PAPER_SCALES, Shape, is_small, is_tiny
 from multirole_study.experiment.run_folder import N_KEPT, folder_of
@@ -45,6 +53,8 @@ PREFIX_BYTES, PREFIX_PARAMETERS = GIB, 10_000_000
 """Size of the "transformers" engine's prefix cache, and parameters of the smallest model that has one."""
 GENERATE_ROWS = 128
 """Number of requests in a batch of the "generate" engine."""
+LOGIT_BYTES = 24
+"""Bytes of a logit in the "generate" engine: in the model's dtype, in float32, and in five copies while a token is chosen."""
 MAX_GRAPH_ROWS = 512
 """Largest batch for which vLLM captures a CUDA graph."""
 STEP_TOKENS, STEP_FRACTION = (16384, 8192, 4096, 2048), 0.05
@@ -108,9 +118,14 @@ class Plan:
         return max((self.n_sharing * sum(getattr(part, phase) for part in self.required), phase) for phase in PHASES)
 
     @property
+    def usable(self) -> float:
+        """Return the bytes of one device that a plan may fill."""
+        return self.size * (1 - FREE_FRACTION) if self.kind == "GPU" else self.size
+
+    @property
     def fits(self) -> bool:
         """Return whether the cell fits the device, and a full-length sequence fits vLLM's cache."""
-        return self.need[0] <= self.size and (self.cache is None or self.cache >= 1)
+        return self.need[0] <= self.usable and (self.cache is None or self.cache >= 1)
 
     def verdict(self) -> str:
         """Say whether the cell fits, and if not, which parts are the largest and what to change."""
@@ -123,7 +138,9 @@ class Plan:
             text += f". Rollout takes at most {self.peaks['rollout'] / GIB:.2f} GiB."
         else:
             text += f". vLLM's cache holds {max(self.cache, 0):.1f} sequences of full length."
-        if need > self.size:
+        if need > self.usable:
+            if self.kind == "GPU":
+                text += f" {FREE_FRACTION:.0%} of it must stay free."
             largest = sorted(self.required, key=lambda part: -getattr(part, phase))[:4]
             parts = [f"{part.name}, {getattr(part, phase) / GIB:.2f} GiB ({part.remedy})" for part in largest]
             text += f" Use a device with more memory, or make the largest parts smaller: {'; '.join(parts)}."
@@ -137,6 +154,7 @@ class Plan:
 
 def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None) -> Plan:
     """Plan the memory of `cell` without reading weights; with `gpu_bytes=None` for the devices of this machine."""
+    launch = cell.launched(launch)
     n, s, recomputes = launch.n_processes, shape_of(cell), launch.recomputes(cell.scale)
     launch.check_processes(n, cell.n_problems)
     kind, size = ("GPU", gpu_bytes) if gpu_bytes is not None else this_device()
@@ -144,7 +162,7 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
     shards = n if launch.is_sharded else 1
     base, adapter_bytes = BYTES[dtype_of(cell)] * s.parameters // shards, adapters(cell) // shards
     row = cell.max_prompt_tokens + cell.max_response_tokens
-    tokens = max(cell.micro_batch_tokens, row)  # a row longer than the budget is a micro-batch
+    tokens = max(launch.pass_tokens(cell.scale), row)  # a row longer than the budget is a micro-batch
     is_merged = dtype_of(cell) == "float32" and shards == 1
     joined = (not is_merged and shards == 1) * 2 * s.layers * sum((a + cell.lora_rank) * b for a, b in s.linear_sizes)
     gradients = (n_parts(cell) + (not is_merged)) * adapter_bytes // len(names)  # by part, and the accumulated gradient
@@ -167,7 +185,7 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
             "lower micro_batch_tokens" if tokens > row else lengths,
         ),
     ]  # fmt: skip
-    if recomputes and on_gpu and shards == 1 and (kept_tokens := tokens_kept(cell, size)) < tokens:
+    if recomputes and on_gpu and shards == 1 and (kept_tokens := tokens_kept(cell, launch, size)) < tokens:
         room = activations(cell, s, kept_tokens, on_gpu, recomputes=False)
         if room > parts[-1].update:
             parts[-1] = Part(f"activations of {kept_tokens} tokens, kept", 0, room, lengths)
@@ -193,7 +211,9 @@ def own_engine(cell: Cell, s: Shape, engine: str, n_processes: int, lengths: str
     n_rows = min(largest_batch(cell) // n_processes, ENGINE_ROWS if engine == "transformers" else GENERATE_ROWS)
     parts = [Part("engine's KV cache, at most", n_rows * row, 0, lengths, is_bound=True)]
     if engine != "transformers":
-        return parts
+        b, tokens = BYTES[dtype_of(cell)], n_rows * cell.max_prompt_tokens
+        workspace = tokens * b * (3 * s.intermediate + 6 * s.hidden) + n_rows * s.vocab * LOGIT_BYTES
+        return [*parts, Part("engine's longest prefill, at most", workspace, 0, lengths, is_bound=True)]
     head, matrices = 4 * s.vocab * s.hidden, s.layers * s.linear
     weights = head + n_bytes * s.vocab * s.hidden
     if dtype_of(cell) == "float32":
@@ -207,14 +227,14 @@ def own_engine(cell: Cell, s: Shape, engine: str, n_processes: int, lengths: str
     return parts
 
 
-def tokens_kept(cell: Cell, gpu_bytes: int) -> int:
+def tokens_kept(cell: Cell, launch: Launch, gpu_bytes: int) -> int:
     """Return the largest micro-batch whose activations are kept on a GPU although gradient checkpointing is on.
 
-    The trainer decides it in the same way (`core.passes.activation_memory.kept_tokens`). It is the cell's `micro_batch_tokens` if all are recomputed.
+    The trainer decides it in the same way (`core.passes.activation_memory.kept_tokens`). It is `micro_batch_tokens` if all are recomputed.
     """
     s, n_bytes = shape_of(cell), BYTES[dtype_of(cell)]
     per_token = bytes_per_token(s.hidden, s.intermediate, s.layers, n_bytes == 2)
-    return kept_tokens(gpu_bytes, n_bytes * s.parameters, adapters(cell), per_token, cell.micro_batch_tokens)
+    return kept_tokens(gpu_bytes, n_bytes * s.parameters, adapters(cell), per_token, launch.pass_tokens(cell.scale))
 
 
 def adapters(cell: Cell) -> int:
@@ -312,19 +332,28 @@ def vllm_batch(cell: Cell, launch: Launch, gpu_bytes: int) -> dict[str, int]:
 def settled(cell: Cell, launch: Launch, gpu_bytes: int | None = None) -> Launch:
     """Return the launch with the options filled in that the plan chooses.
 
-    These are the sizes of vLLM's batches (`vllm_batch`), and gradient checkpointing, which is off if all layers fit easily.
-    Raises ValueError for options of vLLM's servers with another engine, and for sharding over one process.
+    These are the sizes of vLLM's batches (`vllm_batch`), gradient checkpointing, which is off if all layers fit easily, and on a GPU the
+    tokens of a forward pass, which are fewer than the scale's if only so the cell fits. Raises ValueError for options of vLLM's servers with another engine, and for sharding over one process.
     """
     launch.check_engine(cell.engine)
     launch.check_sharding()
+    launch = cell.launched(launch)
     kind, size = ("GPU", gpu_bytes) if gpu_bytes is not None else this_device()
     if kind == "GPU" and engine_of(cell, gpu_bytes is not None) == "vllm":
         launch = launch.replace(**vllm_batch(cell, launch, size) | launch.vllm_sizes())
-    if launch.gradient_checkpointing is not None or is_tiny(cell.scale):
-        return launch
-    without = launch.replace(gradient_checkpointing=False)
-    memory_plan = plan(cell, without, gpu_bytes)
-    return without if memory_plan.fits and memory_plan.need[0] <= CHECKPOINTING_ABOVE * memory_plan.size else launch
+    if launch.gradient_checkpointing is None and not is_tiny(cell.scale):
+        without = launch.replace(gradient_checkpointing=False)
+        memory_plan = plan(cell, without, gpu_bytes)
+        if memory_plan.fits and memory_plan.need[0] <= CHECKPOINTING_ABOVE * memory_plan.size:
+            return without
+    tokens, row = launch.pass_tokens(cell.scale), cell.max_prompt_tokens + cell.max_response_tokens
+    fitting = launch
+    while kind == "GPU" and launch.micro_batch_tokens is None and not plan(cell, fitting, gpu_bytes).fits:
+        if tokens <= row:  # a row is a micro-batch, however long it is
+            return launch
+        tokens = max(row, tokens // 2)
+        fitting = launch.replace(micro_batch_tokens=tokens)
+    return fitting
 
 
 # ---- time
@@ -342,7 +371,7 @@ def estimate(cell: Cell, launch: Launch, gpu_bytes: int) -> hours.Estimate:
     tokens = (plan(cell, launch, gpu_bytes).cache or 0) * (cell.max_prompt_tokens + cell.max_response_tokens)
     fitting = max(1, min(launch.vllm_max_num_seqs or MAX_GRAPH_ROWS, int(tokens / hours.mean_context(cell))))
     gpu = hours.gpu_of(gpu_bytes)
-    are_kept = not launch.is_sharded and tokens_kept(cell, gpu_bytes) < cell.micro_batch_tokens
+    are_kept = not launch.is_sharded and tokens_kept(cell, launch, gpu_bytes) < launch.pass_tokens(cell.scale)
     return hours.estimate(cell, gpu, launch.n_processes, launch.recomputes(cell.scale) and not are_kept, fitting)
 
 
@@ -463,8 +492,8 @@ def checkpointing(memory_plan: Plan, launch: Launch) -> str:
     cell = memory_plan.cell
     if not launch.recomputes(cell.scale):
         return "Gradient checkpointing is off"
-    kept_tokens = tokens_kept(cell, memory_plan.size)
-    if memory_plan.kind == "CPU" or launch.is_sharded or kept_tokens >= cell.micro_batch_tokens:
+    kept_tokens = tokens_kept(cell, launch, memory_plan.size)
+    if memory_plan.kind == "CPU" or launch.is_sharded or kept_tokens >= launch.pass_tokens(cell.scale):
         return "Gradient checkpointing is on"
     return f"Micro-batches have at most {kept_tokens} tokens, whose activations are kept. Gradient checkpointing is for longer rows only"
 

@@ -7,7 +7,9 @@ import torch
 from datasets import Dataset
 from decoders import FAMILIES, WRONG, decoder
 from engine_checks import POLICY, TOLERANCE, make_requests, max_error, run_all
-from peft import LoraConfig
+from peft import LoraConfig, get_peft_model
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from toy_qwen3 import toy_model
 from trainers import slow_but
 
@@ -264,3 +266,66 @@ def test_every_token_that_ends_a_reply_and_the_trainers_precision_reach_the_engi
 def test_an_unknown_engine_is_refused_before_anything_is_loaded(tokenizer, tmp_path):
     with pytest.raises(ValueError, match=r"`engine` must be 'auto', one of \['generate', .*got 'sglang'"):
         train("no/such/model", tokenizer, tmp_path, {}, engine="sglang")
+
+
+class Largest(TorchDispatchMode):
+    """Keeps the largest number of elements that any operation's input or output has, views included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numel = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **kwargs or {})
+        for tensor in tree_leaves((args, kwargs, result)):
+            self.numel = max(self.numel, tensor.numel() if isinstance(tensor, torch.Tensor) else 0)
+        return result
+
+
+@pytest.mark.parametrize(
+    ("family", "lora"),
+    [("qwen2", {}), ("gemma2", {}), ("phi3", {}), ("qwen2", {"target_modules": ["q_proj", "lm_head"]})],
+)
+def test_the_head_is_not_copied_for_each_row(family, lora):
+    """In bfloat16 on a CPU, a frozen head is expanded over the rows of a slice of hidden states.
+
+    At a vocabulary of 151,936, a batch of 96 rows of a model of 0.5B asked for 26 GB.
+    """
+    vocab, n_rows = 151_936, 16
+    model = decoder(family, vocab, EOS).eval().requires_grad_(False).to(torch.bfloat16)
+    if lora:
+        model = get_peft_model(model, LoraConfig(r=2, task_type="CAUSAL_LM", **lora), "a")
+    engine = GenerateEngine(EOS)
+    engine.publish(model, 0)
+    requests = [Request([2 + seed, 3, 4, 5], "a" if lora else None, seed, 3, 1.0) for seed in range(n_rows)]
+    with Largest() as largest:
+        run_all(engine, requests)
+    head = model.get_output_embeddings().weight.numel()
+    assert largest.numel <= max(head, n_rows * vocab) + vocab
+
+
+@pytest.mark.parametrize("largest", [4, 0])
+def test_a_batch_that_does_not_fit_runs_in_smaller_ones(monkeypatch, caplog, largest):
+    model = decoder("qwen2", VOCAB, EOS).eval()
+    requests = [Request(list(range(2, 2 + n)), None, seed, 12, 1.0) for seed, n in enumerate((5, 3, 9, 17, 20, 20, 33))]
+    engine, whole = GenerateEngine(EOS), GenerateEngine(EOS)
+    for each in (engine, whole):
+        each.publish(model, 0)
+    expected, generate = run_all(whole, requests), model.generate
+
+    def limited(input_ids, **options):
+        if len(input_ids) > largest:
+            raise RuntimeError(
+                "[enforce fail at alloc_cpu.cpp:117] DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes."
+            )
+        return generate(input_ids, **options)
+
+    monkeypatch.setattr(model, "generate", limited)
+    if not largest:
+        with pytest.raises(
+            torch.OutOfMemoryError, match=r"single request .*can't allocate memory.*`max_prompt_tokens`"
+        ):
+            run_all(engine, requests)
+        return
+    assert [d.token_ids for d in run_all(engine, requests)] == [d.token_ids for d in expected]
+    assert engine.max_rows == 3 and "From now on at most 3 run at once" in caplog.text

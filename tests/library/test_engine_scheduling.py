@@ -160,3 +160,31 @@ def test_the_chunks_in_which_logits_are_computed_change_nothing(engine, tokenize
     monkeypatch.setattr(transformers_engine, "LOGITS", 7 * len(tokenizer))
     monkeypatch.setattr(transformers_engine, "CACHED_LOGITS", 3 * len(tokenizer))
     assert [done.token_ids for done in run_all(engine, requests)] == [done.token_ids for done in whole]
+
+
+@pytest.mark.parametrize("where", ["_decode", "_admit_batch", "_collect"])
+def test_requests_that_run_out_of_memory_run_again_fewer_at_once(engine, tokenizer, monkeypatch, caplog, where):
+    """Those that were finished in the same step, and not returned, included."""
+    requests = make_requests(24, len(tokenizer))
+    expected, original, calls = run_all(engine, requests), getattr(TransformersEngine, where), []
+
+    def fails(self, *args):
+        calls.append(self.n_running)
+        result = original(self, *args)
+        if len(calls) in (2, 9):
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return result
+
+    monkeypatch.setattr(TransformersEngine, where, fails)
+    done = run_all(engine, requests)
+    assert [c.token_ids for c in done] == [c.token_ids for c in expected]
+    assert engine.max_rows <= 12 and "Memory did not suffice for 24 requests at once" in caplog.text
+    assert not engine.running and not engine.waiting
+
+
+def test_a_single_request_that_does_not_fit_ends_with_what_to_change(engine, tokenizer, monkeypatch):
+    monkeypatch.setattr(TransformersEngine, "_decode", lambda *_: torch.empty(2**60))
+    with pytest.raises(
+        torch.OutOfMemoryError, match="for a single request of at most 1024 tokens .*`max_prompt_tokens`"
+    ):
+        run_all(engine, make_requests(3, len(tokenizer)))

@@ -11,6 +11,7 @@ from multirole.core.hooks import MultiRoleCallback
 from multirole.core.rows import Row
 from multirole.core.validation import add_adapters
 from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.launch import Launch
 
 
 class Seen(MultiRoleCallback):
@@ -32,7 +33,8 @@ def silence(rows: list[Row], n: int) -> None:
         row.advantage *= row.episode.index % n > 0
 
 
-SMALL = {"n_problems": 2, "micro_batch_tokens": 300, "warmup_iterations": 0, "learning_rate": 1e-3}
+SMALL = {"n_problems": 2, "warmup_iterations": 0, "learning_rate": 1e-3}
+SMALL_PASSES = Launch(micro_batch_tokens=300)
 CASES = [
     {"workflow": "single"},
     {"workflow": "voting", "policy": "sp"},
@@ -49,7 +51,7 @@ def test_the_merged_pass_equals_the_plain_one_part_by_part(make_trainer, fields)
     passes = []
     for merges in (True, False):
         cell, seen = Cell(**{"policy": "sp"} | fields, **SMALL), Seen()
-        trainer = make_trainer(cell, callbacks=[seen])
+        trainer = make_trainer(cell, callbacks=[seen], launch=SMALL_PASSES)
         assert trainer.passes.can_merge_adapters  # float32 on one process
         trainer.passes.can_merge_adapters = merges
         rows = trainer.prepare_rows(make_episodes(cell))
@@ -93,8 +95,8 @@ def test_more_roles_take_no_more_passes(make_trainer):
     """All parts of a step share its micro-batches."""
     passes = []
     for parts in (1, 4):
-        cell, seen = Cell("voting", "sp", n_problems=2, micro_batch_tokens=300), Seen()
-        trainer = make_trainer(cell, callbacks=[seen])
+        cell, seen = Cell("voting", "sp", n_problems=2), Seen()
+        trainer = make_trainer(cell, callbacks=[seen], launch=SMALL_PASSES)
         rows = rows_of(trainer, make_episodes(cell))
         for i, row in enumerate(rows):
             row.turn.role, row.turn.slot = ("generator", i % parts) if parts > 1 else ("generator", 0)

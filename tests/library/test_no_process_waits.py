@@ -11,6 +11,7 @@ from multirole.core.policy import adapter_names
 from multirole.core.rows import Row, optimizer_steps, padded
 from multirole.core.types import Turn
 from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.launch import Launch
 
 REPLY = 0.25  # mean length, as a part of its cap
 
@@ -45,7 +46,7 @@ def idle(cell: Cell, n: int, is_sharded: bool) -> float:
                 cost = 3.0 if is_trained else 1.0
                 for rank in range(n):
                     now = loads if rank == n - 1 else list(loads)
-                    micro_batches = shard(part_rows, cell.micro_batch_tokens, rank, now, is_sharded, cost)
+                    micro_batches = shard(part_rows, Launch().pass_tokens(cell.scale), rank, now, is_sharded, cost)
                     passes[rank] += [cost * padded(micro) for micro, _ in micro_batches]
             # FSDP2's processes wait for each other in every pass, others at the end of a step
             work[0] += sum(map(max, zip(*passes, strict=True))) if is_sharded else max(map(sum, passes))

@@ -1,6 +1,7 @@
 """Two processes, data-parallel or sharded by FSDP2, train what one process trains, and stop together if the run diverges."""
 
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -8,10 +9,12 @@ from pathlib import Path
 import pandas as pd
 import processes
 import pytest
+import torch
 from fsdp2_on_cpu import run_sharded
 from safetensors.torch import load_file
 from trainers import table
 
+from multirole.core.model_passes import ModelPasses
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole_study import __main__ as command_line
 from multirole_study.experiment.cell import Cell
@@ -23,8 +26,9 @@ from multirole_study.experiment.run_folder import is_done, outcome_of
 FIELDS = {  # ragged numbers of turns, and of micro-batches per role and process
     "workflow": "eval_opt", "policy": "ip", "task": "math", "iterations": 3, "n_problems": 2, "n_episodes": 5,
     "n_validation": 3, "n_train": 4, "eval_every": 3, "save_every": 1, "warmup_iterations": 1, "learning_rate": 5e-3,
-    "old_logprobs": "recomputed", "micro_batch_tokens": 512,
+    "old_logprobs": "recomputed",
 }  # fmt: skip
+SMALL_PASSES = {"micro_batch_tokens": 512}
 
 
 def compare(one: Path, other: Path) -> None:
@@ -45,7 +49,7 @@ def compare(one: Path, other: Path) -> None:
 
 @pytest.fixture(scope="module")
 def run_of_one_process(tmp_path_factory) -> Path:
-    return run_cell(Cell(**FIELDS), tmp_path_factory.mktemp("alone"))
+    return run_cell(Cell(**FIELDS), Launch(results_dir=str(tmp_path_factory.mktemp("alone")), **SMALL_PASSES))
 
 
 def torchrun(command: list[str]) -> None:
@@ -59,7 +63,7 @@ def torchrun(command: list[str]) -> None:
 
 
 def test_two_processes(run_of_one_process, tmp_path):
-    spawn(Cell(**FIELDS).parameters(), Launch(results_dir=str(tmp_path), n_processes=2), torchrun)
+    spawn(Cell(**FIELDS).parameters(), Launch(results_dir=str(tmp_path), n_processes=2, **SMALL_PASSES), torchrun)
     other = tmp_path / "tiny-r" / run_of_one_process.name
     assert is_done(other) and json.loads((other / "provenance.json").read_text())["processes"] == 2
     compare(run_of_one_process, other)
@@ -67,7 +71,7 @@ def test_two_processes(run_of_one_process, tmp_path):
 
 @pytest.mark.slow
 def test_two_processes_continue_a_nearly_finished_run(run_of_one_process, tmp_path):
-    launch = Launch(results_dir=str(tmp_path), n_processes=2)
+    launch = Launch(results_dir=str(tmp_path), n_processes=2, **SMALL_PASSES)
     spawn(Cell(**FIELDS).parameters(), launch, torchrun)
     folder = tmp_path / "tiny-r" / run_of_one_process.name
     for lost, start in ((), "checkpoint-3"), (("checkpoints/checkpoint-3", "adapters/step_00003"), "checkpoint-2"):
@@ -81,7 +85,7 @@ def test_two_processes_continue_a_nearly_finished_run(run_of_one_process, tmp_pa
 
 def under_fsdp2(parameters: dict, folder: Path) -> None:
     log = folder / "log"
-    fields = parameters | {"results_dir": str(folder), "sharding": "fsdp2"}
+    fields = parameters | SMALL_PASSES | {"results_dir": str(folder), "sharding": "fsdp2"}
     assert processes.run_together(2, log, run_sharded, fields) == [0, 0], Path(f"{log}.0").read_text()[-3000:]
 
 
@@ -102,7 +106,7 @@ def test_two_processes_sharded_by_fsdp2_and_resumed(run_of_one_process, tmp_path
 def test_fsdp2_in_bfloat16_with_checkpointing_scores_what_one_process_scores(tmp_path):
     """A cell at a paper scale combines these options."""
     fields = FIELDS | {"dtype": "bfloat16", "iterations": 2, "eval_every": 2, "save_every": 2}
-    one = run_cell(Cell(**fields), tmp_path / "one")
+    one = run_cell(Cell(**fields), Launch(results_dir=str(tmp_path / "one"), **SMALL_PASSES))
     under_fsdp2(fields | {"gradient_checkpointing": True}, tmp_path)
     other = tmp_path / "tiny-r" / one.name
     a, b = table(one, "roles"), table(other, "roles")
@@ -142,7 +146,7 @@ def run_with_a_bad_row(parameters: dict) -> None:
 @pytest.mark.parametrize("sharding", ["none", pytest.param("fsdp2", marks=pytest.mark.slow)])
 def test_a_loss_that_is_not_finite_on_one_process_ends_all(sharding, tmp_path):
     cell = Cell(**FIELDS | {"old_logprobs": "sampled", "kl_anchor": 0.0})
-    fields = cell.parameters() | {"results_dir": str(tmp_path), "sharding": sharding}
+    fields = cell.parameters() | SMALL_PASSES | {"results_dir": str(tmp_path), "sharding": sharding}
     log = tmp_path / "log"
     assert processes.run_together(2, log, run_with_a_bad_row, fields) == [0, 0], Path(f"{log}.0").read_text()[-3000:]
     (folder,) = (tmp_path / "tiny-r").iterdir()
@@ -150,3 +154,46 @@ def test_a_loss_that_is_not_finite_on_one_process_ends_all(sharding, tmp_path):
     assert is_done(folder) and outcome["state"] == "diverged" and outcome["iteration"] == 2
     assert "The loss is nan" in outcome["reason"] and "'generator'" in outcome["reason"]
     assert all("diverged" in Path(f"{log}.{rank}").read_text() for rank in (0, 1))
+
+
+def run_with_too_little_memory(parameters: dict) -> None:
+    """A run whose second process runs out of memory once in the first iteration, and with every row in the second one."""
+    score, failed = ModelPasses.score, []
+
+    def scored(passes, *args):
+        is_second = os.environ["RANK"] == "1" and torch.is_grad_enabled()
+        if is_second and (passes.iteration == 1 or not failed):
+            failed.append(len(passes.last.rows))
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+        return score(passes, *args)
+
+    update = MultiRoleGRPOTrainer.update
+
+    def counted(trainer, *args):
+        trainer.passes.iteration = trainer.state.global_step
+        return update(trainer, *args)
+
+    ModelPasses.score, MultiRoleGRPOTrainer.update = scored, counted
+    run_cell(*Cell.from_parameters(parameters))
+
+
+def test_a_process_that_runs_out_of_memory_recovers_or_ends_all_with_what_to_change(run_of_one_process, tmp_path):
+    """The run is not finished: the same command continues it, with other memory settings if it must."""
+    cell, log = Cell(**FIELDS), tmp_path / "log"
+    fields = cell.parameters() | SMALL_PASSES | {"results_dir": str(tmp_path)}
+    assert processes.run_together(2, log, run_with_too_little_memory, fields) != [0, 0]
+    texts = [Path(f"{log}.{rank}").read_text() for rank in (0, 1)]
+    assert (
+        "are computed again with gradient checkpointing" in texts[1]
+        and "Memory did not suffice for a pass" not in texts[0]
+    )
+    assert any("Process 1: Memory did not suffice for a single row" in text for text in texts)
+    folder = tmp_path / "tiny-r" / run_of_one_process.name
+    assert not is_done(folder) and len(list(folder.glob("checkpoints/checkpoint-1"))) == 1
+    run_cell(cell, Launch(results_dir=str(tmp_path), micro_batch_tokens=256))
+    record = json.loads((folder / "provenance.json").read_text())
+    assert record["memory"]["micro_batch_tokens"] == 512 and record["resumed"][0]["memory"]["micro_batch_tokens"] == 256
+    metrics = table(folder, "metrics")
+    assert metrics["passes_out_of_memory"].fillna(0).tolist() == [1, 0, 0]
+    metrics.drop(columns="passes_out_of_memory").to_parquet(folder / "metrics.parquet")
+    compare(run_of_one_process, folder)

@@ -24,6 +24,7 @@ from multirole.core.passes.prefix_tree import (
 from multirole.core.passes.tree_attention import can_share_prefixes
 from multirole.core.rows import Row
 from multirole.core.types import Episode, Problem, Turn
+from multirole.diagnostics.role_diagnostics import RoleDiagnostics
 from multirole.workflows import EvalOpt, Voting
 
 
@@ -131,6 +132,37 @@ def test_gradients_and_parts_equal_the_plain_path(tokenizer, tmp_path, monkeypat
         torch.testing.assert_close(gradients, expected, atol=1e-6, rtol=1e-5)
     for one, other in zip(logps, packed_logps, strict=True):
         torch.testing.assert_close(one, other, atol=2e-5, rtol=0)
+
+
+def test_diagnostics_entropy_and_importance_are_those_of_separate_rows(tokenizer, tmp_path, monkeypatch):
+    """What callbacks and TRL's loss log, by role and per mini-batch."""
+    seen = []
+    for min_parameters in (10**7, 0):
+        monkeypatch.setattr(prefix_tree, "MIN_PARAMETERS", min_parameters)
+        diagnostics = RoleDiagnostics()
+        trainer = library_trainer(
+            EvalOpt(), tokenizer, tmp_path, callbacks=[diagnostics], entropy_coef=0.1, top_entropy_quantile=0.5, beta=0.1,
+            old_logprobs="recomputed", updates="one",
+        )  # fmt: skip
+        rows = trainer.prepare_rows(conversation(trainer.workflow))
+        trainer.update(trainer.model.train(), rows)
+        assert (trainer.passes.last.packing is None) is bool(min_parameters)
+        metrics = {
+            f"{role}/{name}": value
+            for role, values in diagnostics.per_role(rows).items()
+            for name, value in values.items()
+        }
+        weights = trainer._weight_sums.collect(lambda own: [own])
+        metrics |= {f"{role}/{name}": value for role, values in weights.items() for name, value in values.items()}
+        metrics |= {name: values for name, values in trainer._metrics["train"].items() if name != "advantages"}
+        seen.append(metrics)
+    separate, packed = seen
+    assert (
+        separate.keys() == packed.keys()
+        and {"generator/entropy", "kl", "entropy", "generator/sampler_gap"} <= separate.keys()
+    )
+    for name, value in separate.items():
+        assert packed[name] == pytest.approx(value, abs=2e-4, rel=1e-3, nan_ok=True), name
 
 
 @pytest.mark.parametrize("merges", [True, False])

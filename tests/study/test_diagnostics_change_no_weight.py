@@ -5,6 +5,7 @@ import torch
 from trainers import diagnostics_of, make_episodes
 
 from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.launch import Launch
 
 
 @pytest.mark.parametrize(
@@ -13,10 +14,10 @@ from multirole_study.experiment.cell import Cell
     ids=["ip", "sp at 0.7"],
 )
 def test_weights_and_loss_are_those_without_diagnostics(make_trainer, fields):
-    options = {"n_problems": 2, "warmup_iterations": 0, "learning_rate": 1e-2, "micro_batch_tokens": 200}
+    options = {"n_problems": 2, "warmup_iterations": 0, "learning_rate": 1e-2}
     cell, results = Cell(workflow="voting", **options, **fields), []
     for is_watched in (True, False):
-        trainer = make_trainer(cell)
+        trainer = make_trainer(cell, launch=Launch(micro_batch_tokens=200))
         before = torch.cat([p.detach().flatten() for p in trainer.model.parameters()])
         if not is_watched:
             trainer.remove_callback(diagnostics_of(trainer))

@@ -15,7 +15,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from multirole.core import model_passes, rows, trainer
 from multirole.core.engine import Sampling
-from multirole.core.passes import logprobs
+from multirole.core.passes import logprobs, prefix_tree
 from multirole.core.rows import left_aligned
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.core.types import Reward
@@ -235,6 +235,11 @@ def moments_are_not_saved(patch):
     patch.setattr(MultiRoleGRPOTrainer, "_save_optimizer_and_scheduler", lambda *_: None)
 
 
+@sees("memory")
+def a_phase_takes_all_memory(patch):
+    patch.setattr(doctor.PhasePeak, "bytes", lambda self: 2**60)
+
+
 # ---- the tests
 
 
@@ -265,6 +270,33 @@ OPTIONS = [
 @pytest.mark.parametrize("changes", slow_but([ADDED], OPTIONS))
 def test_other_options_pass(changes, tmp_path):
     assert failed(Cell("eval_opt", "ip", **SMALL | changes), tmp_path) == {}
+
+
+@pytest.fixture
+def packs(monkeypatch):
+    """Small models pack rows with shared prompts, too, as models above 10M parameters do."""
+    monkeypatch.setattr(prefix_tree, "MIN_PARAMETERS", 0)
+
+
+@pytest.mark.parametrize(
+    ("workflow", "policy", "task"),
+    slow_but([("voting", "sp", "math")], product(sorted(WORKFLOWS), ["sp", "ip"], ["math", "code"])),
+)
+def test_every_cell_passes_with_packed_rows(packs, workflow, policy, task, tmp_path, monkeypatch):
+    """Rows of equal prompts, some of them with equal beginnings of their replies, whose outputs they share."""
+    packed = []
+    around(monkeypatch, model_passes, "pack", lambda pack, *args: packed.append(pack(*args)) or packed[-1])
+    assert failed(Cell(workflow, policy, task, **SMALL | {"n_episodes": 4}), tmp_path) == {}
+    assert packed and all(sum(packing.blocks) < sum(map(len, packing.paths)) for packing in packed[:4])
+
+
+@pytest.mark.parametrize(
+    "name", slow_but(["the_end_of_turn_is_not_trained"], ["a_row_is_lost", "the_end_of_turn_is_not_trained"])
+)
+def test_a_fault_is_detected_in_packed_rows(packs, name, monkeypatch, tmp_path):
+    check, fault = FAULTS[name]
+    fault(monkeypatch)
+    assert check in failed(Cell("voting", "ip", temperature=0.7, **SMALL), tmp_path)
 
 
 SOME = ["a_stale_prefix_cache", "prompts_are_trained", "a_step_moves_another_adapter", "moments_are_not_saved"]

@@ -49,6 +49,13 @@ def own_share(items: Sequence[T]) -> Sequence[T]:
     return items[n * rank // size : n * (rank + 1) // size]
 
 
+def raise_out_of_memory(messages: Sequence[str]) -> None:
+    """Raise torch.OutOfMemoryError for the first process that ran out of memory; `messages` has one of each, "" if its memory sufficed."""
+    for rank, message in enumerate(messages):
+        if message:
+            raise torch.OutOfMemoryError(f"Process {rank}: {message}" if len(messages) > 1 else message)
+
+
 def full_tensor(tensor: Tensor) -> Tensor:
     """Collective: return the full tensor of one that may be sharded. Every rank must call this."""
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor

@@ -40,9 +40,12 @@ class StepEntropy:
 
     def bonus(self, rows: list[Row], entropies: Tensor, mask: Tensor) -> Tensor:
         """Return a micro-batch's part of the bonus, from entropies (N, C) with a gradient; the parts sum to coef x mean entropy."""
+        return self.coef * (entropies * self.mask(rows, mask)).sum() / self.n_tokens
+
+    def add(self, rows: list[Row], entropies: Tensor, mask: Tensor) -> None:
+        """Add the entropies (N, C) of a micro-batch to the total."""
         total = (entropies * self.mask(rows, mask)).sum()
-        self.total = total.detach() if self.total is None else self.total + total.detach()
-        return self.coef * total / self.n_tokens
+        self.total = total if self.total is None else self.total + total
 
 
 def step_entropy(

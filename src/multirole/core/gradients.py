@@ -6,7 +6,7 @@ so that their sum is the applied gradient bit for bit.
 
 import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import partial
 
@@ -59,7 +59,8 @@ def clip(parameters: list[nn.Parameter], max_norm: float) -> tuple[Tensor, Tenso
 class PartSums:
     """Accumulator of the gradient's parts (K, n), one per row, that backward passes through merged layers add to.
 
-    `segments` holds, for the current micro-batch, (part, its tokens) with each part's tokens side by side.
+    `segments` holds, for the current micro-batch, (part, its tokens) with each part's tokens side by side. `added` lists what the
+    current backward pass has added to; if it is interrupted, the pass that replaces it adds only the rest.
     """
 
     def __init__(self, parameters: list[nn.Parameter], gradients: Tensor) -> None:
@@ -68,11 +69,24 @@ class PartSums:
             p: piece.view(-1, *p.shape) for p, piece in zip(parameters, pieces, strict=True)
         }
         self.segments: list[tuple[int, slice]] = []
+        self.added: set[tuple[Tensor, int]] = set()
+        self._before: frozenset[tuple[Tensor, int]] = frozenset()
 
-    def set_tokens(self, runs: list[tuple[int, int]]) -> None:
-        """Set the parts of the next micro-batch's tokens: consecutive runs (part, number of tokens)."""
+    def set_tokens(self, runs: list[tuple[int, int]], added: Iterable[tuple[Tensor, int]] = ()) -> None:
+        """Set the parts of the next micro-batch's tokens: consecutive runs (part, number of tokens).
+
+        `added` is what interrupted passes over the same rows have added to.
+        """
         ends = itertools.accumulate(count for _, count in runs)
         self.segments = [(part, slice(end - count, end)) for (part, count), end in zip(runs, ends, strict=True)]
+        self.added, self._before = set(), frozenset(added)
+
+    def missing(self, total: Tensor, segments: list[tuple[int, slice]]) -> Iterator[tuple[int, slice]]:
+        """Yield the segments whose gradient no interrupted pass has added to `total` (K, ...). The caller adds each to its row."""
+        for part, tokens in segments:
+            if (total, part) not in self._before:
+                yield part, tokens
+                self.added.add((total, part))  # not reached if the addition fails
 
 
 class MergedLinear(torch.autograd.Function):
@@ -86,16 +100,17 @@ class MergedLinear(torch.autograd.Function):
         ctx, weight: Tensor, bias: Tensor | None, a: Tensor, b: Tensor, scaling: float, sums: PartSums, x: Tensor
     ) -> Tensor:
         ctx.save_for_backward(x, weight, a, b)
-        ctx.scaling, ctx.segments, ctx.sums = scaling, sums.segments, (sums.by_parameter[a], sums.by_parameter[b])
+        ctx.scaling, ctx.segments, ctx.sums = scaling, sums.segments, sums
+        ctx.totals = sums.by_parameter[a], sums.by_parameter[b]
         return F.linear(x, weight, bias)
 
     @staticmethod
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore
         x, weight, a, b = ctx.saved_tensors
         inner, grad_inner = F.linear(x, a), grad @ b  # (N, L, r) each
-        for total, left, right in zip(ctx.sums, (grad_inner, grad), (x, inner), strict=True):
+        for total, left, right in zip(ctx.totals, (grad_inner, grad), (x, inner), strict=True):
             left, right = left.flatten(0, 1).T, right.flatten(0, 1)  # (out, N * L), (N * L, in)
-            for part, tokens in ctx.segments:
+            for part, tokens in ctx.sums.missing(total, ctx.segments):
                 total[part].addmm_(left[:, tokens], right[tokens], alpha=ctx.scaling)
         return *[None] * 6, grad @ weight if ctx.needs_input_grad[6] else None
 
@@ -137,13 +152,13 @@ def plain_lora(
 @contextmanager
 def merged(layers: list[LoraLinear], adapter: str, sums: PartSums) -> Iterator[None]:
     """Context manager: layers compute with `adapter` merged, and backward passes add to `sums` instead of `grad`."""
-    for layer in layers:
-        a, b, scaling = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight, layer.scaling[adapter]
-        with torch.no_grad():
-            weight = torch.addmm(layer.base_layer.weight, b, a, alpha=scaling)
-        layer.forward = partial(MergedLinear.apply, weight, layer.base_layer.bias, a, b, scaling, sums)
     try:
+        for layer in layers:
+            a, b, scaling = layer.lora_A[adapter].weight, layer.lora_B[adapter].weight, layer.scaling[adapter]
+            with torch.no_grad():
+                weight = torch.addmm(layer.base_layer.weight, b, a, alpha=scaling)
+            layer.forward = partial(MergedLinear.apply, weight, layer.base_layer.bias, a, b, scaling, sums)
         yield
     finally:
         for layer in layers:
-            del layer.forward
+            vars(layer).pop("forward", None)

@@ -45,6 +45,9 @@ class Iteration:
     seconds: dict[str, float]
     """Wall time of "rollout" and "update"; with `max_staleness`, "rollout" is the time that the trainer waited for its episodes."""
     roles: dict[str, dict[str, float]] = field(default_factory=dict)
+    repeated_passes: dict[str, int] = field(default_factory=dict)
+    """How many passes of the update, by reason, were computed again: in smaller ones ("passes_out_of_memory"), or without fast paths
+    ("passes_not_finite"). Empty if none was."""
 
 
 class MultiRoleCallback(TrainerCallback):

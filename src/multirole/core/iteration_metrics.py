@@ -60,6 +60,8 @@ def log_iteration(log: Log, iteration: Iteration, counts_failures: bool) -> None
                 log[f"{role}/{name}"].append(float(value))
     if (fraction := accuracy(iteration.episodes)) is not None:
         log["accuracy"].append(fraction)
+    for name, n in iteration.repeated_passes.items():
+        log[name].append(n)
     log["prompt_overflow_rate"].append(overflow_rate(iteration.episodes))
     if counts_failures:
         log["failed_episodes"].append(n_failed(iteration.episodes))

@@ -19,7 +19,6 @@ import logging
 import math
 import time
 import warnings
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from importlib import import_module
@@ -84,7 +83,7 @@ from multirole.core.model_card import write_card
 from multirole.core.model_passes import MicroBatch, ModelPasses
 from multirole.core.noise import disable_noise, warn_of_noise
 from multirole.core.passes.logprobs import check_head
-from multirole.core.passes.recomputation import return_freed_memory
+from multirole.core.passes.recomputation import return_freed_memory, use_growing_segments
 from multirole.core.policy import adapter_names, parse_policy
 from multirole.core.reference import Reference
 from multirole.core.replay import Replay
@@ -229,6 +228,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         args.check_changes()
         check_thought_rewards(reward_funcs, args)
         use_one_gpu(args)
+        use_growing_segments()
         check_processes(args)
         check_dataset("train_dataset", train_dataset, reward_funcs)
         check_streams(train_dataset, eval_dataset, args)
@@ -664,22 +664,19 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         """Compute the gradient of one mini-batch and leave it in `grad` of the adapter's tensors; return these and the loss, detached.
 
         Rows whose gradient is zero are only scored. Each micro-batch's loss is a mean over its rows or tokens; its weight makes the
-        sum a mean over the mini-batch. Every process raises FloatingPointError if one has no finite loss.
+        sum a mean over the mini-batch. Every process raises FloatingPointError if one has no finite loss, and torch.OutOfMemoryError if the
+        memory of one does not suffice for a single row.
         """
         self._entropy = step_entropy(
             rows, self._next_entropy_coef(adapter), self.top_entropy_quantile, self.entropies_of
         )
         needs_parts = any(callback.overrides("on_gradient_parts") for callback in self.multirole_callbacks)
-        gradient = AdapterGradient(self.passes, adapter, rows, needs_parts)
+        gradient = AdapterGradient(
+            self.passes, adapter, rows, needs_parts, self.role_betas, has_bonus=bool(self._entropy.coef)
+        )
         mass = divisor * loss_mass(rows, self.args.loss_type) / len(rows)
-        losses: list[tuple[list[Row], Tensor]] = []
-        loads = [0.0] * self.accelerator.num_processes
-        with gradient.layers_in_use():
-            for group in gradient.groups(rows, self.role_betas, bool(self._entropy.coef)):
-                for micro in gradient.micro_batches(group, loads):
-                    weight = micro.weight * (loss_mass(micro.rows, self.args.loss_type) / mass)
-                    losses.append((micro.rows, self._backward(model, micro, weight, group)))
-        loss = gradient.reduce(losses, self.state.global_step + 1)
+        backward = functools.partial(self._backward, model, mass)
+        loss = gradient.compute(backward, self._record, self.state.global_step + 1)
         if self.has_entropy_bonus:
             self._end_entropy(adapter, loss)
         for callback in self.multirole_callbacks:
@@ -687,40 +684,48 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         gradient.apply()
         return gradient.params, loss
 
-    def _backward(self, model: nn.Module, micro: MicroBatch, weight: float, group: RowGroup) -> Tensor:
-        """Run TRL's loss on one micro-batch and its backward pass; return the loss, weighted by the share of the mini-batch."""
+    def _backward(self, model: nn.Module, mass: float, micro: MicroBatch, group: RowGroup) -> Tensor:
+        """Run TRL's loss on one micro-batch and, if it is finite, its backward pass; return the loss, weighted by its share of the `mass`."""
+        weight = micro.weight * (loss_mass(micro.rows, self.args.loss_type) / mass)
         micro.batch = collate(micro.rows, self._tokenizer.pad_token_id, self.accelerator.device, self.args.old_logprobs)
         mask = micro.batch["completion_mask"]  # (N, C)
         micro.batch["num_items_in_batch"] = mask.sum() * self.accelerator.num_processes
         with (
             self.passes.pass_over(micro, keeps_activations=True),
             torch.set_grad_enabled(group.has_gradient),
-            self._as_trls_loss_expects(micro, group.beta) as logged,
+            self._as_trls_loss_expects(micro, group.beta),
         ):
             with self.compute_loss_context_manager(), local_metrics(self.accelerator):
                 loss = self.compute_loss(model, micro.batch) * weight
                 if self.has_entropy_bonus and weight:
                     loss = loss - self._entropy.bonus(micro.rows, micro.entropies, mask)
-            if group.has_gradient:  # FSDP2 averages gradients over the processes; ours are to be summed
+            if group.has_gradient and (self.is_sharded or torch.isfinite(loss)):
+                # FSDP2 averages gradients over the processes; ours are to be summed
                 self.accelerator.backward(loss * self.accelerator.num_processes if self.is_sharded else loss)
-        self._loss_metrics.add(micro.rows if weight else [], logged)
-        if weight:
-            if micro.importance is not None:
-                self._weight_sums.add(micro.rows, *micro.importance, mask)
-            for callback in self.multirole_callbacks:
-                callback.on_micro_batch(self, micro.rows, micro.batch, micro.logps.detach(), micro.entropies.detach())
         return loss.detach()
 
+    def _record(self, micro: MicroBatch) -> None:
+        """Add a micro-batch, whose pass has ended, to the metrics of the iteration, and show it to the callbacks."""
+        self._loss_metrics.add(micro.rows if micro.weight else [], micro.logged)
+        if not micro.weight:
+            return
+        mask, entropies = micro.batch["completion_mask"], micro.entropies.detach()  # (N, C) each
+        if self.has_entropy_bonus:
+            self._entropy.add(micro.rows, entropies, mask)
+        if micro.importance is not None:
+            self._weight_sums.add(micro.rows, *micro.importance, mask)
+        for callback in self.multirole_callbacks:
+            callback.on_micro_batch(self, micro.rows, micro.batch, micro.logps.detach(), entropies)
+
     @contextmanager
-    def _as_trls_loss_expects(self, micro: MicroBatch, beta: float) -> Iterator[dict[str, list[float]]]:
-        """Context manager: set the attributes that TRL's loss reads, and restore them also if it is interrupted. Yields what it logs."""
-        logged: dict[str, list[float]] = defaultdict(list)
-        before, self._metrics["train"] = self._metrics["train"], logged
+    def _as_trls_loss_expects(self, micro: MicroBatch, beta: float) -> Iterator[None]:
+        """Context manager: set the attributes that TRL's loss reads, and restore them also if it is interrupted."""
+        before, self._metrics["train"] = self._metrics["train"], micro.logged
         self._micro_batch = micro
         self.beta = beta  # elsewhere it is 0, or TRL would look for a reference model
         self.use_vllm = self.correction is not None  # so that the loss takes importance weights
         try:
-            yield logged
+            yield
         finally:
             self._metrics["train"], self._micro_batch, self.beta, self.use_vllm = before, None, 0.0, False
 
@@ -799,6 +804,9 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         if iteration.number == 1 and is_main:
             called = {turn.role for episode in iteration.episodes for turn in episode.turns}
             warn_of_silent_roles(self.workflow, called, "in the first iteration", n_overflows(iteration.episodes))
+        for counts in gather_objects(self.passes.take_counts()):
+            for name, n in counts.items():
+                iteration.repeated_passes[name] = iteration.repeated_passes.get(name, 0) + n
         for callback in self.multirole_callbacks:
             callback.on_iteration_end(self, iteration)
         log_iteration(self._metrics["train"], iteration, bool(self.args.max_failed_episodes))

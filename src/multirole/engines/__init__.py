@@ -1,6 +1,7 @@
 """Rollout engines: vLLM (default on CUDA), vLLM's servers on any machines, "transformers" (default on a CPU), and "generate" (any other
 decoder)."""
 
+import logging
 from collections.abc import Collection
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
@@ -11,6 +12,8 @@ from multirole.core.extras import needed_by
 
 if TYPE_CHECKING:
     from peft import PeftModel
+
+logger = logging.getLogger(__name__)
 
 ENGINES = {
     "transformers": "multirole.engines.transformers_engine:TransformersEngine",
@@ -73,6 +76,26 @@ def has_cuda_vllm() -> bool:
     except PackageNotFoundError:
         return False
     return True
+
+
+def too_large(n_rows: int, max_length: int, reason: str) -> int:
+    """Return the number of requests that an engine runs at once from now on, after it ran out of memory with `n_rows`.
+
+    Raises torch.OutOfMemoryError for a single request.
+    """
+    import torch
+
+    reason = reason.partition("\n")[0]
+    if n_rows == 1:
+        raise torch.OutOfMemoryError(
+            f"Memory did not suffice for a single request of at most {max_length} tokens ({reason}). Lower `max_prompt_tokens` or "
+            "`max_completion_length`."
+        )
+    logger.warning(
+        "Memory did not suffice for %d requests at once (%s). From now on at most %d run at once.",
+        n_rows, reason, n_rows // 2,
+    )  # fmt: skip
+    return n_rows // 2
 
 
 def check_idle(action: str, n_requests: int) -> None:

@@ -26,7 +26,8 @@ from transformers import (
 
 from multirole.core.engine import Completion, Request
 from multirole.core.hooks import Trainer
-from multirole.engines import check_idle, check_request
+from multirole.core.passes.recomputation import free_memory, is_out_of_memory
+from multirole.engines import check_idle, check_request, too_large
 from multirole.engines.qwen3 import unsupported
 from multirole.engines.sampling import sample, signed, uniform
 
@@ -171,8 +172,18 @@ class GenerateEngine:
         first = group(next(iter(self.waiting.values())))
         batch = {key: request for key, request in self.waiting.items() if group(request) == first}
         requests = dict(list(batch.items())[: self.max_rows])
-        with computing(self.model, first[0]), self.autocast():
-            completions = self._generate(base, list(requests.values()))
+        reason = ""
+        try:
+            with computing(self.model, first[0]), self.autocast():
+                completions = self._generate(base, list(requests.values()))
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            reason = str(error)
+        if reason:  # the traceback, with the tensors that it held, is gone only now
+            free_memory(base)
+            self.max_rows = too_large(len(requests), self.max_length, reason)
+            return []
         for key in requests:
             del self.waiting[key]
         return list(zip(requests, completions, strict=True))
@@ -253,7 +264,13 @@ def scored(base: PreTrainedModel, request: Request, completion_ids: list[int]) -
 
 @contextmanager
 def computing(model: PeftModel | PreTrainedModel, adapter: str | None) -> Iterator[None]:
-    """Context manager: the model computes with `adapter` (None: the base) in evaluation mode; its state is restored afterwards."""
+    """Context manager: the model computes with `adapter` (None: the base) in evaluation mode; its state is restored afterwards.
+
+    The head gets contiguous inputs: for a slice such as `hidden[:, -1:]`, torch copies a frozen head for each row on a CPU in bfloat16.
+    """
+    base = model.get_base_model() if isinstance(model, PeftModel) else model
+    head = base.get_output_embeddings()
+    handle = head and head.register_forward_pre_hook(lambda _, inputs: tuple(x.contiguous() for x in inputs))
     training = [module for module in model.modules() if module.training]
     trainable = [parameter.requires_grad for parameter in model.parameters()]
     active = model.active_adapter if isinstance(model, PeftModel) else None
@@ -267,6 +284,8 @@ def computing(model: PeftModel | PreTrainedModel, adapter: str | None) -> Iterat
                 model.set_adapter(adapter)
             yield
     finally:
+        if handle:
+            handle.remove()
         if isinstance(model, PeftModel):
             model.set_adapter(active)
         for parameter, needs_grad in zip(model.parameters(), trainable, strict=True):

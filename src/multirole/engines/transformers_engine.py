@@ -17,13 +17,15 @@ from os.path import commonprefix
 
 import torch
 import torch.nn.functional as F
+from accelerate.utils.memory import clear_device_cache
 from peft import PeftModel
 from torch import Tensor
 
 from multirole.core.engine import Completion, Request
 from multirole.core.hooks import Trainer
 from multirole.core.passes.bfloat16_layers import cpu_has_bfloat16
-from multirole.engines import check_idle, check_request
+from multirole.core.passes.recomputation import is_out_of_memory
+from multirole.engines import check_idle, check_request, too_large
 from multirole.engines.kv_cache import Pool
 from multirole.engines.prefix_cache import BLOCK, PrefixCache
 from multirole.engines.qwen3 import Served, Span, Weights, check_supported, forward, make_weights, rope_table
@@ -144,7 +146,28 @@ class TransformersEngine:
 
     @torch.inference_mode()
     def step(self) -> list[tuple[int, Completion]]:
-        """Admit waiting requests that fit, advance every running row by one token, and return the finished rows."""
+        """Admit waiting requests that fit, advance every running row by one token, and return the finished rows.
+
+        If memory does not suffice, all unfinished requests start again, fewer at once. Their seeds decide what they sample, so replies stay the same.
+        """
+        unfinished, reason = dict(self.running), ""
+        try:
+            return self._step()
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            reason = str(error)
+        # the traceback, with the tensors that it held, is gone only now
+        self.prefixes, self.clock, self.logits = None, 0, self.logits.new_empty(0, 0)
+        for state in (self.running, self.waiting, self.groups, self.pools):
+            state.clear()
+        clear_device_cache(garbage_collection=True)
+        self.max_rows = too_large(min(self.max_rows, len(unfinished)), self.max_length, reason)
+        for key, request in unfinished.items():
+            self.add(key, request)
+        return []
+
+    def _step(self) -> list[tuple[int, Completion]]:
         if self.clock % ADMIT_EVERY == 0 or not self.n_running:
             self._admit()
         self.clock += 1

@@ -18,7 +18,7 @@ from pydantic import PrivateAttr
 from multirole.core.policy import parse_policy
 from multirole.core.types import REPLAYING_CREDITS, CreditName, Workflow
 from multirole.workflows import WORKFLOWS
-from multirole_study.experiment.launch import Launch
+from multirole_study.experiment.launch import MEMORY_SETTINGS, Launch
 from multirole_study.experiment.presets import (
     OTHER_BASES,
     ROUNDS,
@@ -204,7 +204,9 @@ class Cell(Settings):
         "dtype of the base model; adapters are float32. auto is bfloat16 where the processor multiplies it in hardware, else float32",
         "bfloat16", tiny="float32", smollm2="auto",
     )  # fmt: skip
-    micro_batch_tokens: int = option("padded tokens per forward pass", 40960, tiny=1024, smollm2=4096, ge=1, le=10**9)
+    fixed_launch: dict[str, int] | None = option(
+        "launch options that are a treatment of this run, as in an A/A arm, so that its name contains them", None
+    )
 
     _workflow: Workflow | None = PrivateAttr(None)  # user-supplied
     _task: Any = PrivateAttr(None)
@@ -243,6 +245,8 @@ class Cell(Settings):
         """Yield a message for each combination of settings that cannot work and for each missing path."""
         if set(self.anchors) != set(self.policy) or min(self.anchors.values()) < 0:
             yield f"`kl_anchor` must be a number >= 0, or a dict of them by role ({', '.join(self.policy)}), got {self.kl_anchor}."
+        if unknown := [name for name in self.fixed_launch or () if name not in MEMORY_SETTINGS]:
+            yield f"`fixed_launch` must name options of {', '.join(MEMORY_SETTINGS)}, got {unknown[0]!r}."
         if self.n_train is not None and self.n_train < self.n_problems:
             yield f"`n_train` must be at least `n_problems` ({self.n_problems}), got {self.n_train}."
         if (
@@ -383,8 +387,8 @@ class Cell(Settings):
         current, preset = self.to_dict(), preset_values(self.workflow, self.task, self.scale, self.preset, self.data)
         policy = {} if self.policy_name in ("sp", "ip") else {"policy": self.policy}
         options = {"task": self.task} if self._gym is not None and self.task != PREFIX + self._gym.kind else {}
-        changed = {name: current[name] for name, value in self if value != preset.get(name, value)}
-        return changed | policy | options | self._digests
+        changed = {name: current[name] for name, value in self if name in current and value != preset.get(name, value)}
+        return changed | policy | options | (self.fixed_launch or {}) | self._digests
 
     @property
     def uses_sandbox(self) -> bool:
@@ -398,7 +402,25 @@ class Cell(Settings):
         """
         paths = {name: path and Path(path).name for name, path in (("model", self.model), ("data", self.data))}
         task = self.task if self._gym is not None else self.task_label
-        return dict(self) | {"workflow": self.workflow_name, "task": task} | paths | self._digests
+        settings = {name: value for name, value in self if name != "fixed_launch"} | (self.fixed_launch or {})
+        return settings | {"workflow": self.workflow_name, "task": task} | paths | self._digests
+
+    @classmethod
+    def from_record(cls, settings: dict[str, Any]) -> "Cell":
+        """Return the cell whose `to_dict` a run has recorded, without user-supplied code.
+
+        Older records have `micro_batch_tokens`, which is a treatment where it is not the scale's.
+        """
+        launched = {name: value for name, value in settings.items() if name in MEMORY_SETTINGS}
+        usual = Launch().memory(settings["scale"])
+        fixed = {name: value for name, value in launched.items() if value != usual[name]}
+        return cls(
+            **{name: value for name, value in settings.items() if name in cls.model_fields}, fixed_launch=fixed or None
+        )
+
+    def launched(self, launch: Launch) -> Launch:
+        """Return the launch with the options that belong to this run."""
+        return launch.replace(**self.fixed_launch) if self.fixed_launch else launch
 
     def sibling(self, workflow: str, policy: str) -> "Cell":
         """Return the cell of another workflow and policy with the same changed options, except maps by role."""

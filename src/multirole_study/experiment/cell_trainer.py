@@ -59,8 +59,7 @@ from multirole_study.tasks import Task
 
 SAME_NAME = (
     "seed", "policy", "temperature", "learning_rate", "weight_decay", "max_grad_norm", "updates", "step_tokens",
-    "old_logprobs", "max_prompt_tokens", "micro_batch_tokens", "max_staleness",
-    "max_failed_episodes",
+    "old_logprobs", "max_prompt_tokens", "max_staleness", "max_failed_episodes",
 )  # fmt: skip
 """Settings of a cell that have the same name in `MultiRoleGRPOConfig`."""
 
@@ -96,7 +95,7 @@ def training_args(cell: Cell, output_dir: str, launch: Launch = ONE_PROCESS) -> 
             "cpu_ram_efficient_loading": False}  # fmt: skip
     if cell.model is None:  # a user-supplied model declares its own unsplit layers
         fsdp["transformer_layer_cls_to_wrap"] = [layer_class(cell)]
-    settings, n_episodes = dict(cell), cell.n_problems * cell.n_episodes
+    settings, n_episodes, launch = dict(cell), cell.n_problems * cell.n_episodes, cell.launched(launch)
     return MultiRoleGRPOConfig(
         **{name: value for name, value in cell if name in SAME_NAME},
         **{trl_name: settings[name] for trl_name, name in TRL_NAMES.items()},
@@ -106,6 +105,7 @@ def training_args(cell: Cell, output_dir: str, launch: Launch = ONE_PROCESS) -> 
         role_beta=cell.anchors,
         lr_scheduler_type="cosine" if cell.lr_schedule == "cosine" else "constant_with_warmup",
         engine=engine_of(cell),
+        micro_batch_tokens=launch.pass_tokens(cell.scale),
         vllm_gpu_memory_utilization=launch.vllm_memory,
         **launch.vllm_sizes(),
         **launch.vllm_servers(),

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from multirole_study.experiment.presets import is_tiny
+from multirole_study.experiment.presets import MICRO_BATCH_TOKENS, is_tiny, preset_key
 from multirole_study.experiment.settings import Settings, option
 
 
@@ -35,6 +35,7 @@ class Launch(Settings):
     vllm_server_timeout: float = option("seconds to wait for a server that does not answer", 240.0, gt=0)
     vllm_server_request_timeout: float = option("seconds a reply of a server may take", 1800.0, gt=0)
     vllm_server_evict: bool = option("unload adapters that other runs have left on the servers", False)
+    micro_batch_tokens: int | None = option("padded tokens per forward pass; planned by default", None, ge=1, le=10**9)
     gradient_checkpointing: bool | None = option("recompute activations in backward; planned by default", None)
 
     def __init__(self, **options: Any) -> None:
@@ -52,6 +53,17 @@ class Launch(Settings):
     def recomputes(self, scale: str) -> bool:
         """Return whether gradient checkpointing is on; by default it is on at the paper's scales."""
         return not is_tiny(scale) if self.gradient_checkpointing is None else self.gradient_checkpointing
+
+    def pass_tokens(self, scale: str) -> int:
+        """Return the padded tokens per forward pass; by default the scale's."""
+        return MICRO_BATCH_TOKENS[preset_key(scale)] if self.micro_batch_tokens is None else self.micro_batch_tokens
+
+    def memory(self, scale: str) -> dict[str, Any]:
+        """Return the values of `MEMORY_SETTINGS` that a run of this scale has, for its record."""
+        settings = {name: value for name, value in self if name in MEMORY_SETTINGS}
+        return settings | {
+            "micro_batch_tokens": self.pass_tokens(scale), "gradient_checkpointing": self.recomputes(scale)
+        }  # fmt: skip
 
     def check_processes(self, n_processes: int, n_problems: int) -> None:
         """Raise ValueError unless the problems of an iteration divide evenly among the processes."""
@@ -97,6 +109,10 @@ class Launch(Settings):
 
 
 ONE_PROCESS = Launch()
+MEMORY_SETTINGS = (
+    "micro_batch_tokens", "gradient_checkpointing", "vllm_memory", "vllm_max_num_seqs", "vllm_max_num_batched_tokens"
+)  # fmt: skip
+"""Options that decide what a run keeps in memory. They may change when it is resumed."""
 
 
 def is_launched() -> bool:

@@ -95,6 +95,8 @@ MODELS = {  # paper sec 3; the paper pins no revision, these are the ones a foll
     ),
 }
 
+MICRO_BATCH_TOKENS = {"paper": 40960, "tiny": 1024, "smollm2": 4096}
+"""`preset_key` -> padded tokens per forward pass, where a launch sets no others."""
 ROUNDS = {"math": 3, "code": 2}
 """Table 7, "Eval-Opt revision rounds": the number of drafts and of verdicts (as in the released code)."""
 LENGTHS = {  # (workflow, task) -> caps of prompt and response in tokens (Table 7; "single" is the released code's)

@@ -43,6 +43,7 @@ from multirole.diagnostics.role_skill import SkillWatch
 from multirole_study.experiment.base_models import describe
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.hardware import dtype_of, installed
+from multirole_study.experiment.launch import Launch
 from multirole_study.experiment.run_folder import (
     MEASUREMENTS,
     complete,
@@ -112,8 +113,8 @@ def token_texts(decode: Callable[..., str], token_ids: list[int]) -> list[str]:
     return texts
 
 
-def provenance(cell: Cell, problems: dict[str, int]) -> dict[str, object]:
-    """Return source revision, lock file, versions, device, CPU, seed, model, rows and command.
+def provenance(cell: Cell, launch: Launch, problems: dict[str, int]) -> dict[str, object]:
+    """Return source revision, lock file, versions, device, CPU, memory settings, seed, model, rows and command.
 
     `problems` counts the problems that the run uses and drops.
     """
@@ -140,6 +141,7 @@ def provenance(cell: Cell, problems: dict[str, int]) -> dict[str, object]:
         "cpu": {"model": cpu_model(), "instructions": torch.backends.cpu.get_cpu_capability()},
         "processes": processes().num_processes,
         "torch_threads": torch.get_num_threads(),
+        "memory": cell.launched(launch).memory(cell.scale),
         "seed": cell.seed,
         "model": describe(cell) | ({"dtype": dtype_of(cell)} if cell.dtype == "auto" else {}),
         "workflow": describe_workflow(cell.make_workflow()),
@@ -159,12 +161,14 @@ def cpu_model() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
-def add_session(folder: Path, cell: Cell, checkpoint: Path | None, problems: dict[str, int]) -> None:
+def add_session(
+    folder: Path, cell: Cell, launch: Launch, checkpoint: Path | None, problems: dict[str, int]
+) -> None:  # fmt: skip
     """Write `config.json` and `provenance.json`; a resumed session is added to the list "resumed".
 
     Raises ValueError if the run would continue with another model or other rows.
     """
-    path, session = folder / "provenance.json", provenance(cell, problems)
+    path, session = folder / "provenance.json", provenance(cell, launch, problems)
     if checkpoint is not None:
         first = json.loads(path.read_text())
         for part in ("model", "dataset", "problems"):
@@ -298,6 +302,7 @@ class Recording(MultiRoleCallback):
             }
             | (staleness_metrics(iteration.rows, number - 1) if trainer.args.max_staleness else {})
             | ({"sampled_tokens": sampled_tokens} if self.counts_forks else {})
+            | iteration.repeated_passes
             | (
                 {"failed_episodes": sum(e.failure is not None for e in episodes)}
                 if trainer.args.max_failed_episodes

@@ -37,7 +37,7 @@ def cell_of(folder: Path, model: str | None = None) -> Cell:
             "`multirole role_value -p ...` measures what each role is worth."
         )
     settings["model"] = model_of_run(folder, model)
-    cell = Cell(**{name: value for name, value in settings.items() if name in Cell.model_fields})
+    cell = Cell.from_record(settings)
     check_base_of_run(folder, cell)
     return cell
 

@@ -110,7 +110,7 @@ def _train(cell: Cell, launch: Launch, folder: Path, stop: Stop, callbacks: list
         checkpoint = gather_objects(newest_intact(folder) if is_main else None)[0]
         if is_main:
             recorder.rewind(checkpoint)
-            add_session(folder, cell, checkpoint, counts)
+            add_session(folder, cell, launch, checkpoint, counts)
             introduce(cell, launch.n_processes, folder, counts, checkpoint)
             callbacks = [Progress(), *callbacks]
             # the default would be deleted with the staged checkpoint
@@ -137,7 +137,7 @@ def _train(cell: Cell, launch: Launch, folder: Path, stop: Stop, callbacks: list
             logger.warning("%s The run ends as diverged.", error)
         if is_main:
             recorder.finish(outcome)
-    except EngineError as error:
+    except (EngineError, torch.OutOfMemoryError) as error:
         raise UnfinishedRun(error) from error
     finally:
         trainer.engine.close()  # last, since an allocator may crash in it
@@ -226,9 +226,11 @@ def _play(evaluation: Evaluation, launch: Launch, folder: Path, steps: list[int]
                 if episode.index == 0 and episode.problem.id in read
                 for turn in episode.turns
             ]
+    except torch.OutOfMemoryError as error:
+        raise UserError(str(error)) from error
     finally:
         trainer.engine.close()
-    about = provenance(cell, {"validation": len(problems)}) | {"adapters_sha256": sums}
+    about = provenance(cell, launch, {"validation": len(problems)}) | {"adapters_sha256": sums}
     write_text(folder / "provenance.json", json.dumps(about, indent=2))
     write_table(folder / "eval.parquet", outcomes)
     write_table(folder / "turns.parquet", turns)

@@ -21,6 +21,7 @@ from pydantic.dataclasses import dataclass
 
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.evaluation import Evaluation
+from multirole_study.experiment.launch import MEMORY_SETTINGS
 from multirole_study.experiment.presets import TASKS
 from multirole_study.experiment.storage import write_text
 
@@ -30,6 +31,13 @@ WORKFLOW_POLICIES = (*product(WORKFLOWS, POLICIES), ("single", "sp"))
 """Every (workflow, policy) of a task, in the order of the tables."""
 CHECKED = ConfigDict(extra="forbid")
 logger = logging.getLogger(__name__)
+
+
+def as_fields(changed: dict[str, object]) -> dict[str, object]:
+    """Return what a variant changes as fields of a cell, with launch options for memory as `fixed_launch`."""
+    fixed = {name: value for name, value in changed.items() if name in MEMORY_SETTINGS}
+    rest = {name: value for name, value in changed.items() if name not in fixed}
+    return rest | ({"fixed_launch": fixed} if fixed else {})
 
 
 @dataclass(frozen=True, config=CHECKED)
@@ -66,8 +74,12 @@ class Grid:
         return Path(str(self.parameters.get("model", self.scale))).name
 
     def cell(self, workflow: str, policy: str, task: str, seed: int, /, **changed: object) -> Cell:
-        """Create one cell of the matrix with changed fields; None removes a parameter of the grid."""
-        parameters = {"policy": policy} | self.parameters | changed
+        """Create one cell of the matrix with changed fields; None removes a parameter of the grid.
+
+        A launch option for memory among `changed` is a treatment (`Cell.fixed_launch`). Among the grid's parameters it changes no cell.
+        """
+        shared = {name: value for name, value in self.parameters.items() if name not in MEMORY_SETTINGS}
+        parameters = {"policy": policy} | shared | as_fields(changed)
         settings = {name: value for name, value in parameters.items() if value is not None}
         return Cell(workflow, task=task, scale=self.scale, seed=seed, **settings)
 
@@ -271,7 +283,7 @@ class Study(Declaration):
     @cached_property
     def _changed_by_id(self) -> dict[str, dict[str, object]]:
         """Return id -> changed parameters of the variants' runs, of the first variant where two have the same run."""
-        runs = [(cell.id, self.variants[name].parameters) for name, _, cell in self.runs()]
+        runs = [(cell.id, as_fields(self.variants[name].parameters)) for name, _, cell in self.runs()]
         return dict(reversed(runs))
 
 

@@ -57,7 +57,8 @@ class LoraProduct(torch.autograd.Function):
         ctx.save_for_backward(extended, whole, half_a)
         ctx.scaling = scaling
         if sums is not None:
-            ctx.segments, ctx.sums = sums.segments, (sums.by_parameter[a], sums.by_parameter[b])
+            ctx.segments, ctx.sums = sums.segments, sums
+            ctx.totals = sums.by_parameter[a], sums.by_parameter[b]
         return F.linear(extended, whole, bias)
 
     @staticmethod
@@ -67,9 +68,11 @@ class LoraProduct(torch.autograd.Function):
         grad = grad.to(HALF).flatten(0, 1)  # (N * L, out)
         grad_extended = grad @ whole  # (N * L, in + r)
         rank, x = grad_extended[:, n_in:].contiguous(), extended.flatten(0, 1)
-        for part, tokens in ctx.segments:
-            ctx.sums[0][part].add_(rank[tokens].T @ x[tokens, :n_in])  # (r, in)
-            ctx.sums[1][part].add_(grad[tokens].T @ x[tokens, n_in:], alpha=ctx.scaling)  # (out, r)
+        total_a, total_b = ctx.totals
+        for part, tokens in ctx.sums.missing(total_a, ctx.segments):
+            total_a[part].add_(rank[tokens].T @ x[tokens, :n_in])  # (r, in)
+        for part, tokens in ctx.sums.missing(total_b, ctx.segments):
+            total_b[part].add_(grad[tokens].T @ x[tokens, n_in:], alpha=ctx.scaling)  # (out, r)
         if not ctx.needs_input_grad[7]:
             return (None,) * 8
         return *[None] * 7, torch.addmm(grad_extended[:, :n_in], rank, a).view(*extended.shape[:-1], n_in)

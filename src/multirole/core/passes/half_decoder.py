@@ -79,12 +79,15 @@ class JointLora:
         if not len(self.a):
             return grad_extended.view(shape)
         grad_inner = grad_extended[:, n_in:].contiguous()  # (N * L, R)
-        for part, tokens in segments:
-            grad_a = grad_inner[tokens].T @ extended[tokens, :n_in]  # (R, in)
+        for segment in segments:
+            assert self.sums is not None
+            grad_a = grad_inner[segment[1]].T @ extended[segment[1], :n_in]  # (R, in)
             for outputs, rank, scaling, sum_a, sum_b in self.parts:
-                sum_a[part].add_(grad_a[rank])
-                inner = extended[tokens, n_in + rank.start : n_in + rank.stop]
-                sum_b[part].add_(grad[tokens, outputs].T @ inner, alpha=scaling)
+                for part, _ in self.sums.missing(sum_a, [segment]):
+                    sum_a[part].add_(grad_a[rank])
+                for part, tokens in self.sums.missing(sum_b, [segment]):
+                    inner = extended[tokens, n_in + rank.start : n_in + rank.stop]
+                    sum_b[part].add_(grad[tokens, outputs].T @ inner, alpha=scaling)
         return torch.addmm(grad_extended[:, :n_in], grad_inner, self.a).view(shape)
 
 

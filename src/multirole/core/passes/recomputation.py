@@ -4,11 +4,15 @@ On a GPU, micro-batches with a gradient are cut so that they fit (`activation_me
 """
 
 import ctypes
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import psutil
 import torch
+from accelerate.utils.memory import clear_device_cache, should_reduce_batch_size
+from torch.utils.checkpoint import checkpoint
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
@@ -17,6 +21,10 @@ from multirole.core.passes.prefix_tree import MIN_PARAMETERS
 
 USABLE_FRACTION = 0.6
 """Fraction of free memory that activations may take; the estimate is rough."""
+ALLOCATOR_VARIABLES = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")
+"""Variables that torch reads the settings of its CUDA allocator from."""
+GROWING_SEGMENTS = "expandable_segments:True"
+"""Setting with which memory that was freed in pieces of one length serves pieces of another, as rows of other lengths need."""
 
 
 def activation_bytes(model: PreTrainedModel, n_tokens: int, is_half: bool) -> int:
@@ -62,13 +70,59 @@ def recomputed_layers(model: PreTrainedModel) -> list[GradientCheckpointingLayer
 
 
 @contextmanager
-def without_recomputation(model: PreTrainedModel, is_off: bool) -> Iterator[None]:
-    """Context manager: if `is_off`, layers keep their activations. Run forward and backward pass inside it."""
-    layers = recomputed_layers(model) if is_off else []
-    for layer in layers:
-        layer.gradient_checkpointing = False
+def recomputation(model: PreTrainedModel, is_on: bool | None) -> Iterator[None]:
+    """Context manager: layers recompute their activations, keep them, or with None do what the model's settings say.
+
+    Run forward and backward pass inside it. Layers that have no gradient checkpointing always keep them.
+    """
+    layers = [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer) and is_on is not None]
+    changed = [layer for layer in layers if layer.gradient_checkpointing != is_on]
+    added = [layer for layer in changed if is_on and "_gradient_checkpointing_func" not in vars(layer)]
+    for layer in added:
+        layer._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False)
+    for layer in changed:
+        layer.gradient_checkpointing = bool(is_on)
     try:
         yield
     finally:
-        for layer in layers:
-            layer.gradient_checkpointing = True
+        for layer in changed:
+            layer.gradient_checkpointing = not is_on
+        for layer in added:
+            del layer._gradient_checkpointing_func
+
+
+# ---- out of memory
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an error says that the device, or the host, has too little memory."""
+    is_known = isinstance(error, torch.OutOfMemoryError | MemoryError)
+    return (
+        is_known
+        or isinstance(error, RuntimeError)
+        and (
+            should_reduce_batch_size(error)
+            or "out of memory" in str(error)
+            or "_ALLOC_FAILED" in str(error)  # cuBLAS, cuDNN
+        )
+    )
+
+
+def free_memory(model: PreTrainedModel) -> None:
+    """Collect garbage, and return what torch's allocator keeps to the device."""
+    clear_device_cache(garbage_collection=True)
+    return_freed_memory(model)
+
+
+def use_growing_segments() -> None:
+    """Let torch's CUDA allocator use segments that grow, unless the environment configures it; for a process with a GPU.
+
+    vLLM switches the setting off while it fills the pool of its sleep mode, which needs fixed segments.
+    """
+    if not torch.cuda.is_available() or any(os.environ.get(name) for name in ALLOCATOR_VARIABLES):
+        return
+    os.environ[ALLOCATOR_VARIABLES[0]] = (
+        GROWING_SEGMENTS  # read when CUDA is initialised, here or in a process that is started
+    )
+    if torch.cuda.is_initialized():
+        torch._C._accelerator_setAllocatorSettings(GROWING_SEGMENTS)

@@ -8,11 +8,12 @@ through `scaled_dot_product_attention` with a mask. Not run on a GPU.
 import functools
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from transformers import (
     AttentionInterface,
     LlamaForCausalLM,
@@ -200,11 +201,25 @@ AttentionMaskInterface.register(ATTENTION_NAME, lambda **_: None)
 
 
 @contextmanager
-def packed_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Context manager: the model computes packed sequences. Run forward and backward pass inside it."""
+def attention_by(model: PreTrainedModel, name: str) -> Iterator[None]:
+    """Context manager: the model computes attention by the function of this name. Run forward and backward pass inside it."""
     former = model.config._attn_implementation
-    model.config._attn_implementation = ATTENTION_NAME
+    model.config._attn_implementation = name
     try:
         yield
     finally:
         model.config._attn_implementation = former
+
+
+def packed_attention(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """Return the context in which the model computes packed sequences."""
+    return attention_by(model, ATTENTION_NAME)
+
+
+@contextmanager
+def plain_attention(model: PreTrainedModel) -> Iterator[None]:
+    """Context manager: the model computes attention by PyTorch's own kernels that need no FlashAttention."""
+    kernels = [SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    is_flash = "flash" in model.config._attn_implementation
+    with sdpa_kernel(kernels), attention_by(model, "sdpa") if is_flash else nullcontext():
+        yield
