@@ -54,6 +54,7 @@ from multirole.core.distributed import (
 from multirole.core.engine import Engine, EngineError, RequestRefused, Sampling
 from multirole.core.entropy import by_adapter, next_coef, step_entropy, value_of, with_value
 from multirole.core.episode_metrics import (
+    SILENT_ITERATIONS,
     ZeroRewardWarning,
     evaluation_advantages,
     n_overflows,
@@ -74,7 +75,7 @@ from multirole.core.importance import Correction, WeightSums
 from multirole.core.iteration_metrics import OF_RATIOS, OF_ROWS, LossMetrics, log_iteration, role_metrics
 from multirole.core.model_passes import MicroBatch, ModelPasses
 from multirole.core.noise import disable_noise, warn_of_noise
-from multirole.core.passes.logprobs import check_head
+from multirole.core.passes.logprobs import check_head, check_rows
 from multirole.core.passes.recomputation import return_freed_memory
 from multirole.core.policy import adapter_names, parse_policy
 from multirole.core.reference import Reference
@@ -134,7 +135,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     - `_get_per_token_logps_and_entropies`: the same numbers from right-padded rows without an attention mask.
     - `get_high_entropy_mask`: the tokens of the mini-batch's top quantile.
     - `_clip_grad_norm`, `_get_grad_norm`: report the largest norm of the iteration's steps, since HF finds no gradient to clip.
-    - `_get_learning_rate`: reports the rate of the last optimizer step, if a callback changes the schedule's.
+    - `_get_learning_rate`: reports the rate of the last adapter that took a step, if a callback changes the schedule's.
     - `log`: TRL's; `epoch` counts passes over the dataset, and the table of completions of an evaluation holds its own episodes.
     - `evaluate`: checks the dataset that is passed, or `eval_dataset` if it was replaced, and reads a stream.
     - `predict`: an evaluation of the dataset; there are no `predictions`, only metrics.
@@ -306,7 +307,9 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self.correction = Correction.from_args(self.args)
         if not self.is_sharded:
             with self.accelerator.autocast():
-                check_head(self.peft_model, self.temperature, 0.01 if self.passes.is_float32 else 0.5)
+                tolerance = 0.01 if self.passes.is_float32 else 0.5
+                check_rows(self.peft_model, tolerance)
+                check_head(self.peft_model, self.temperature, tolerance)
 
     def _set_up_rollout(
         self, engine: Engine | None, render: Renderer | None, is_answer: Callable[[str], bool]
@@ -576,15 +579,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         args = self.args
         rows = episode_rows(episodes, self.policy, args.mask_truncated_completions)
         if not rows:
-            n_long = n_overflows(episodes)
-            failures = [episode.failure for episode in episodes if episode.failure is not None]
-            raise ValueError(
-                f"No episode of iteration {self.state.global_step + 1} has a turn, so there is nothing to train."
-                + f" In {n_long} of {len(episodes)} episodes the first prompt is longer than `max_prompt_tokens` ({args.max_prompt_tokens}): raise "
-                "it, or shorten the prompts."
-                * bool(n_long)
-                + "".join(f" The last failure: {failure}" for failure in failures[-1:])
-            )
+            self._report_no_turns(episodes)
         for callback in self.multirole_callbacks:
             rows = require_value(callback.on_rows(self, rows), callback, "on_rows", "the rows to train")
         rows = shuffled(rows, turn_seed(args.seed, self.state.global_step, "row order", 0, "", 0, 0))
@@ -592,6 +587,23 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             for row, logps in zip(anchored, self.logprobs_of(anchored, base=True), strict=True):
                 row.ref_logps = logps
         return rows
+
+    def _report_no_turns(self, episodes: list[Episode]) -> None:
+        """Warn of an iteration in which no episode has a turn; ValueError where the run has sampled nothing so far and probably never will."""
+        number, n_long = self.state.global_step + 1, n_overflows(episodes)
+        failures = [episode.failure for episode in episodes if episode.failure is not None]
+        message = (
+            f"No episode of iteration {number} has a turn, so there is nothing to train."
+            + f" In {n_long} of {len(episodes)} episodes the first prompt is longer than `max_prompt_tokens` ({self.args.max_prompt_tokens}): raise "
+            "it, or shorten the prompts."
+            * bool(n_long)
+            + "".join(f" The last failure: {failure}" for failure in failures[-1:])
+        )
+        has_reason = bool(n_long or failures)  # which may be that of a few rows; without one, the workflow calls no role
+        if not self.state.num_input_tokens_seen and number >= (SILENT_ITERATIONS if has_reason else 1):
+            raise ValueError(message)
+        if self.accelerator.is_main_process:
+            logger.warning("%s The run goes on without an optimizer step.", message)
 
     def update(self, model: nn.Module, rows: list[Row]) -> tuple[list[OptimizerStep], Tensor]:
         """Take every optimizer step of every adapter; return the steps and their mean loss, detached."""
@@ -605,6 +617,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         optimizer_steps, losses = [], []
         for adapter, mini_batches in steps.items():
             lr = self.adapter_learning_rate(adapter)
+            if mini_batches or not optimizer_steps:
+                self._last_lr = lr
             for mini_batch in mini_batches * self.args.num_iterations:
                 step, loss = self.optimizer_step(model, adapter, mini_batch.rows, mini_batch.divisor, lr)
                 optimizer_steps.append(step)
@@ -631,7 +645,6 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         with scaled_rates(self.optimizer, lr, self.lr_scheduler.get_last_lr()[0]):
             self.optimizer.step()
         self._n_steps += 1
-        self._last_lr = lr
         self.optimizer.zero_grad()  # to None: zeros would move the other adapters (momentum, decay)
         step = OptimizerStep(adapter, rows, lr, norm.item(), norm_after.item())
         for callback in self.multirole_callbacks:
@@ -776,7 +789,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         for role, values in self._weight_sums.collect(gather_objects).items():
             iteration.roles[role] |= values
         is_main = self.accelerator.is_main_process
-        if iteration.number == 1 and is_main:
+        if iteration.number == 1 and iteration.rows and is_main:
             called = {turn.role for episode in iteration.episodes for turn in episode.turns}
             warn_of_silent_roles(self.workflow, called, "in the first iteration", n_overflows(iteration.episodes))
         for callback in self.multirole_callbacks:
