@@ -10,6 +10,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
+from multirole.core.chat import StartClock
 from multirole.core.engine import Sampling
 from multirole.endpoint.serving import ModelServer, listening
 from multirole.engines.transformers_engine import TransformersEngine
@@ -18,7 +19,7 @@ from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.presets import TASKS
 from multirole_study.experiment.progress import say
 from multirole_study.experiment.released_code import RENDERERS
-from multirole_study.experiment.run_folder import adapters_folder, read_config, saved_steps
+from multirole_study.experiment.run_folder import adapters_folder, read_config, recorded_start, saved_steps
 
 IGNORED = ("temperature", "seed", "top_p", "stop")
 """Request fields that are ignored, because most clients send them; the run's temperature is used."""
@@ -68,7 +69,7 @@ def serve_run(
         config["policy"],
         sampling,
         config["max_prompt_tokens"],
-        RENDERERS[config["renderer"]],
+        StartClock(recorded_start(folder)).bind(RENDERERS[config["renderer"]]),
         ignored,
     )
 

@@ -101,7 +101,9 @@ def test_a_model_that_samples_by_other_logprobs_than_it_computes_is_refused(fami
 def test_a_model_that_mixes_the_rows_of_a_batch_is_refused(tokenizer, tmp_path, monkeypatch):
     base = decoder("qwen2", len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
     embed = type(base.model.embed_tokens).forward
-    monkeypatch.setattr(type(base.model.embed_tokens), "forward", lambda self, ids: embed(self, ids) + embed(self, ids).mean(0))
+    monkeypatch.setattr(
+        type(base.model.embed_tokens), "forward", lambda self, ids: embed(self, ids) + embed(self, ids).mean(0)
+    )
     with pytest.raises(ValueError, match="with the other rows of its batch"):
         train(base, tokenizer, tmp_path, {})
 

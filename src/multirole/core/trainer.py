@@ -16,6 +16,7 @@ import functools
 import itertools
 import logging
 import math
+import shutil
 import time
 import warnings
 from collections import defaultdict
@@ -37,8 +38,17 @@ from multirole.core.adapter_update import AdapterGradient, RowGroup, scaled_rate
 from multirole.core.advantages import groups_of_equal_rewards
 from multirole.core.ahead import RolloutsAhead, check_staleness, staleness_metrics
 from multirole.core.arguments import check_arguments, check_processes, kl_weights, named_adapters, use_one_gpu
-from multirole.core.chat import Renderer, chat_template, check_chats
-from multirole.core.checkpoints import PolicyMap, check_checkpoint, copy_adapters, loading_on_host, resume_argument
+from multirole.core.chat import Renderer, StartClock, chat_template, check_chats
+from multirole.core.checkpoints import (
+    PolicyMap,
+    check_checkpoint,
+    copy_adapters,
+    last_checkpoint,
+    loading_on_host,
+    resume_argument,
+    rotating_by_step,
+    saved_args,
+)
 from multirole.core.completions_table import evaluation_logs, save_separately
 from multirole.core.config import MultiRoleGRPOConfig
 from multirole.core.distributed import (
@@ -103,6 +113,7 @@ from multirole.core.validation import (
     Problems,
     changes_base,
     check_dataset,
+    check_evaluated,
     check_head_cast,
     check_ids,
     check_shared_base,
@@ -111,6 +122,7 @@ from multirole.core.validation import (
     checked_reward,
     load_processor,
     to_problems,
+    train_only,
     with_adapters,
 )
 
@@ -142,6 +154,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     - `evaluation_loop`: episodes on the evaluation problems, scored by the reward functions.
     - `_load_from_checkpoint`: HF's, of a checkpoint of this run's adapters and policy map.
     - `_load_best_model`: `load_best_model_at_end` of every adapter, as a resumed run loads them.
+    - `_save_checkpoint`: TRL's; `save_total_limit` never removes the checkpoint that was saved, whatever the clock says.
     - `_push_from_checkpoint`: also copies the adapters' folders.
 
     Args:
@@ -170,7 +183,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         is_answer (`Callable[[str], bool]`, *optional*):
             Returns whether a reply holds an answer, for the rate of unparsed turns. By default, any text does.
         render (`Callable[[PreTrainedTokenizerBase, list[Message]], list[int]]`, *optional*):
-            Turns messages into the token ids of a prompt. By default the tokenizer's chat template, with `args.chat_template_kwargs`.
+            Turns messages into the token ids of a prompt. By default the tokenizer's chat template, with `args.chat_template_kwargs`. A function
+            that takes `strftime_now` gets the run's clock, which stands still, for templates that write the date.
         quantization_config, tools, rollout_func, environment_factory:
             Parameters of TRL's trainer that have no meaning here and must be None.
     """
@@ -222,6 +236,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         check_processes(args)
         check_dataset("train_dataset", train_dataset, reward_funcs)
         check_streams(train_dataset, eval_dataset, args)
+        check_evaluated(eval_dataset, args)
         self._evaluation_sets = (
             eval_dataset,
             None if eval_dataset is None else checked_evaluation(eval_dataset, reward_funcs),
@@ -250,6 +265,9 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             if not any(isinstance(function, str) for function in reward_funcs):
                 args.model_init_kwargs = None  # used; TRL would warn that they are not, or load reward models with them
         args.router_aux_loss_coef = 0.0
+        run = PolicyMap(self.policy, gather_objects(StartClock().started)[0])  # of the first process
+        self.clock = run.clock
+        """The clock of chat templates, which a resumed run takes over from its checkpoint."""
         beta, args.beta = args.beta, 0.0  # or TRL would look for an adapter "default"; set role by role in `_backward`
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*rollout_func.*")  # the experimental hook that this stands on
@@ -261,7 +279,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
                 eval_dataset=eval_dataset,
                 processing_class=processing_class,
                 reward_processing_classes=reward_processing_classes,
-                callbacks=[*(callbacks or []), PolicyMap(self.policy)],
+                callbacks=[*(callbacks or []), run],
                 optimizers=optimizers,
                 rollout_func=self._rollout_func,
             )
@@ -316,11 +334,16 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     ) -> None:  # fmt: skip
         """Set up the engine and what plays episodes on it. Refuses prompts that the chat template cannot render (ValueError)."""
         args, workflow = self.args, self.workflow
+        self.chat_template_kwargs = {
+            "strftime_now": self.clock
+        } | self.chat_template_kwargs  # also TRL's, for reward models
         if render is None:
-            render = functools.partial(chat_template, **(args.chat_template_kwargs or {}))
+            render = functools.partial(chat_template, **self.chat_template_kwargs)
             is_stream = isinstance(self.train_rows, StreamedRows)  # of which only the first row is read now
             tried = [self.problems[0]] if is_stream else self.problems
             check_chats(render, self._tokenizer, workflow, tried)
+        else:
+            render = self.clock.bind(render)
         load_engine = import_module(ENGINES_PACKAGE).load_engine
         maker = engine or load_engine(args.engine, self.peft_model, self.passes.is_float32)
         check_staleness(args, maker, self.is_sharded)
@@ -336,7 +359,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self._weight_sums.warns = self.accelerator.is_main_process
         self.ahead: RolloutsAhead | None = None
         if args.max_staleness:
-            self.peft_model.set_requires_grad(self.adapters, True)
+            train_only(self.peft_model, self.adapters)
             self.ahead = RolloutsAhead(self.peft_model, self._play, self._attempts_of, args.max_staleness)
             self.rollout.is_stopped = self.ahead.is_stopped.is_set
             self._order, self._weight_sums.warns = self._get_train_sampler(), False
@@ -377,6 +400,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, ignore_keys_for_eval: list[str] | None = None
     ) -> TrainOutput:  # fmt: skip
         resume_from_checkpoint = resume_argument(resume_from_checkpoint, self.args.resume_from_checkpoint)
+        if resume_from_checkpoint is True and (last := last_checkpoint(Path(self.args.output_dir))):
+            resume_from_checkpoint = str(last)
         self._forget_unlogged()
         try:
             return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
@@ -419,8 +444,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         return problem_order(len(self.train_rows), args.num_generations, length, args.seed, args.shuffle_dataset)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Create one optimizer over all adapters. A step does not change an adapter that has no gradient."""
-        self.peft_model.set_requires_grad(self.adapters, True)
+        """Create one optimizer over all adapters of the policy map. A step does not change an adapter that has no gradient."""
+        train_only(self.peft_model, self.adapters)
         return super().create_optimizer(model)
 
     def adapter_learning_rate(self, adapter: str) -> float:
@@ -599,7 +624,9 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             * bool(n_long)
             + "".join(f" The last failure: {failure}" for failure in failures[-1:])
         )
-        has_reason = bool(n_long or failures)  # which may be that of a few rows; without one, the workflow calls no role
+        has_reason = bool(
+            n_long or failures
+        )  # which may be that of a few rows; without one, the workflow calls no role
         if not self.state.num_input_tokens_seen and number >= (SILENT_ITERATIONS if has_reason else 1):
             raise ValueError(message)
         if self.accelerator.is_main_process:
@@ -877,6 +904,14 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self._pending_extra_logs.clear()
         return EvalLoopOutput(None, None, denumpify_detensorize(metrics), len(episodes))
 
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        target = Path(self._get_output_dir(trial), f"checkpoint-{self.state.global_step}")
+        if self.args.should_save and target.exists():  # of an earlier run, perhaps with other adapters
+            shutil.rmtree(target)
+        self.accelerator.wait_for_everyone()
+        with rotating_by_step(self.state.global_step):
+            super()._save_checkpoint(model, trial)
+
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         if self.is_world_process_zero():
             copy_adapters(Path(checkpoint_folder), Path(self.args.output_dir), self.adapters)
@@ -887,6 +922,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         check_checkpoint(Path(resume_from_checkpoint), self.policy, adapters, self.is_sharded)
         with loading_on_host(self.peft_model):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
+        self.clock.started = saved_args(Path(resume_from_checkpoint)).get("started", self.clock.started)
         self._published = -1
 
     def _load_best_model(self) -> None:

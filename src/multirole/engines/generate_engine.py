@@ -212,9 +212,7 @@ class GenerateEngine:
         self.model = None
 
 
-def check_scores(
-    base: PreTrainedModel, requests: list[Request], completions: list[Completion], max_gap: float
-) -> None:
+def check_scores(base: PreTrainedModel, requests: list[Request], completions: list[Completion], max_gap: float) -> None:
     """Raise ValueError if `generate`, with a cache and in a batch, sampled by other log-probs than a forward pass over one row gives.
 
     The rows with the longest and the shortest prompt are compared. `check_rows` of the trainer finds models that are wrong without a cache.
