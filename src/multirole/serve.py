@@ -22,8 +22,8 @@ from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils.logging import disable_progress_bar
 
 from multirole.core.access import API_KEY, check_host, read_key
-from multirole.core.chat import Renderer, chat_template
-from multirole.core.checkpoints import SERVING, saved_policy
+from multirole.core.chat import Renderer, StartClock, chat_template
+from multirole.core.checkpoints import SERVING, saved_args
 from multirole.core.engine import Sampling
 from multirole.core.policy import saved_adapters
 from multirole.endpoint.arguments import add_serving_arguments
@@ -88,7 +88,7 @@ def read_saved(folder: Path, base: str | None = None, render: Renderer | None = 
         )
     record = folder / SERVING
     facts: dict[str, Any] = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
-    policy = facts.get("policy") or saved_policy(folder) or {name: name for name in found}
+    policy = facts.get("policy") or saved_args(folder).get("policy") or {name: name for name in found}
     if missing := sorted(set(policy.values()) - set(found)):
         raise ValueError(
             f"{folder} maps roles to the adapters {missing} and holds {sorted(found)}. Save the model again, or copy all of it."
@@ -104,7 +104,7 @@ def read_saved(folder: Path, base: str | None = None, render: Renderer | None = 
         raise ValueError(
             f"The adapters in {folder} name no base model. Pass its folder, or its name on the Hub, with `--model`."
         )
-    options = facts.get("chat_template_kwargs") or {}
+    options = {"strftime_now": StartClock(facts.get("started"))} | (facts.get("chat_template_kwargs") or {})
     return SavedRoles(
         {name: found[name] for name in policy.values()}, policy, base,
         Sampling(facts.get("max_completion_length", UNKNOWN_TOKENS), facts.get("temperature", 1.0)),

@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from multirole.core.chat import StartClock
 from multirole.core.engine import Sampling
 from multirole.serve import SavedRoles, read_saved, serve
 from multirole_study.experiment.base_models import check_base_of_run, locate, model_of_run
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.presets import TASKS
 from multirole_study.experiment.released_code import RENDERERS
-from multirole_study.experiment.run_folder import adapters_folder, read_config, saved_steps
+from multirole_study.experiment.run_folder import adapters_folder, read_config, recorded_start, saved_steps
 
 
 def adapters_at(folder: Path, step: int | None) -> Path:
@@ -31,7 +32,8 @@ def roles_of_run(folder: Path, step: int | None, model: str | None) -> SavedRole
     check_base_of_run(folder, cell)
     return SavedRoles(
         {name: source / name for name in config["policy"].values()}, config["policy"], str(locate(cell)),
-        Sampling(config["max_response_tokens"], config["temperature"]), config["max_prompt_tokens"], RENDERERS[config["renderer"]],
+        Sampling(config["max_response_tokens"], config["temperature"]), config["max_prompt_tokens"],
+        StartClock(recorded_start(folder)).bind(RENDERERS[config["renderer"]]),
     )  # fmt: skip
 
 

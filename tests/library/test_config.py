@@ -200,11 +200,27 @@ def test_batch_sizes_only_determine_the_episodes_of_an_iteration():
         assert args.n_problems == n_episodes // sizes.get("num_generations", 8)
 
 
-def test_several_optimizer_steps_per_batch_are_not_trls():
-    for accumulated in (1, 2):
-        differs = rf"`steps_per_generation` \(4\) differs from `gradient_accumulation_steps` \({accumulated}\)"
-        with pytest.raises(ValueError, match=differs):
-            config(per_device_train_batch_size=8, gradient_accumulation_steps=accumulated, steps_per_generation=4)
+def test_steps_per_generation_set_the_rows_of_an_optimizer_step():
+    for accumulated, per_generation, step_rows in ((1, 1, None), (1, 4, 8), (2, 4, 16), (2, 2, None), (2, 8, 16)):
+        args = config(per_device_train_batch_size=8, gradient_accumulation_steps=accumulated, steps_per_generation=per_generation)  # fmt: skip
+        assert (args.generation_batch_size, args.step_rows) == (8 * per_generation, step_rows)
+    assert (
+        config(generation_batch_size=64, per_device_train_batch_size=8, gradient_accumulation_steps=2).step_rows == 16
+    )
+    for accumulated, per_generation in ((3, 4), (4, 2)):
+        with pytest.raises(
+            ValueError, match=rf"`steps_per_generation` \({per_generation}\) is no multiple of .* \({accumulated}\)"
+        ):
+            config(
+                per_device_train_batch_size=8,
+                gradient_accumulation_steps=accumulated,
+                steps_per_generation=per_generation,
+            )
+    for options in ({"updates": "one"}, {"step_rows": 3}):
+        with pytest.raises(ValueError, match="asks for 4 optimizer steps per rollout"):
+            config(per_device_train_batch_size=8, steps_per_generation=4, **options)
+    with pytest.raises(ValueError, match="`step_rows=3` needs `updates='per_batch'`"):
+        config(updates="one", step_rows=3)
     with pytest.raises(ValueError, match="divisible by num_generations"):
         config(generation_batch_size=12)
 

@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 from datasets import Dataset
-from decoders import FAMILIES, WRONG, decoder
+from decoders import FAMILIES, decoder
 from engine_checks import POLICY, TOLERANCE, make_requests, max_error, run_all
 from peft import LoraConfig, get_peft_model
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -38,6 +38,10 @@ ROUGH = {"gpt_neo": 5e-5, "granite": 5e-5, "qwen3_next": 5e-5}
 WITH_MOE_LOSS = ("mixtral", "qwen3_moe", "gpt_oss", "qwen3_next", "jamba")
 WITH_MAMBA = {"falcon_h1": ["q_proj", "gate_proj"], "mamba": ["in_proj", "x_proj"], "mamba2": ["in_proj"]}
 """LoRA's target modules of families for which PEFT refuses "all-linear"."""
+WRONG_BY = {
+    "doge": r"that a DogeForCausalLM computes for a token differ by \d.* with the later tokens of its row",
+    "rwkv": r"`generate` of this RwkvForCausalLM samples tokens whose log-probs differ by \d",
+}
 ADAPTERS = {
     "lora": {},
     "dora": {"use_dora": True},
@@ -89,11 +93,21 @@ def test_a_model_that_samples_by_itself_is_scored(monkeypatch, caplog):
     assert caplog.text.count("Qwen2ForCausalLM.generate` calls no logits processor") == 1
 
 
-@pytest.mark.parametrize("family", WRONG)
-def test_a_model_that_samples_by_other_logprobs_than_it_computes_is_refused(family, tokenizer, tmp_path):
+@pytest.mark.parametrize(("family", "adapted"), [("doge", "q_proj"), ("rwkv", "key")])
+def test_a_model_that_samples_by_other_logprobs_than_it_computes_is_refused(family, adapted, tokenizer, tmp_path):
     base = decoder(family, len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
-    with pytest.raises(ValueError, match=rf"of this {type(base).__name__} samples tokens whose log-probs differ by \d"):
-        train(base, tokenizer, tmp_path, {"target_modules": ["q_proj"] if family == "doge" else ["key"]})
+    with pytest.raises(ValueError, match=WRONG_BY[family]):
+        train(base, tokenizer, tmp_path, {"target_modules": [adapted]})
+
+
+def test_a_model_that_mixes_the_rows_of_a_batch_is_refused(tokenizer, tmp_path, monkeypatch):
+    base = decoder("qwen2", len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
+    embed = type(base.model.embed_tokens).forward
+    monkeypatch.setattr(
+        type(base.model.embed_tokens), "forward", lambda self, ids: embed(self, ids) + embed(self, ids).mean(0)
+    )
+    with pytest.raises(ValueError, match="with the other rows of its batch"):
+        train(base, tokenizer, tmp_path, {})
 
 
 class Gap(MultiRoleCallback):

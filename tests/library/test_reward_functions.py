@@ -246,13 +246,6 @@ def test_the_overflow_rate_of_all_episodes_is_logged(make_library_trainer, token
     assert trainer.evaluate(trainer.train_dataset)["eval_prompt_overflow_rate"] == 0.5
 
 
-def test_the_overflow_of_all_first_prompts_ends_the_run(make_library_trainer, tokenizer):
-    engine = ScriptedEngine(lambda key, request: ([5, tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
-    trainer = make_library_trainer(Single(), engine, by_index, max_prompt_tokens=1)
-    with pytest.raises(ValueError, match=r"nothing to train. In 16 of 16 .*`max_prompt_tokens` \(1\): raise it"):
-        trainer.train()
-
-
 def test_an_async_function_is_awaited(score):
     async def reward(episodes, **_):
         return [float(episode.index) for episode in episodes]

@@ -14,6 +14,7 @@ import transformers
 from peft import PeftModel
 from peft.tuners.lora import Linear as LoraLinear
 from peft.tuners.tuners_utils import BaseTuner, BaseTunerLayer
+from transformers import trainer_utils
 from trl import GRPOConfig
 from trl.kernels import chunked_logprob
 from trl.trainer import utils
@@ -44,8 +45,9 @@ READ = {
     (transformers.Trainer, "evaluate"): "47001f3acc991bc4",
     (transformers.Trainer, "_push_from_checkpoint"): "b336b2f27274f0a5 2523da925347bd9a",
     (transformers.Trainer, "_save"): "bf720120f407bab3 b136889e87928376",
-    # not overridden
     (GRPOTrainer, "_save_checkpoint"): "ec91bde123649111",
+    # not overridden
+    (trainer_utils, "rotate_checkpoints"): "4aac03e039844595",
     (GRPOTrainer, "_generate"): "2a27fdf8f5e6f356",
     (GRPOTrainer, "_compute_loss"): "80295546bbdbf6f7",
     (GRPOConfig, "__post_init__"): "e833cd8d6b4619ad",

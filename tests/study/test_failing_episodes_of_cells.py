@@ -4,6 +4,8 @@ import pandas as pd
 
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.run import run_cell
+from multirole_study.experiment.run_folder import is_done
+from multirole_study.inspector import inspect_run
 
 FILE = """
 from multirole import Answer, user
@@ -15,6 +17,15 @@ class Unsteady:
     async def run(self, problem, call):
         turn = await call("solver", [user(problem.question)])
         if "Compute" in problem.question and "1" in turn.text and turn.text != "\\\\boxed{1}":
+            raise RuntimeError("no tool")
+        return Answer(turn.text)
+
+class Down(Unsteady):
+    name = "down"
+
+    async def run(self, problem, call):
+        turn = await call("solver", [user(problem.question)])
+        if turn.text not in ("", "\\\\boxed{1}"):  # not in the trial before the run
             raise RuntimeError("no tool")
         return Answer(turn.text)
 
@@ -38,3 +49,15 @@ def test_failing_episodes_are_counted_and_left_out(tmp_path, monkeypatch):
     assert 0 < failed <= 8 and episodes["reward"].isna().sum() == failed and len(episodes) == 8
     assert episodes["question"].str.startswith("Compute").all()
     assert outcomes["reward"].notna().all() and set(outcomes.groupby("step").size()) <= set(range(1, 8))
+
+
+def test_a_run_whose_episodes_all_fail_is_recorded(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "flow.py").write_text(FILE)
+    cell = Cell("flow.py:Down", "ip", "flow.py:task", n_problems=1, n_episodes=2, n_validation=2, iterations=2,
+                warmup_iterations=0, max_failed_episodes=2)  # fmt: skip
+    folder = run_cell(cell, tmp_path / "runs")
+    metrics = pd.read_parquet(folder / "metrics.parquet")
+    assert is_done(folder) and metrics["failed_episodes"].tolist() == [2, 2]
+    assert metrics[["turns", "optimizer_steps"]].eq(0).all(axis=None) and metrics["reward"].isna().all()
+    assert inspect_run(folder).exists()

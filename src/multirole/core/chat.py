@@ -11,7 +11,8 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterable
-from functools import cached_property, lru_cache
+from datetime import datetime
+from functools import cached_property, lru_cache, partial
 from itertools import pairwise
 from typing import Any
 
@@ -173,6 +174,27 @@ def _matches(pattern: re.Pattern[str], value: Any) -> bool:
 
 
 # ---- the template
+
+
+class StartClock:
+    """The clock of chat templates (`strftime_now`), which stands still at the start of a run.
+
+    The templates of Llama 3, gpt-oss, Granite and others write the date into the prompt, and a run that is resumed on another day would
+    otherwise be another run.
+
+    Args:
+        started: local time of the start in ISO format; by default now.
+    """
+
+    def __init__(self, started: str | None = None) -> None:
+        self.started = datetime.now().isoformat() if started is None else started
+
+    def __call__(self, form: str) -> str:
+        return datetime.fromisoformat(self.started).strftime(form)
+
+    def bind(self, render: Renderer) -> Renderer:
+        """Return a renderer that gives its templates this clock, if it takes `strftime_now`."""
+        return partial(render, strftime_now=self) if accepts(render, "strftime_now") else render
 
 
 def as_parts(messages: list[Message]) -> list[dict[str, Any]]:

@@ -5,19 +5,23 @@ A checkpoint belongs to a run if it holds the run's adapters and, if it records 
 
 import functools
 import json
+import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import transformers.trainer
 from peft import PeftModel
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 from transformers.trainer_utils import get_last_checkpoint
 
+from multirole.core.chat import StartClock
 from multirole.core.policy import saved_adapters
 
+NAME = re.compile(r"checkpoint-\d+")
 OF_WHOLE, OF_SHARDED = "optimizer.pt", "pytorch_model_fsdp*"
 """Files of a checkpoint whose model was whole in each process, and of one whose model FSDP2 had sharded."""
 SERVING = "serving.json"
@@ -25,13 +29,13 @@ SERVING = "serving.json"
 
 
 class PolicyMap(TrainerCallback, ExportableState):
-    """Callback that saves the policy map in the `trainer_state.json` of every checkpoint."""
+    """Callback that saves the policy map and the start of the run in the `trainer_state.json` of every checkpoint."""
 
-    def __init__(self, policy: dict[str, str]) -> None:
-        self.policy = policy
+    def __init__(self, policy: dict[str, str], started: str | None = None) -> None:
+        self.policy, self.clock = policy, StartClock(started)
 
     def state(self) -> dict[str, Any]:
-        return {"args": {"policy": self.policy}, "attributes": {}}
+        return {"args": {"policy": self.policy, "started": self.clock.started}, "attributes": {}}
 
 
 def check_checkpoint(folder: Path, policy: dict[str, str], model_adapters: set[str], is_sharded: bool) -> None:
@@ -65,17 +69,67 @@ def check_checkpoint(folder: Path, policy: dict[str, str], model_adapters: set[s
         raise ValueError(f"{folder} holds the adapters {sorted(saved)} and none for {sorted(missing)}. {advice}")
     if unknown := saved - model_adapters:
         raise ValueError(f"{folder} also holds the adapters {sorted(unknown)}, which this run does not have. {advice}")
-    if (before := saved_policy(folder)) not in (None, policy):
+    if (before := saved_args(folder).get("policy", policy)) != policy:
         raise ValueError(f"{folder} was trained with the policy map {before}, but this run has {policy}. {advice}")
 
 
-def saved_policy(folder: Path) -> dict[str, str] | None:
-    """Return the policy map saved in a checkpoint, or None if there is none."""
+def saved_args(folder: Path) -> dict[str, Any]:
+    """Return what `PolicyMap` saved in a checkpoint; {} if there is nothing."""
     file = folder / "trainer_state.json"
     if not file.exists():
-        return None
-    record = json.loads(file.read_text())["stateful_callbacks"].get(PolicyMap.__name__)
-    return record and record["args"]["policy"]
+        return {}
+    return json.loads(file.read_text())["stateful_callbacks"].get(PolicyMap.__name__, {}).get("args", {})
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """Return the checkpoint with the highest step in a folder, None if there is none; ValueError if they belong to several runs."""
+    found = list(numbered_checkpoints(folder).values())
+    last_of_run = {saved_args(path).get("started"): path.name for path in found}
+    last_of_run.pop(None, None)  # of a version that did not save it
+    if len(last_of_run) > 1:
+        raise ValueError(
+            f"`resume_from_checkpoint=True` asks for the last checkpoint of {folder}, which holds those of {len(last_of_run)} runs: the last of "
+            f"each are {', '.join(last_of_run.values())}. Pass the folder of one of them."
+        )
+    return found[-1] if found else None
+
+
+def numbered_checkpoints(folder: Path) -> dict[int, Path]:
+    """Return step -> folder of the checkpoints in a folder, in ascending order. Copies with other names are none."""
+    steps = {
+        int(path.name.rpartition("-")[2]): path for path in folder.glob("checkpoint-*") if NAME.fullmatch(path.name)
+    }
+    return {step: steps[step] for step in sorted(steps) if steps[step].is_dir()}
+
+
+def remove_oldest(
+    newest: int, output_dir: str, save_total_limit: int | None, best_model_checkpoint: str | None
+) -> None:
+    """Remove checkpoints until `save_total_limit` are left, the oldest first; never the one of step `newest`, which was just saved, nor the best.
+
+    Those of later steps are of an earlier run in the same folder, and older than any of this run. The times of the folders do not matter:
+    clocks are set back, and a copy has the time of its copying.
+    """
+    if not save_total_limit or save_total_limit < 0:
+        return
+    found = numbered_checkpoints(Path(output_dir))
+    kept = {newest} | {
+        step for step, path in found.items() if best_model_checkpoint and path.name == Path(best_model_checkpoint).name
+    }
+    removable = [step for step in sorted(found, key=lambda step: (step <= newest, step)) if step not in kept]
+    for step in removable[: max(0, len(found) - max(save_total_limit, len(kept)))]:
+        shutil.rmtree(found[step], ignore_errors=True)
+
+
+@contextmanager
+def rotating_by_step(newest: int) -> Iterator[None]:
+    """Context manager: transformers removes old checkpoints by `remove_oldest`, instead of by the time when their folders changed."""
+    usual = transformers.trainer.rotate_checkpoints
+    transformers.trainer.rotate_checkpoints = lambda use_mtime, **options: remove_oldest(newest, **options)
+    try:
+        yield
+    finally:
+        transformers.trainer.rotate_checkpoints = usual
 
 
 @contextmanager

@@ -100,10 +100,13 @@ class MultiRoleGRPOConfig(GRPOConfig):
             Role to adapter map (paper section 3): `"sp"`, one adapter for all roles; `"ip"`, one for each role; or a map such as
             `{"generator": "a", "aggregator": "b"}`, also as text, `"generator=a,aggregator=b"`.
         updates (`str`, defaults to `"per_batch"`):
-            Optimizer steps of an adapter in an iteration. `"per_batch"`: one per `generation_batch_size` rows (paper section 5.1: a role
+            Optimizer steps of an adapter in an iteration. `"per_batch"`: one per `step_rows` rows (paper section 5.1: a role
             with three slots takes three). `"one"`: one on all its rows. `"tokens"`: one per about `step_tokens` completion tokens.
         step_tokens (`int`, *optional*):
             Completion tokens per optimizer step with `updates="tokens"`.
+        step_rows (`int`, *optional*):
+            Rows per optimizer step with `updates="per_batch"`; by default `generation_batch_size`. TRL's `steps_per_generation` sets it: k times
+            `gradient_accumulation_steps` are k optimizer steps, each on a k-th of the rows.
         old_logprobs (`str`, defaults to `"sampled"`):
             Denominator of the PPO ratio: `"sampled"` uses the engine's log-probs, `"recomputed"` the trainer's, computed before the update.
         max_staleness (`int`, defaults to `0`):
@@ -152,6 +155,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
     policy: dict[str, str] | str | None = "sp"  # with None, `TrlParser` takes text too
     updates: Literal["per_batch", "one", "tokens"] = "per_batch"
     step_tokens: int | None = None
+    step_rows: int | None = None
     old_logprobs: Literal["sampled", "recomputed"] = "sampled"
     max_staleness: int = 0
     role_beta: dict[str, float] | str | None = None
@@ -192,19 +196,31 @@ class MultiRoleGRPOConfig(GRPOConfig):
         self._check_options()  # of what TRL has read from text
         self._check_loop()
         self._check_refused()  # what other fields have set: `torch_compile_backend`, say, sets `torch_compile`
-        several = self.steps_per_generation != self.gradient_accumulation_steps
-        if several and (steps or self.gradient_accumulation_steps > 1):
-            raise ValueError(
-                f"`steps_per_generation` ({self.steps_per_generation}) differs from `gradient_accumulation_steps` "
-                f"({self.gradient_accumulation_steps}), which in TRL means several optimizer steps per sampled batch. Here `updates` "
-                "sets their number. Set only `generation_batch_size`."
-            )
+        if steps or self.gradient_accumulation_steps > 1:
+            self._take_steps_per_generation()
         # One HF step is one iteration, and its dataloader yields all episodes of this process at once.
         self.__dict__.update(
             per_device_train_batch_size=self.generation_batch_size // self.world_size,
             gradient_accumulation_steps=1,
             steps_per_generation=1,
         )
+
+    def _take_steps_per_generation(self) -> None:
+        """Set `step_rows` from TRL's number of optimizer steps per rollout; ValueError where that is not a whole number."""
+        n_steps, rest = divmod(self.steps_per_generation, self.gradient_accumulation_steps)
+        given = f"`steps_per_generation` ({self.steps_per_generation})"
+        if rest or not n_steps:
+            raise ValueError(
+                f"{given} is no multiple of `gradient_accumulation_steps` ({self.gradient_accumulation_steps}), so in TRL an optimizer step "
+                "accumulates rows of two rollouts, and here it is taken on one. Set only `generation_batch_size`, or write a multiple."
+            )
+        if n_steps > 1 and (self.updates != "per_batch" or self.step_rows is not None):
+            raise ValueError(
+                f"{given} asks for {n_steps} optimizer steps per rollout, and `updates={self.updates!r}` with `step_rows={self.step_rows}` for "
+                "others. Leave out one of the two."
+            )
+        if n_steps > 1:
+            self.step_rows = self.generation_batch_size // n_steps
 
     def check_changes(self) -> None:
         """Check options that were set after the configuration was made, as a new one would (ValueError)."""
@@ -294,10 +310,11 @@ class MultiRoleGRPOConfig(GRPOConfig):
             "max_turns",
             "max_completion_length",
             "step_tokens",
+            "step_rows",
             "num_iterations",
         ):
             value = vars(self)[name]
-            if not (isinstance(value, int) and value >= 1 or name == "step_tokens" and value is None):
+            if not (isinstance(value, int) and value >= 1 or name.startswith("step_") and value is None):
                 raise ValueError(f"`{name}` must be a positive integer, got {value!r}.")
         self._check_server()
         role_betas = {} if self.role_beta is None else self.role_beta
@@ -327,6 +344,10 @@ class MultiRoleGRPOConfig(GRPOConfig):
             raise ValueError(
                 f"`updates={self.updates!r}` and `step_tokens={self.step_tokens}` do not fit together: `updates='tokens'` needs "
                 "`step_tokens`, and nothing else uses it."
+            )
+        if self.updates != "per_batch" and self.step_rows is not None:
+            raise ValueError(
+                f"`step_rows={self.step_rows}` needs `updates='per_batch'`, got {self.updates!r}. Leave it out."
             )
         for name, value in ({"beta": self.beta or 0.0} | self.role_betas).items():
             if not value >= 0:

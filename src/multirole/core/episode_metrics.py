@@ -12,7 +12,7 @@ from multirole.core.types import OVERFLOW, Episode
 logger = logging.getLogger(__name__)
 
 SILENT_ITERATIONS = 10
-"""Iterations in a row without any reward after which a warning is logged."""
+"""Iterations in a row without any reward after which a warning is logged, and first iterations without any turn after which a run ends."""
 ZERO_REWARD = (
     "Every episode of %d iterations in a row has the reward 0, so nothing has been learned. Likely causes: the reward function does not "
     "find the answer (print what it gets in `completions`), replies are cut off at `max_completion_length` (see the roles' "

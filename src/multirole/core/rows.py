@@ -111,7 +111,9 @@ def optimizer_steps(rows: list[Row], args: MultiRoleGRPOConfig) -> list[MiniBatc
     """Cut one adapter's rows of an iteration into optimizer steps by `MultiRoleGRPOConfig.updates`."""
     if args.updates == "tokens":
         return token_batches(rows, args.step_tokens or 1)
-    return mini_batches(rows, max(1, len(rows)) if args.updates == "one" else args.generation_batch_size)
+    return mini_batches(
+        rows, max(1, len(rows)) if args.updates == "one" else args.step_rows or args.generation_batch_size
+    )
 
 
 def plan_steps(rows: list[Row], adapters: list[str], args: MultiRoleGRPOConfig) -> Steps:

@@ -17,6 +17,7 @@ import itertools
 import json
 import logging
 import math
+import shutil
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -37,14 +38,17 @@ from multirole.core.adapter_update import AdapterGradient, RowGroup, scaled_rate
 from multirole.core.advantages import groups_of_equal_rewards
 from multirole.core.ahead import RolloutsAhead, check_staleness, staleness_metrics
 from multirole.core.arguments import check_arguments, check_processes, kl_weights, named_adapters, use_one_gpu
-from multirole.core.chat import Renderer, chat_template, check_chats
+from multirole.core.chat import Renderer, StartClock, chat_template, check_chats
 from multirole.core.checkpoints import (
     SERVING,
     PolicyMap,
     check_checkpoint,
     copy_adapters,
+    last_checkpoint,
     loading_on_host,
     resume_argument,
+    rotating_by_step,
+    saved_args,
 )
 from multirole.core.completions_table import evaluation_logs, save_separately
 from multirole.core.config import MultiRoleGRPOConfig
@@ -61,6 +65,7 @@ from multirole.core.distributed import (
 from multirole.core.engine import Engine, EngineError, RequestRefused, Sampling
 from multirole.core.entropy import by_adapter, next_coef, step_entropy, value_of, with_value
 from multirole.core.episode_metrics import (
+    SILENT_ITERATIONS,
     ZeroRewardWarning,
     evaluation_advantages,
     n_overflows,
@@ -82,7 +87,7 @@ from multirole.core.iteration_metrics import OF_RATIOS, OF_ROWS, LossMetrics, lo
 from multirole.core.model_card import write_card
 from multirole.core.model_passes import MicroBatch, ModelPasses
 from multirole.core.noise import disable_noise, warn_of_noise
-from multirole.core.passes.logprobs import check_head
+from multirole.core.passes.logprobs import check_head, check_rows
 from multirole.core.passes.recomputation import return_freed_memory, use_growing_segments
 from multirole.core.policy import adapter_names, parse_policy
 from multirole.core.reference import Reference
@@ -110,6 +115,7 @@ from multirole.core.validation import (
     Problems,
     changes_base,
     check_dataset,
+    check_evaluated,
     check_head_cast,
     check_ids,
     check_shared_base,
@@ -118,6 +124,7 @@ from multirole.core.validation import (
     checked_reward,
     load_processor,
     to_problems,
+    train_only,
     with_adapters,
 )
 
@@ -142,13 +149,14 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     - `_get_per_token_logps_and_entropies`: the same numbers from right-padded rows without an attention mask.
     - `get_high_entropy_mask`: the tokens of the mini-batch's top quantile.
     - `_clip_grad_norm`, `_get_grad_norm`: report the largest norm of the iteration's steps, since HF finds no gradient to clip.
-    - `_get_learning_rate`: reports the rate of the last optimizer step, if a callback changes the schedule's.
+    - `_get_learning_rate`: reports the rate of the last adapter that took a step, if a callback changes the schedule's.
     - `log`: TRL's; `epoch` counts passes over the dataset, and the table of completions of an evaluation holds its own episodes.
     - `evaluate`: checks the dataset that is passed, or `eval_dataset` if it was replaced, and reads a stream.
     - `predict`: an evaluation of the dataset; there are no `predictions`, only metrics.
     - `evaluation_loop`: episodes on the evaluation problems, scored by the reward functions.
     - `_load_from_checkpoint`: HF's, of a checkpoint of this run's adapters and policy map.
     - `_load_best_model`: `load_best_model_at_end` of every adapter, as a resumed run loads them.
+    - `_save_checkpoint`: TRL's; `save_total_limit` never removes the checkpoint that was saved, whatever the clock says.
     - `_push_from_checkpoint`: also copies the adapters' folders.
     - `create_model_card`: of several adapters, without local paths.
     - `_save`: also writes what serving the adapters takes (`serving.json`).
@@ -179,7 +187,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         is_answer (`Callable[[str], bool]`, *optional*):
             Returns whether a reply holds an answer, for the rate of unparsed turns. By default, any text does.
         render (`Callable[[PreTrainedTokenizerBase, list[Message]], list[int]]`, *optional*):
-            Turns messages into the token ids of a prompt. By default the tokenizer's chat template, with `args.chat_template_kwargs`.
+            Turns messages into the token ids of a prompt. By default the tokenizer's chat template, with `args.chat_template_kwargs`. A function
+            that takes `strftime_now` gets the run's clock, which stands still, for templates that write the date.
         quantization_config, tools, rollout_func, environment_factory:
             Parameters of TRL's trainer that have no meaning here and must be None.
     """
@@ -232,6 +241,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         check_processes(args)
         check_dataset("train_dataset", train_dataset, reward_funcs)
         check_streams(train_dataset, eval_dataset, args)
+        check_evaluated(eval_dataset, args)
         self._evaluation_sets = (
             eval_dataset,
             None if eval_dataset is None else checked_evaluation(eval_dataset, reward_funcs),
@@ -260,6 +270,9 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             if not any(isinstance(function, str) for function in reward_funcs):
                 args.model_init_kwargs = None  # used; TRL would warn that they are not, or load reward models with them
         args.router_aux_loss_coef = 0.0
+        run = PolicyMap(self.policy, gather_objects(StartClock().started)[0])  # of the first process
+        self.clock = run.clock
+        """The clock of chat templates, which a resumed run takes over from its checkpoint."""
         beta, args.beta = args.beta, 0.0  # or TRL would look for an adapter "default"; set role by role in `_backward`
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*rollout_func.*")  # the experimental hook that this stands on
@@ -271,7 +284,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
                 eval_dataset=eval_dataset,
                 processing_class=processing_class,
                 reward_processing_classes=reward_processing_classes,
-                callbacks=[*(callbacks or []), PolicyMap(self.policy)],
+                callbacks=[*(callbacks or []), run],
                 optimizers=optimizers,
                 rollout_func=self._rollout_func,
             )
@@ -326,18 +339,25 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self.correction = Correction.from_args(self.args)
         if not self.is_sharded:
             with self.accelerator.autocast():
-                check_head(self.peft_model, self.temperature, 0.01 if self.passes.is_float32 else 0.5)
+                tolerance = 0.01 if self.passes.is_float32 else 0.5
+                check_rows(self.peft_model, tolerance)
+                check_head(self.peft_model, self.temperature, tolerance)
 
     def _set_up_rollout(
         self, engine: Engine | None, render: Renderer | None, is_answer: Callable[[str], bool]
     ) -> None:  # fmt: skip
         """Set up the engine and what plays episodes on it. Refuses prompts that the chat template cannot render (ValueError)."""
         args, workflow, self.has_own_render = self.args, self.workflow, render is not None
+        self.chat_template_kwargs = {
+            "strftime_now": self.clock
+        } | self.chat_template_kwargs  # also TRL's, for reward models
         if render is None:
-            render = functools.partial(chat_template, **(args.chat_template_kwargs or {}))
+            render = functools.partial(chat_template, **self.chat_template_kwargs)
             is_stream = isinstance(self.train_rows, StreamedRows)  # of which only the first row is read now
             tried = [self.problems[0]] if is_stream else self.problems
             check_chats(render, self._tokenizer, workflow, tried)
+        else:
+            render = self.clock.bind(render)
         load_engine = import_module(ENGINES_PACKAGE).load_engine
         maker = engine or load_engine(args.engine, self.peft_model, self.passes.is_float32)
         check_staleness(args, maker, self.is_sharded)
@@ -353,7 +373,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self._weight_sums.warns = self.accelerator.is_main_process
         self.ahead: RolloutsAhead | None = None
         if args.max_staleness:
-            self.peft_model.set_requires_grad(self.adapters, True)
+            train_only(self.peft_model, self.adapters)
             self.ahead = RolloutsAhead(self.peft_model, self._play, self._attempts_of, args.max_staleness)
             self.rollout.is_stopped = self.ahead.is_stopped.is_set
             self._order, self._weight_sums.warns = self._get_train_sampler(), False
@@ -394,6 +414,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self, resume_from_checkpoint: str | bool | None = None, trial: Any = None, ignore_keys_for_eval: list[str] | None = None
     ) -> TrainOutput:  # fmt: skip
         resume_from_checkpoint = resume_argument(resume_from_checkpoint, self.args.resume_from_checkpoint)
+        if resume_from_checkpoint is True and (last := last_checkpoint(Path(self.args.output_dir))):
+            resume_from_checkpoint = str(last)
         self._forget_unlogged()
         try:
             return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
@@ -436,8 +458,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         return problem_order(len(self.train_rows), args.num_generations, length, args.seed, args.shuffle_dataset)
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
-        """Create one optimizer over all adapters. A step does not change an adapter that has no gradient."""
-        self.peft_model.set_requires_grad(self.adapters, True)
+        """Create one optimizer over all adapters of the policy map. A step does not change an adapter that has no gradient."""
+        train_only(self.peft_model, self.adapters)
         return super().create_optimizer(model)
 
     def adapter_learning_rate(self, adapter: str) -> float:
@@ -596,15 +618,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         args = self.args
         rows = episode_rows(episodes, self.policy, args.mask_truncated_completions)
         if not rows:
-            n_long = n_overflows(episodes)
-            failures = [episode.failure for episode in episodes if episode.failure is not None]
-            raise ValueError(
-                f"No episode of iteration {self.state.global_step + 1} has a turn, so there is nothing to train."
-                + f" In {n_long} of {len(episodes)} episodes the first prompt is longer than `max_prompt_tokens` ({args.max_prompt_tokens}): raise "
-                "it, or shorten the prompts."
-                * bool(n_long)
-                + "".join(f" The last failure: {failure}" for failure in failures[-1:])
-            )
+            self._report_no_turns(episodes)
         for callback in self.multirole_callbacks:
             rows = require_value(callback.on_rows(self, rows), callback, "on_rows", "the rows to train")
         rows = shuffled(rows, turn_seed(args.seed, self.state.global_step, "row order", 0, "", 0, 0))
@@ -612,6 +626,25 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             for row, logps in zip(anchored, self.logprobs_of(anchored, base=True), strict=True):
                 row.ref_logps = logps
         return rows
+
+    def _report_no_turns(self, episodes: list[Episode]) -> None:
+        """Warn of an iteration in which no episode has a turn; ValueError where the run has sampled nothing so far and probably never will."""
+        number, n_long = self.state.global_step + 1, n_overflows(episodes)
+        failures = [episode.failure for episode in episodes if episode.failure is not None]
+        message = (
+            f"No episode of iteration {number} has a turn, so there is nothing to train."
+            + f" In {n_long} of {len(episodes)} episodes the first prompt is longer than `max_prompt_tokens` ({self.args.max_prompt_tokens}): raise "
+            "it, or shorten the prompts."
+            * bool(n_long)
+            + "".join(f" The last failure: {failure}" for failure in failures[-1:])
+        )
+        has_reason = bool(
+            n_long or failures
+        )  # which may be that of a few rows; without one, the workflow calls no role
+        if not self.state.num_input_tokens_seen and number >= (SILENT_ITERATIONS if has_reason else 1):
+            raise ValueError(message)
+        if self.accelerator.is_main_process:
+            logger.warning("%s The run goes on without an optimizer step.", message)
 
     def update(self, model: nn.Module, rows: list[Row]) -> tuple[list[OptimizerStep], Tensor]:
         """Take every optimizer step of every adapter; return the steps and their mean loss, detached."""
@@ -625,6 +658,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         optimizer_steps, losses = [], []
         for adapter, mini_batches in steps.items():
             lr = self.adapter_learning_rate(adapter)
+            if mini_batches or not optimizer_steps:
+                self._last_lr = lr
             for mini_batch in mini_batches * self.args.num_iterations:
                 step, loss = self.optimizer_step(model, adapter, mini_batch.rows, mini_batch.divisor, lr)
                 optimizer_steps.append(step)
@@ -651,7 +686,6 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         with scaled_rates(self.optimizer, lr, self.lr_scheduler.get_last_lr()[0]):
             self.optimizer.step()
         self._n_steps += 1
-        self._last_lr = lr
         self.optimizer.zero_grad()  # to None: zeros would move the other adapters (momentum, decay)
         step = OptimizerStep(adapter, rows, lr, norm.item(), norm_after.item())
         for callback in self.multirole_callbacks:
@@ -801,7 +835,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         for role, values in self._weight_sums.collect(gather_objects).items():
             iteration.roles[role] |= values
         is_main = self.accelerator.is_main_process
-        if iteration.number == 1 and is_main:
+        if iteration.number == 1 and iteration.rows and is_main:
             called = {turn.role for episode in iteration.episodes for turn in episode.turns}
             warn_of_silent_roles(self.workflow, called, "in the first iteration", n_overflows(iteration.episodes))
         for counts in gather_objects(self.passes.take_counts()):
@@ -892,6 +926,14 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         self._pending_extra_logs.clear()
         return EvalLoopOutput(None, None, denumpify_detensorize(metrics), len(episodes))
 
+    def _save_checkpoint(self, model: nn.Module, trial: Any) -> None:
+        target = Path(self._get_output_dir(trial), f"checkpoint-{self.state.global_step}")
+        if self.args.should_save and target.exists():  # of an earlier run, perhaps with other adapters
+            shutil.rmtree(target)
+        self.accelerator.wait_for_everyone()
+        with rotating_by_step(self.state.global_step):
+            super()._save_checkpoint(model, trial)
+
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         if self.is_world_process_zero():
             copy_adapters(Path(checkpoint_folder), Path(self.args.output_dir), self.adapters)
@@ -919,7 +961,10 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             "chat_template_kwargs",
             "strip_thoughts",
         )
-        facts = {"policy": self.policy, "eos_token_ids": self.eos_token_ids, "has_own_render": self.has_own_render}
+        facts = {
+            "policy": self.policy, "eos_token_ids": self.eos_token_ids, "has_own_render": self.has_own_render,
+            "started": self.clock.started,
+        }  # fmt: skip
         facts |= {name: vars(args)[name] for name in options}
         (folder / SERVING).write_text(json.dumps(facts, indent=2), encoding="utf-8")
 
@@ -928,6 +973,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
         check_checkpoint(Path(resume_from_checkpoint), self.policy, adapters, self.is_sharded)
         with loading_on_host(self.peft_model):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
+        self.clock.started = saved_args(Path(resume_from_checkpoint)).get("started", self.clock.started)
         self._published = -1
 
     def _load_best_model(self) -> None:

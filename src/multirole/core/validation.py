@@ -14,6 +14,7 @@ from datasets import Dataset, IterableDataset
 from peft import PeftConfig, PeftModel, get_peft_model
 from torch import nn
 from transformers import AutoProcessor, PreTrainedModel, PreTrainedTokenizerBase, set_seed
+from transformers.trainer_utils import IntervalStrategy
 from trl.rewards import reasoning_accuracy_reward, think_format_reward
 from trl.trainer.utils import create_model_from_path, get_callable_name, is_async_callable
 
@@ -69,8 +70,14 @@ def with_adapters(
         )
     else:
         model = add_adapters(model, peft_config, adapters)
-    model.set_requires_grad(adapters, True)  # of all: TRL casts the trainable weights of a quantised model
+    train_only(model, adapters)  # all of them: TRL casts the trainable weights of a quantised model
     return model
+
+
+def train_only(model: PeftModel, adapters: list[str]) -> None:
+    """Require a gradient of these adapters and of no other that the model holds, whichever is active."""
+    model.set_requires_grad(list(model.peft_config), False)
+    model.set_requires_grad(adapters, True)
 
 
 def check_head_cast(model: PeftModel, args: MultiRoleGRPOConfig) -> None:
@@ -167,6 +174,15 @@ def check_dataset(name: str, dataset: Any, reward_funcs: Iterable[Any] = ()) -> 
             check_ids(f"`{name}`", (problem_name(one, i) for i, one in enumerate(dataset["id"])))
     for function in reward_funcs:
         check_signature(function, name, columns)
+
+
+def check_evaluated(eval_dataset: Any, args: MultiRoleGRPOConfig) -> None:
+    """Raise ValueError for a strategy that evaluates without an `eval_dataset`."""
+    strategy = IntervalStrategy(args.eval_strategy)
+    if eval_dataset is None and strategy != IntervalStrategy.NO:
+        raise ValueError(
+            f"`eval_strategy={strategy.value!r}` evaluates, and there is no `eval_dataset`. Pass one, or leave `eval_strategy` at 'no'."
+        )
 
 
 def checked_evaluation(dataset: Any, reward_funcs: Iterable[Any], argument: str = "eval_dataset") -> Any:

@@ -100,6 +100,8 @@ class GenerateEngine:
         self.waiting: dict[int, Request] = {}
         self.model: PeftModel | PreTrainedModel | None = None
         self.has_warned = False
+        self.max_gap: float | None = None
+        """Largest difference, in nats, of log-probs that `check_scores` accepts in the first batch; None checks none."""
 
     @classmethod
     def from_trainer(cls, trainer: Trainer) -> "GenerateEngine":
@@ -121,33 +123,8 @@ class GenerateEngine:
         )  # fmt: skip
         is_quantised = getattr(trainer.passes.base, "is_quantized", False)
         is_exact = trainer.passes.is_float32 and not is_quantised
-        engine.check_scores(trainer.peft_model, MAX_GAP if is_exact else MAX_ROUGH_GAP)
+        engine.max_gap = MAX_GAP if is_exact else MAX_ROUGH_GAP
         return engine
-
-    def check_scores(self, model: PeftModel | PreTrainedModel, max_gap: float) -> None:
-        """Raise ValueError if `generate`, with a cache and in a batch, samples by other log-probs than the model's forward pass gives.
-
-        A model whose attention sees later tokens does so, and one whose recurrent state mixes the rows of a batch. Two short batches are played.
-        """
-        base = model.get_base_model() if isinstance(model, PeftModel) else model
-        usable = [i for i in range(base.config.get_text_config().vocab_size) if i not in (*self.eos_ids, self.pad_id)]
-        lengths = [(8, 8)] if base._is_stateful else [(8, 8), (5, 8)]
-        gap = 0.0
-        for batch in lengths:
-            requests = [
-                Request([usable[(7 * k + 3 * i) % len(usable)] for i in range(n)], None, k, 4, 1.0)
-                for k, n in enumerate(batch)
-            ]
-            with computing(model, None), self.autocast():
-                for request, done in zip(requests, self._generate(base, requests), strict=True):
-                    pairs = zip(done.logprobs, scored(base, request, done.token_ids), strict=True)
-                    gap = max(gap, *(abs(sampled - computed) for sampled, computed in pairs))
-        if gap > max_gap:
-            raise ValueError(
-                f"`generate` of this {type(base).__name__} samples tokens whose log-probs differ by {gap:.2g} nats from those of its forward pass "
-                "over the same text, so the replies would not be samples of what is trained. Its code in transformers lets tokens see later "
-                "ones, or mixes the rows of a batch. Use another model, or a version of transformers in which this is corrected."
-            )
 
     def publish(self, model: PeftModel | PreTrainedModel, version: int) -> None:
         """Use `model`'s current weights; no cache outlives a batch."""
@@ -176,6 +153,9 @@ class GenerateEngine:
         try:
             with computing(self.model, first[0]), self.autocast():
                 completions = self._generate(base, list(requests.values()))
+                if self.max_gap is not None:
+                    check_scores(base, list(requests.values()), completions, self.max_gap)
+                    self.max_gap = None
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
@@ -250,6 +230,24 @@ class GenerateEngine:
         """Release the model and drop queued requests; idempotent."""
         self.waiting.clear()
         self.model = None
+
+
+def check_scores(base: PreTrainedModel, requests: list[Request], completions: list[Completion], max_gap: float) -> None:
+    """Raise ValueError if `generate`, with a cache and in a batch, sampled by other log-probs than a forward pass over one row gives.
+
+    The rows with the longest and the shortest prompt are compared. `check_rows` of the trainer finds models that are wrong without a cache.
+    """
+    order = sorted(range(len(requests)), key=lambda i: len(requests[i].prompt_ids))
+    gap = 0.0
+    for i in {order[0], order[-1]}:
+        pairs = zip(completions[i].logprobs, scored(base, requests[i], completions[i].token_ids), strict=True)
+        gap = max(gap, *(abs(sampled - computed) for sampled, computed in pairs))
+    if gap > max_gap:
+        raise ValueError(
+            f"`generate` of this {type(base).__name__} samples tokens whose log-probs differ by {gap:.2g} nats from those of its forward pass "
+            "over the same text, so the replies would not be samples of what is trained: its cache, its padding or its recurrent state is wrong in "
+            "transformers. Use another model, or a version of transformers in which this is corrected."
+        )
 
 
 @torch.no_grad()

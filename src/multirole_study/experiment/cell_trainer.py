@@ -231,15 +231,17 @@ def make_trainer(
     cell: Cell, output_dir: str, launch: Launch = ONE_PROCESS, callbacks: Sequence[TrainerCallback] = (),
     recorder: Recorder | None = None, problems: tuple[list[Problem], list[Problem]] | None = None,
     model: tuple[PeftModel, PreTrainedTokenizerBase] | None = None, engine: Engine | None = None,
+    started: str | None = None,
 ) -> CellTrainer:  # fmt: skip
     """Build the trainer of a cell, with its diagnostics and record as callbacks.
 
     Args:
         recorder: receives metrics, outcomes and turns; None records nothing. Only the first of several processes has one.
         problems, model: training and validation problems, and the model with its tokenizer; loaded if not given.
+        started: start of the run that is resumed or measured, the date of its prompts (`StartClock`); by default now.
     """
     workflow, task = cell.make_workflow(), cell.make_task()
-    train, validation = problems or load_problems(cell, AutoTokenizer.from_pretrained(locate(cell)))[:2]
+    train, validation = problems or load_problems(cell, AutoTokenizer.from_pretrained(locate(cell)), started)[:2]
     if "task_sha256" in cell.to_dict():  # of the user's
         workflow = WithColumns(workflow, [*train, *validation])
     peft_model, tokenizer = model or load_model(cell)
@@ -273,5 +275,6 @@ def make_trainer(
     )
     trainer.saved_dtype = getattr(torch, dtype_of(cell))  # evaluations serve adapters in the base's dtype anyway
     trainer.recorder = recorder
+    trainer.clock.started = started or trainer.clock.started
     trainer.remove_callback(PrinterCallback)
     return trainer

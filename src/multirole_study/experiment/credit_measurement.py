@@ -19,7 +19,7 @@ from multirole_study.experiment.cell_trainer import TaskReward, load_adapters, m
 from multirole_study.experiment.preflight import load_problems
 from multirole_study.experiment.progress import say
 from multirole_study.experiment.role_gradients import adapters_of, cell_of
-from multirole_study.experiment.run_folder import CREDIT_FILE, claim
+from multirole_study.experiment.run_folder import CREDIT_FILE, claim, recorded_start
 from multirole_study.experiment.storage import write_table
 
 CHUNK = 8
@@ -43,7 +43,7 @@ def measure_run(
         raise ValueError(f"`--problems` must be at least 2, for an interval, got {n_problems}.")
     if not torch.cuda.is_available():
         use_fitting_threads(shape_of(cell).parameters)
-    problems = load_problems(cell, AutoTokenizer.from_pretrained(locate(cell)))[:2]
+    problems = load_problems(cell, AutoTokenizer.from_pretrained(locate(cell)), recorded_start(folder))[:2]
     measured = problems[0][:n_problems]
     with claim(folder):  # two measurements would erase each other's rows
         _measure(cell, adapters, problems, measured, folder, sizes)
@@ -59,7 +59,7 @@ def _measure(
     measured_before = {(row["step"], row["problem"]) for row in rows}
     reward = TaskReward(cell.make_task(), measured)
     with TemporaryDirectory() as scratch:
-        trainer = make_trainer(cell, scratch, problems=problems)
+        trainer = make_trainer(cell, scratch, problems=problems, started=recorded_start(folder))
         untrained = Path(scratch) / "untrained"
         trainer.peft_model.save_pretrained(untrained)
         verdicts = functools.partial(judge, task=reward, structure=structure_of(trainer.workflow))

@@ -12,7 +12,7 @@ from transformers.integrations import get_reporting_integration_callbacks
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
 import multirole_sandbox as sandbox
-from multirole.core.chat import check_chats
+from multirole.core.chat import StartClock, check_chats
 from multirole.core.engine import Completion, Sampling
 from multirole.core.event_loop import in_thread
 from multirole.core.rollout import PromptOverflow, Rollout, is_overflow, warn_of_silent_roles
@@ -201,12 +201,12 @@ def first_prompts(workflow: Workflow, problems: Sequence[Problem], length: Calla
 
 
 def load_problems(
-    cell: Cell, tokenizer: PreTrainedTokenizerBase
+    cell: Cell, tokenizer: PreTrainedTokenizerBase, started: str | None = None
 ) -> tuple[list[Problem], list[Problem], dict[str, int]]:
     """Try workflow and reward, then return training problems, validation problems, and counts of both.
 
     Training problems whose first prompt exceeds the cell's prompt cap are dropped. Validation problems are all kept: an
-    overlong problem ends without an answer (`prompt_overflow`).
+    overlong problem ends without an answer (`prompt_overflow`). `started` is the date of the prompts (`StartClock`).
     """
     task, workflow, cap = cell.make_task(), cell.make_workflow(), cell.max_prompt_tokens
     train, validation = task.problems("train", cell.n_train), task.problems("validation", cell.n_validation)
@@ -218,7 +218,7 @@ def load_problems(
     if isinstance(task, Task):
         for problems in (train, validation):
             try_reward(task, problems[: len(REPLIES)])
-    render = RENDERERS[cell.renderer]
+    render = StartClock(started).bind(RENDERERS[cell.renderer])
     check_chats(render, tokenizer, workflow, [*train, *validation])
     lengths = first_prompts(workflow, [*train, *validation], lambda messages: len(render(tokenizer, messages)))
     fitting = [problem for problem, length in zip(train, lengths, strict=False) if length <= cap]

@@ -112,7 +112,11 @@ def conclude(folder: Path, how: str) -> None:
         from IPython.display import clear_output
 
         clear_output(wait=True)
-    shown = result_lines(pd.read_parquet(folder / "eval.parquet", columns=["step", "correct"]))
+    path = folder / "eval.parquet"
+    if path.exists():
+        shown = result_lines(pd.read_parquet(path, columns=["step", "correct"]))
+    else:
+        shown = ["  validation  no episode was scored"]
     lines = [f"  folder      {folder}", f"  to see it   multirole inspect {shlex.quote(str(folder))}"]
     say("\n".join([f"{folder.name} {how}", *shown, *lines]))
 

@@ -162,9 +162,9 @@ def cpu_model() -> str:
 
 
 def add_session(
-    folder: Path, cell: Cell, launch: Launch, checkpoint: Path | None, problems: dict[str, int]
+    folder: Path, cell: Cell, launch: Launch, checkpoint: Path | None, problems: dict[str, int], started: str
 ) -> None:  # fmt: skip
-    """Write `config.json` and `provenance.json`; a resumed session is added to the list "resumed".
+    """Write `config.json` and `provenance.json`, with the run's start; a resumed session is added to the list "resumed".
 
     Raises ValueError if the run would continue with another model or other rows.
     """
@@ -180,7 +180,7 @@ def add_session(
         first.pop("outcome", None)
         session = first | {"resumed": [*first.get("resumed", []), {"from": checkpoint.name} | session]}
     write_text(folder / "config.json", json.dumps(cell.to_dict(), indent=2))
-    write_text(path, json.dumps(session, indent=2))
+    write_text(path, json.dumps(session | {"started": started}, indent=2))
 
 
 class Recorder:

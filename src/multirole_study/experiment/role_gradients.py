@@ -19,7 +19,14 @@ from multirole_study.experiment.base_models import check_base_of_run, model_of_r
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import load_adapters, make_trainer
 from multirole_study.experiment.progress import say
-from multirole_study.experiment.run_folder import SIGNAL_FILE, adapters_folder, claim, read_config, saved_steps
+from multirole_study.experiment.run_folder import (
+    SIGNAL_FILE,
+    adapters_folder,
+    claim,
+    read_config,
+    recorded_start,
+    saved_steps,
+)
 from multirole_study.experiment.storage import add_steps
 
 CONFIDENCE = 0.95
@@ -79,11 +86,11 @@ def rows_of(gradients: AdapterGradients) -> Iterator[dict[str, object]]:
 
 
 def measure_cell(
-    cell: Cell, run: str, adapters: Mapping[int, Path | None], n_batches: int
+    cell: Cell, run: str, adapters: Mapping[int, Path | None], n_batches: int, started: str | None = None
 ) -> Iterator[list[dict[str, object]]]:
     """Yield the rows of a run of a cell at some iterations; `adapters` maps each to saved adapters, or to None for untrained ones."""
     with TemporaryDirectory() as scratch:
-        trainer = make_trainer(cell, scratch)
+        trainer = make_trainer(cell, scratch, started=started)
         try:
             for step, saved in adapters.items():
                 if saved is not None:
@@ -108,7 +115,7 @@ def measure_run(folder: Path, steps: Sequence[int] | None, n_batches: int, model
     """
     cell, adapters, path = cell_of(folder, model), adapters_of(folder, steps), folder / SIGNAL_FILE
     with claim(folder):  # two measurements would erase each other's rows
-        for rows in measure_cell(cell, folder.name, adapters, n_batches):
+        for rows in measure_cell(cell, folder.name, adapters, n_batches, recorded_start(folder)):
             add_steps(path, rows)  # at once, so that an interruption loses no finished step
     return path
 

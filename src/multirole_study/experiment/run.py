@@ -23,6 +23,7 @@ import pandas as pd
 import torch
 from transformers import AutoTokenizer, TrainerCallback
 
+from multirole.core.chat import StartClock
 from multirole.core.distributed import gather_objects, processes
 from multirole.core.engine import EngineError
 from multirole.core.threads import use_fitting_threads
@@ -43,6 +44,7 @@ from multirole_study.experiment.run_folder import (
     is_done,
     newest_intact,
     open_folder,
+    recorded_start,
     staging,
     write_done,
 )
@@ -105,12 +107,13 @@ def _train(cell: Cell, launch: Launch, folder: Path, stop: Stop, callbacks: list
     if not torch.cuda.is_available():
         use_fitting_threads(shape_of(cell).parameters)
     with user_errors():
-        # before loading the model, because the rows may be invalid
-        train, validation, counts = load_problems(cell, AutoTokenizer.from_pretrained(locate(cell)))
         checkpoint = gather_objects(newest_intact(folder) if is_main else None)[0]
+        started = gather_objects((recorded_start(folder) if checkpoint else None) or StartClock().started)[0]
+        # before loading the model, because the rows may be invalid
+        train, validation, counts = load_problems(cell, AutoTokenizer.from_pretrained(locate(cell)), started)
         if is_main:
             recorder.rewind(checkpoint)
-            add_session(folder, cell, launch, checkpoint, counts)
+            add_session(folder, cell, launch, checkpoint, counts, started)
             introduce(cell, launch.n_processes, folder, counts, checkpoint)
             callbacks = [Progress(), *callbacks]
             # the default would be deleted with the staged checkpoint
@@ -119,7 +122,7 @@ def _train(cell: Cell, launch: Launch, folder: Path, stop: Stop, callbacks: list
         with announced("loading the model and the rollout engine", is_verbose):
             trainer = make_trainer(
                 cell, str(staging(folder)), launch, [stop, *callbacks], recorder if is_main else None,
-                problems=(train, validation),
+                problems=(train, validation), started=started,
             )  # fmt: skip
     try:
         processes().wait_for_everyone()
@@ -188,7 +191,8 @@ def _play(evaluation: Evaluation, launch: Launch, folder: Path, steps: list[int]
         f"  folder      {folder}"
     )
     attempts = [(problem, index) for problem in problems for index in range(evaluation.n_rollouts)]
-    trainer = make_trainer(cell, str(folder), launch, problems=(problems, problems))
+    started = recorded_start(folder_of(source, launch.results_dir)) if source else None
+    trainer = make_trainer(cell, str(folder), launch, problems=(problems, problems), started=started)
     outcomes: list[dict] = []
     turns: list[dict] = []
     sums: dict[str, str] = {}

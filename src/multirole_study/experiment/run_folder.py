@@ -135,6 +135,12 @@ MEASUREMENTS = (SIGNAL_FILE, CREDIT_FILE, ROLE_VALUE_FILE, TURN_EFFECTS_FILE)
 """Files in a run's folder that commands add after training, or change."""
 
 
+def recorded_start(folder: Path) -> str | None:
+    """Return when a run started, the date of its prompts (`StartClock`); None if it has not recorded that."""
+    path = folder / "provenance.json"
+    return json.loads(path.read_text(encoding="utf-8")).get("started") if path.exists() else None
+
+
 def write_done(folder: Path) -> None:
     """Mark a results folder as complete: write DONE with the checksum of every table, JSON file and adapter, without `MEASUREMENTS`."""
     sums = checksums_of(folder, "*.parquet", "turns/*.parquet", "*.json", "adapters/step_*/**/*")

@@ -20,7 +20,14 @@ from multirole_study.experiment.base_models import check_base_of_run, shape_of
 from multirole_study.experiment.cell_trainer import TaskReward, load_adapters, make_trainer
 from multirole_study.experiment.evaluation import Evaluation, steps_of
 from multirole_study.experiment.launch import Launch
-from multirole_study.experiment.run_folder import ROLE_VALUE_FILE, TURN_EFFECTS_FILE, adapters_folder, claim, folder_of
+from multirole_study.experiment.run_folder import (
+    ROLE_VALUE_FILE,
+    TURN_EFFECTS_FILE,
+    adapters_folder,
+    claim,
+    folder_of,
+    recorded_start,
+)
 from multirole_study.experiment.storage import add_steps
 from multirole_study.labels import POLICY_NAMES, WORKFLOW_NAMES, cell_name
 from multirole_study.paper.output import STYLE, Plate, Table, how_many
@@ -74,7 +81,7 @@ def measure(
     problems = task.problems("validation", cell.n_validation)[:n_problems]
     reward = TaskReward(task, problems)
     with claim(run):  # two measurements would erase each other's rows
-        trainer = make_trainer(cell, str(run), launch, problems=(problems, problems))
+        trainer = make_trainer(cell, str(run), launch, problems=(problems, problems), started=recorded_start(run))
         attempts = [(problem, index) for problem in problems for index in range(evaluation.n_rollouts)]
         shares, rows = shares_of(run), list[dict[str, object]]()
         try:

@@ -158,3 +158,26 @@ def check_head(model: PeftModel, temperature: float, tolerance: float) -> None:
             f"{difference:.2g} from those of the model's own logits, which replies are sampled from. Its configuration changes logits in a "
             "way that TRL does not know. Use another base model."
         )
+
+
+@torch.no_grad()
+def check_rows(model: PeftModel, tolerance: float) -> None:
+    """Raise ValueError if a token's log-probs, without a mask, depend on later tokens or on other rows by more than `tolerance` nats.
+
+    Rows are trained in batches that are padded on the right, or packed, and engines sample token by token.
+    """
+    vocabulary = model.get_base_model().config.get_text_config().vocab_size
+    row = torch.arange(8, device=model.device) % vocabulary  # (8,)
+    rows = torch.stack([row, row.flip(0), torch.cat([row[:4], row[:4]])])  # (3, 8)
+
+    def logprobs(ids: Tensor) -> Tensor:
+        return model(input_ids=ids, use_cache=False).logits.float().log_softmax(-1)  # (N, T, V)
+
+    alone, together = logprobs(row[None])[0], logprobs(rows)  # (8, V), (3, 8, V)
+    pairs = {"other rows of its batch": (alone, together[0]), "later tokens of its row": (alone[:4], together[2, :4])}
+    for what, (one, other) in pairs.items():
+        if not (difference := (one - other).abs().max().item()) <= tolerance:
+            raise ValueError(
+                f"The log-probs that a {type(model.get_base_model()).__name__} computes for a token differ by {difference:.2g} nats with the "
+                f"{what}, so what is trained would not be what was sampled. Use another model, or a version of transformers in which this is corrected."
+            )
