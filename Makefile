@@ -71,7 +71,7 @@ help:
 	@echo "make test    run the quick tests; make test-all also runs the slow ones (an hour)"
 	@echo "make frameworks  build environments of agent frameworks and train the examples of examples/frameworks in each: ARGS=crewai"
 	@echo "make bench   run the benchmarks"
-	@echo "make clean   remove .venv, .frameworks and caches, but no results"
+	@echo "make clean   remove .venv, .venv-frameworks and caches, but no results"
 
 setup: $(STAMP)
 
@@ -170,5 +170,5 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/bench.py $(ARGS) < /dev/null
 
 clean:
-	rm -rf .venv .frameworks .pytest_cache .ruff_cache .snakemake src/*.egg-info
+	rm -rf .venv .venv-frameworks .pytest_cache .ruff_cache .snakemake src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -19,7 +19,7 @@ async def extraction(question, client):
     typed = instructor.from_openai(client, mode=instructor.Mode.MD_JSON)
     messages = [{"role": "user", "content": f"{question}\n{reply.choices[0].message.content}"}]
     try:
-        answer = await typed.chat.completions.create(Answer, messages, model="extractor", max_retries=1)
+        answer = await typed.chat.completions.create(Answer, messages, model="extractor", max_retries=0)
     except (InstructorRetryException, IncompleteOutputException) as error:  # no such JSON: the text is scored
         return error.last_completion.choices[0].message.content
     return f"\\boxed{{{answer.value}}}"

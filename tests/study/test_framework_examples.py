@@ -129,9 +129,42 @@ def pins(lock: Path) -> dict[str, str]:
 
 
 def environment_of(package: str) -> tuple[str, str]:
-    """Return the environment that has a framework, and the framework's version."""
-    locks = {"locked": ROOT / "requirements-cpu.lock"} | {
-        path.stem: path for path in FOLDER.glob("requirements/*.lock")
-    }
-    ((name, version),) = ((name, found) for name, lock in locks.items() if (found := pins(lock).get(package)))
-    return name, version
+    """Return the environment that was made for a framework, and the framework's version."""
+    for lock in FOLDER.glob("requirements/*.lock"):
+        if package in {
+            canonicalize_name(Requirement(one).name) for one in lock.read_text().splitlines()[0].split()[3:]
+        }:
+            return lock.stem, pins(lock)[package]
+    return ".venv", pins(ROOT / "requirements-cpu.lock")[package]
+
+
+def rows(page: str, heading: str) -> list[list[str]]:
+    """Return the cells of a section's table."""
+    section = page.partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    table = [line.strip("|").split("|") for line in section.splitlines() if line.startswith("|")]
+    return [[cell.strip() for cell in line] for line in table[2:]]
+
+
+def test_the_page_shows_the_lines_versions_and_environments_of_the_examples():
+    page = (ROOT / "docs" / "frameworks.md").read_text()
+    examples, passed = rows(page, "Examples"), rows(page, "How a framework reaches the endpoint")
+    assert sorted(re.findall(r"/(\w+)\.py\)", " ".join(row[0] for row in examples))) == sorted(EXAMPLES)
+    sources = {}
+    for link, _, framework, environment in examples:
+        name = re.search(r"\[(\w+)\.py\]", link)[1]
+        place, version = environment_of(EXAMPLES[name][0])
+        assert environment.strip("`") == place and f" {version} " in f"{framework} ", name
+        sources[re.sub(r" [\d.]+.*", "", framework)] = squeezed((FOLDER / f"{name}.py").read_text())
+    for framework, model, options, _ in passed:
+        (source,) = (text for name, text in sources.items() if name == framework.partition(",")[0])
+        for code in [*re.findall("`(.+?)`", model), *re.findall("`(.+?)`", options)]:
+            assert squeezed(code) in source, f"{framework}: {code}"
+        assert ("use_socket" in source, "ignore=" in source) == ("use_socket" in options, "ignore=" in options), (
+            framework
+        )
+    assert len(passed) == len(sources)
+
+
+def squeezed(code: str) -> str:
+    """Return code without white space, which may be broken into lines."""
+    return re.sub(r"\s", "", code).replace(",)", ")")
