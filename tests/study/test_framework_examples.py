@@ -86,7 +86,7 @@ def train_three_iterations(name: str, folder: Path, turns: dict[str, set[int]]) 
     wrong = [counts for counts in record.turns if any(counts[role] not in number for role, number in turns.items())]
     assert not wrong, wrong
     assert record.sampled and sorted(record.sampled) == sorted(record.trained)
-    assert all(record.grad_norms[role] > 0 for role in turns), record.grad_norms
+    assert all(record.grad_norms[f"adapter_{role}"] > 0 for role in turns), record.grad_norms
     assert not warnings, warnings
 
 
