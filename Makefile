@@ -76,9 +76,9 @@ help:
 	@echo "make paper   build tables, figures and notebooks from existing results: RESULTS_DIR=results SCALE=tiny-r"
 	@echo "make docs    build the documentation site, with the API from the docstrings; fails on a dead link"
 	@echo "make test    run the quick tests; make test-all also runs the slow ones (an hour)"
-	@echo "make frameworks  install the agent frameworks of examples/frameworks"
+	@echo "make frameworks  build environments of agent frameworks and train the examples of examples/frameworks in each: ARGS=crewai"
 	@echo "make bench   run the benchmarks"
-	@echo "make clean   remove .venv and caches, but no results"
+	@echo "make clean   remove .venv, .venv-frameworks and caches, but no results"
 
 setup: $(STAMP)
 
@@ -164,13 +164,13 @@ test: $(STAMP)
 test-all: $(STAMP) frameworks
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu" < /dev/null
 
-# The agent frameworks of examples/frameworks, on top of the locked environment.
+# Environments of agent frameworks, which borrow from the locked one, and the examples of examples/frameworks in each.
 frameworks: $(STAMP)
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps -r requirements-frameworks.lock
+	$(BIN)/python tools/framework_environments.py $(ARGS) < /dev/null
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/bench.py $(ARGS) < /dev/null
 
 clean:
-	rm -rf .venv .pytest_cache .ruff_cache .snakemake src/*.egg-info
+	rm -rf .venv .venv-frameworks .pytest_cache .ruff_cache .snakemake src/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -16,9 +16,9 @@ async def dialogue(question, client):
     student = Agent("student", config=config("student"))
     teacher = Agent("teacher", config=config("teacher"))
     first = await student.ask(question)
-    comment = await teacher.ask(f"{question}\nA student answers: {first.body}")
-    second = await first.ask(str(comment.body))
-    return str(second.body)
+    comment = await teacher.ask(f"{question}\nA student answers: {first.body or ''}")
+    second = await first.ask(comment.body or "")
+    return second.body or ""  # None for an empty reply
 
 
 workflow = from_openai(dialogue, ["student", "teacher"], use_socket=True)

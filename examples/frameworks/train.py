@@ -17,7 +17,7 @@ def correct(prompts, completions, answer, **kwargs):
     return [float(box[-1:] == [str(right)]) for box, right in zip(boxes, answer, strict=True)]
 
 
-def train(workflow, max_steps=4, **options):
+def train(workflow, max_steps=4, callbacks=(), **options):
     rows = load_dataset("json", data_dir=str(ROOT / "examples" / "data"))["train"]
     settings = {"generation_batch_size": 16, "num_generations": 4, "max_completion_length": 96, "learning_rate": 4e-3}
     args = MultiRoleGRPOConfig(
@@ -26,7 +26,7 @@ def train(workflow, max_steps=4, **options):
     )  # fmt: skip
     lora = LoraConfig(r=16, lora_alpha=16, target_modules="all-linear")
     model = str(ROOT / "src/multirole_study/models/tiny-r")
-    trainer = MultiRoleGRPOTrainer(model, workflow, correct, args, rows, peft_config=lora)
+    trainer = MultiRoleGRPOTrainer(model, workflow, correct, args, rows, callbacks=list(callbacks), peft_config=lora)
     trainer.train()
     trainer.save_model()
     return trainer
