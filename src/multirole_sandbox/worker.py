@@ -67,13 +67,13 @@ class Worker:
 
     def run(self, source: bytes, inputs: list[bytes], calls: list[tuple[str, bool]], limits: Limits) -> Iterator[Frame]:
         """Send one unit and yield its frames, including the end frame. Raises SandboxError if the worker fails."""
-        deadline = time.monotonic() + limits.problem_seconds + _GRACE_SECONDS
+        deadline = time.monotonic() + limits.wall_seconds + _GRACE_SECONDS
         head = json.dumps([len(source), [len(test_input) for test_input in inputs], calls, asdict(limits)]).encode()
         try:
             with open(os.memfd_create("unit"), "wb") as body:
                 body.writelines([head, source, *inputs])
                 body.flush()
-                socket.send_fds(self.channel, [wire.PACKET.pack(len(head), limits.problem_seconds)], [body.fileno()])
+                socket.send_fds(self.channel, [wire.PACKET.pack(len(head), limits.wall_seconds)], [body.fileno()])
         except OSError as error:
             raise SandboxError(f"A worker accepts no work ({error}): {self.error_tail()}") from error
         index = 0

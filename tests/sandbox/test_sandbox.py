@@ -1,14 +1,17 @@
 """Verdicts, limits, scheduling and failures of the sandbox: what callers of `multirole_sandbox` rely on."""
 
+import contextlib
 import dataclasses
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 import multirole_sandbox as sandbox
@@ -49,15 +52,36 @@ def test_empty_programs_have_the_reason_no_code() -> None:
     assert [v.reward for v in verdicts] == [0.0, 0.0, 1.0] and verdicts[1].reasons == ("no_code",) * 2
 
 
+def cpu_seconds_of_programs() -> float:
+    """CPU seconds of all processes that the sandbox's workers have waited for."""
+    return sum(process.cpu_times().children_user for process in psutil.Process().children())
+
+
 def test_a_program_whose_every_test_hangs_costs_one_budget() -> None:
     limits = Limits(test_seconds=0.4, full_timeouts=2, workers=1)
     program = "import os\nn = int(input())\nwhile n != 11: pass\nprint(n)"
     sandbox.level()
-    started = time.monotonic()
+    before = cpu_seconds_of_programs()
     verdict = sandbox.grade(program, echoes(*map(str, range(12))), limits=limits)
-    seconds = time.monotonic() - started
     assert verdict.reasons == ("timeout",) * 11 + ("passed",), "a test that ends quickly passes even then"
-    assert seconds < 0.8 * (2 * 0.4 * 11), "a hanging test has twice its CPU seconds on the wall clock"
+    assert 2 * 0.4 < cpu_seconds_of_programs() - before < 4 * 0.4, "two tests cost 0.4 s and nine 0.02 s"
+
+
+def test_a_busy_machine_takes_no_time_from_a_program() -> None:
+    """Eight other processes use the core of the program, which then computes for longer than it could sleep."""
+    limits = Limits(test_seconds=2.0, idle_factor=0.25, workers=1)
+    program = b"total = 0\nfor i in range(4_000_000): total += i\nprint(input())"
+    core, started = min(os.sched_getaffinity(0)), worker.Worker()
+    with contextlib.ExitStack() as stack:
+        stack.callback(started.close)
+        psutil.Process(started.process.pid).cpu_affinity([core])
+        for _ in range(8):
+            busy = subprocess.Popen([sys.executable, "-c", "while True: pass"])
+            stack.callback(busy.wait)
+            stack.callback(busy.kill)
+            psutil.Process(busy.pid).cpu_affinity([core])
+        frames = list(started.run(program, [b"1", b"2"], [("", False)] * 2, limits))
+    assert [frame.reason for frame in frames[:2]] == ["ended", "ended"]
 
 
 def test_the_whole_budget_ends_a_program() -> None:

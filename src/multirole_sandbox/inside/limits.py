@@ -3,6 +3,9 @@
 import os
 from dataclasses import dataclass, field
 
+BUSY_FACTOR = 4.0
+"""Wall-clock time of all tests of a program, as a multiple of `problem_seconds`, after which it is ended on a machine that is too busy."""
+
 
 def processes_here() -> int:
     """Return the number of training processes on this machine, as the launcher has set it. All of them grade at once."""
@@ -26,20 +29,26 @@ def default_memory_bytes() -> int:
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of one program; `test_seconds` are CPU seconds, with a wall-clock backstop of `wall_factor` as much.
+    """Limits of one program; `test_seconds` are CPU seconds, and it may be idle for `idle_factor` times as long, as when it sleeps.
 
     A program whose tests hang has a bounded cost: `full_timeouts` tests may use all of `test_seconds`; every further test
     has a twentieth of it (fast tests still pass), and all tests, which run sequentially, have `problem_seconds` of
-    wall-clock time together. With the defaults 20 hanging tests cost 12 s instead of 60 s.
+    CPU and idle time together. With the defaults 20 hanging tests cost 12 s instead of 60 s. Time in which a program waits for a busy
+    machine does not count, up to `BUSY_FACTOR` times `problem_seconds`.
     """
 
     test_seconds: float = 3.0
-    wall_factor: float = 2.0
+    idle_factor: float = 2.0
     problem_seconds: float = 120.0
     full_timeouts: int = 3
     memory_bytes: int = field(default_factory=default_memory_bytes)
     output_bytes: int = 16 << 20
     workers: int = field(default_factory=default_workers)
+
+    @property
+    def wall_seconds(self) -> float:
+        """Wall-clock time that all tests of a program may take."""
+        return BUSY_FACTOR * self.problem_seconds
 
     def __post_init__(self) -> None:
         has_time = 0 < self.test_seconds <= self.problem_seconds <= 86_400 and self.full_timeouts >= 1

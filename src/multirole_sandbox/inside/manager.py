@@ -22,6 +22,10 @@ NOT_STARTED = signal.SIGUSR2  # a child that could not be set up ends by this si
 AWAITED = {signal.SIGCHLD}  # blocked in the zygote and its children, so that none is lost before it is waited for
 MAX_FILES = 256
 SHORT_LIMIT_FRACTION = 0.05  # of the time limits, for each test after several timeouts
+LEAST_SHARE = (
+    0.05  # of a core: a test that gets less is idle, one that gets more is at work, however busy the machine is
+)
+WINDOW_SECONDS = 0.5  # in which that share is measured
 COMPILE_SECONDS = 5  # CPU time for compiling and importing, on top of that of one test: a program's text can be a bomb
 
 
@@ -31,6 +35,12 @@ def cpu_seconds_of(pid: int) -> float:
         return time.clock_gettime((~pid << 3) | 2)
     except OSError:
         return 0.0
+
+
+def cpu_seconds_of_ended() -> float:
+    """Return the CPU seconds of all processes that this one has waited for."""
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 def copy(source: int, target: int, offset: int, count: int) -> None:
@@ -59,7 +69,7 @@ class Manager:
         self.body, self.head_bytes, self.max_tasks, self.filters = body, head_bytes, max_tasks, filters
         self.source_bytes, self.sizes, self.calls, fields = json.loads(os.pread(body, head_bytes, 0))
         self.limits = Limits(**fields)
-        self.ends = time.monotonic() + self.limits.problem_seconds
+        self.seconds_left = self.limits.problem_seconds  # CPU time and idle time of all tests
         self.full_timeouts = self.limits.full_timeouts
 
     def run(self) -> None:
@@ -86,9 +96,9 @@ class Manager:
 
     def run_test(self, index: int, offset: int, size: int) -> None:
         """Run one test in a separate process and report it; time limits shrink after several timeouts."""
-        seconds_left = max(0.0, self.ends - time.monotonic())
         seconds = self.limits.test_seconds * (1.0 if self.full_timeouts > 0 else SHORT_LIMIT_FRACTION)
-        cpu_limit, wall_limit = min(seconds_left, seconds), min(seconds_left, seconds * self.limits.wall_factor)
+        cpu_limit = min(self.seconds_left, seconds)
+        idle_limit = min(self.seconds_left, seconds * self.limits.idle_factor)
         if cpu_limit <= 0:
             self.report(index, "timeout")
             return
@@ -107,7 +117,7 @@ class Manager:
                 end_process(exit_code)
         if pid < 0:
             raise OSError("a test's process could not be forked")
-        code = self.watch(pid, cpu_limit, time.monotonic() + wall_limit)
+        code = self.watch(pid, cpu_limit, idle_limit)
         if code == -NOT_STARTED:
             raise OSError("a test's process could not be set up")
         reason = "timeout" if code is None else wire.REASON_OF_EXIT.get(code, "error")
@@ -134,18 +144,26 @@ class Manager:
             if not is_ready:
                 os.kill(os.getpid(), NOT_STARTED)
 
-    def watch(self, pid: int, cpu_limit: float, deadline: float) -> int | None:
-        """Wait for a test's process and kill it at its limit; return its exit code, or None if killed."""
-        seconds_left = min(cpu_limit, deadline - time.monotonic())
-        while seconds_left > 0:
-            signal.sigtimedwait(AWAITED, max(seconds_left, 0.001))
+    def watch(self, pid: int, cpu_limit: float, idle_limit: float) -> int | None:
+        """Wait for a test's process and kill it at its limit; return its exit code, or None if killed.
+
+        Time in which it gets less than `LEAST_SHARE` of a core is idle time. Waiting for a busy machine is neither CPU time nor idle time.
+        """
+        cpu, idle, before, at_start = 0.0, 0.0, time.monotonic(), cpu_seconds_of_ended()
+        code, is_running = None, True
+        while is_running and (left := min(cpu_limit - cpu, idle_limit - idle)) > 0:
+            signal.sigtimedwait(AWAITED, min(max(left, 0.001), WINDOW_SECONDS))
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
-                return os.waitstatus_to_exitcode(status)
-            seconds_left = min(cpu_limit - cpu_seconds_of(pid), deadline - time.monotonic())
-        os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, 0)
-        return None
+                code, is_running = os.waitstatus_to_exitcode(status), False
+            used, now = cpu_seconds_of(pid) if is_running else cpu_seconds_of_ended() - at_start, time.monotonic()
+            idle += max(0.0, now - before - (used - cpu) / LEAST_SHARE)
+            cpu, before = used, now
+        if is_running:
+            os.kill(pid, signal.SIGKILL)
+            os.waitpid(pid, 0)
+        self.seconds_left -= cpu + idle
+        return code
 
     def report(self, index: int, reason: str, output: int = -1) -> None:
         """Send one frame; a test that ended normally adds its output, unless that is too long."""
