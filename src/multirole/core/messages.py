@@ -115,7 +115,7 @@ def tool_call(call: Any, place: str, is_parsed: bool = True) -> dict[str, Any]:
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str) or not name:
         raise ValueError(f"`{place}` must have `function` with a `name` and `arguments`, got {_shown(call)}.")
-    parsed = _arguments(function.get("arguments"), name, f"{place}.function.arguments")
+    parsed: Any = _arguments(function.get("arguments"), name, f"{place}.function.arguments")
     if not is_parsed and parsed and isinstance(function["arguments"], str):
         parsed = function["arguments"]
     return rest | {"type": "function", "function": function | {"arguments": parsed}}

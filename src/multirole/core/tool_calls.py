@@ -185,7 +185,7 @@ class ToolForm:
 
     def _check_rest(self, body: str) -> None:
         """Raise ValueError for a call of tags that holds something besides its arguments, such as an argument without its end."""
-        if self.rest is not None:
+        if self.rest is not None and self.template is not None:
             pattern = self.template["fields"]["tool_calls"]["content_args"]["tag_pattern"]
             if _squeezed(re.sub(pattern, "", body, flags=re.DOTALL)) != self.rest:
                 raise ValueError
@@ -477,15 +477,15 @@ def _tag_form(form: ToolForm, text: str, n: int) -> ToolForm | None:
         )
     opened, closed = _pieces(text, spans, form.end)
     named = text[spans[0][0] + len(NAMES[0]) :]
-    after_name = re.match(r'["\']?>?', named)[0]
+    after_name = named[: len(named) - len(re.sub(r"^[\"']?>?", "", named))]
     tag = rf"{_loose(before_key)}(?P<key>[^<>\"]+?){_loose(middle, '?')}(?P<value>.*?){_loose(after, '?')}"
-    arguments = {"tag_pattern": tag, "value_parser": EXACT_TEXT}
+    parser = {"tag_pattern": tag, "value_parser": EXACT_TEXT}
     template = _region(
         form,
         _loose(opened) + NAME + _loose(after_name),
         closed,
         content="xml-inline",
-        content_args=arguments,
+        content_args=parser,
         transform=NAMED,
     )
     return replace(form, template=template, rest="")
