@@ -19,7 +19,7 @@ from multirole_study.experiment.storage import write_text
 from multirole_study.paper import study_tables
 from multirole_study.paper.claims import DECLARED as CLAIMS
 from multirole_study.paper.figures import figures_of_study
-from multirole_study.paper.grid import Declaration, Grid, Study, as_fields, Variant
+from multirole_study.paper.grid import Declaration, Grid, Study, Variant, as_fields
 from multirole_study.paper.output import number
 from multirole_study.paper.pack import pack
 from multirole_study.paper.results import Results, Run
