@@ -118,7 +118,7 @@ def test_sharding_divides_the_base_and_not_the_activations():
 def test_the_sleeping_engine_and_the_activations_do_not_add_up():
     memory = plan(Cell("voting", "ip", scale="1.7b"), Launch(vllm_memory=0.4), 80 * GIB)
     parts = by_name(memory)
-    kept_tokens = planner.tokens_kept(memory.cell, 80 * GIB)
+    kept_tokens = planner.tokens_kept(memory.cell, Launch(), 80 * GIB)
     engine, act = parts["vLLM, 40% of the GPU"], parts[f"activations of {kept_tokens} tokens, kept"]
     assert engine[0] == 32 * GIB and engine[1] < 4 * GIB and act[0] == 0
     assert max(memory.peaks.values()) < engine[0] + act[1] + engine[1]
