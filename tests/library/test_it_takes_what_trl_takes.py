@@ -648,3 +648,11 @@ def test_the_entropy_mask_outside_a_loss_is_trls():
     entropies, mask = torch.arange(12.0).view(2, 6), torch.tensor([[1] * 6, [1] * 4 + [0] * 2])
     selected = MultiRoleGRPOTrainer.get_high_entropy_mask(trainer, entropies, mask, 0.8)
     assert selected.nonzero().tolist() == [[1, 2], [1, 3]]
+
+
+@pytest.mark.parametrize("strategy", ["epoch", "steps"])
+def test_an_evaluation_without_a_dataset_is_refused_in_the_words_of_the_user(tmp_path, strategy):
+    with pytest.raises(ValueError, match=f"^`eval_strategy='{strategy}'` evaluates, and there is no `eval_dataset`"):
+        MultiRoleGRPOTrainer(
+            "no/such/model", Single(), size, config(tmp_path, eval_strategy=strategy), ROWS, peft_config=LORA
+        )

@@ -5,7 +5,7 @@ import torch
 from datasets import Dataset
 from peft import LoraConfig
 from toy_qwen3 import toy_model
-from trainers import episodes_of, rows_of
+from trainers import episodes_of, no_reward, rows_of
 
 from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer
 from multirole.core.validation import add_adapters
@@ -77,3 +77,24 @@ def test_an_adapter_of_the_model_that_is_not_trained_stays_as_it_is(tokenizer, t
     changed = moved(before, model)
     assert any("lm_head.modules_to_save.shared" in name for name in changed)
     assert all(".shared." in name for name in changed)
+
+
+@pytest.mark.parametrize("active", ["teacher", "generator"])
+def test_an_adapter_outside_the_map_is_not_in_the_optimizer(make_model, tokenizer, tmp_path, active):
+    """huggingface/peft#3580: PEFT requires a gradient of the adapter that is active, whichever the policy map names."""
+    model = make_model({"generator": "generator", "aggregator": "aggregator", "teacher": "teacher"})
+    model.set_adapter(active)
+    args = MultiRoleGRPOConfig(
+        str(tmp_path),
+        policy="ip",
+        bf16=False,
+        use_cpu=True,
+        report_to="none",
+        per_device_train_batch_size=8,
+        max_steps=1,
+    )
+    trainer = MultiRoleGRPOTrainer(
+        model, Voting(), no_reward, args, Dataset.from_dict({"prompt": ["1"]}), processing_class=tokenizer
+    )
+    held = {id(p) for group in trainer.create_optimizer().param_groups for p in group["params"]}
+    assert held == {id(p) for name, p in model.named_parameters() if ".generator." in name or ".aggregator." in name}

@@ -202,6 +202,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     eval_dataset: Any
     _evaluation_sets: tuple[Any, Any]  # as they were given, and checked
     _logs: dict[str, Any]
+    chat_template_kwargs: dict[str, Any]
     _tag_names = ["trl", "grpo", "multi-role"]  # noqa: RUF012
     _name = "Multi-role GRPO"
 
@@ -655,7 +656,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             later = later_rows(steps, self.args.num_iterations)
             for row, logps in zip(later, self.logprobs_of(later), strict=True):
                 row.old_logps = logps
-        optimizer_steps, losses = [], []
+        optimizer_steps: list[OptimizerStep] = []
+        losses = []
         for adapter, mini_batches in steps.items():
             lr = self.adapter_learning_rate(adapter)
             if mini_batches or not optimizer_steps:
