@@ -143,6 +143,12 @@ def test_unreadable_tests_are_refused_with_a_description(tests, message, tmp_pat
     assert not list(tmp_path.iterdir())
 
 
+def test_an_expected_output_that_no_program_may_write_is_refused(monkeypatch):
+    monkeypatch.setattr("multirole_sandbox.published.MAX_OUTPUT_BYTES", 1000)
+    with pytest.raises(ValueError, match="test 1 of 2 expects an output of 1001 characters.*more than 1000 bytes"):
+        normalise_tests([*STDIN, {"input": "", "output": "1" * 1001}])
+
+
 def test_a_packed_bomb_is_refused_unread(monkeypatch):
     monkeypatch.setattr("multirole_sandbox.published.MAX_UNPACKED_BYTES", 1000)
     with pytest.raises(ValueError, match="more than 1000 bytes"):

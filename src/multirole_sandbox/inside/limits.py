@@ -3,6 +3,9 @@
 import os
 from dataclasses import dataclass, field
 
+MAX_OUTPUT_BYTES = 256 << 20
+"""The longest output that the trainer can be asked to hold in its memory."""
+
 
 def processes_here() -> int:
     """Return the number of training processes on this machine, as the launcher has set it. All of them grade at once."""
@@ -43,7 +46,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         has_time = 0 < self.test_seconds <= self.problem_seconds <= 86_400 and self.full_timeouts >= 1
-        has_room = self.memory_bytes >= 64 << 20 and 256 <= self.output_bytes <= 256 << 20 and self.workers >= 1
+        has_room = self.memory_bytes >= 64 << 20 and 256 <= self.output_bytes <= MAX_OUTPUT_BYTES and self.workers >= 1
         if not (has_time and has_room):
             raise ValueError(
                 f"No program can be run within {self}. Write 0 < test_seconds <= problem_seconds <= 86400, a "

@@ -10,17 +10,20 @@ import dis
 import io
 import json
 import os
+import re
 import sys
 import threading
 import types
 from _thread import _count as count_threads
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from fractions import Fraction
+from typing import Any, Self
 
 from . import wire
 
 OPEN = builtins.open
+INTEGER = re.compile("0|-?[1-9][0-9]*")
 RECURSION_LIMIT = 50_000  # as common graders set it
 RESULT = 3  # the descriptor for a function's result
 
@@ -54,6 +57,17 @@ def open_by_name(file: object, *arguments: object, **options: object) -> io.IOBa
     return OPEN(os.dup(names[name]) if type(name) is str and name in names else file, *arguments, **options)
 
 
+def whole_map(mmap: Any) -> type:
+    """Return a subclass of `mmap.mmap` whose length 0 is a file's size, which the C code asks by a call that takes a path."""
+
+    class WholeMap(mmap):
+        def __new__(cls, fileno: int, length: int, *arguments: object, **options: Any) -> Self:
+            length = length or os.fstat(fileno).st_size - options.get("offset", 0)
+            return super().__new__(cls, fileno, length, *arguments, **options)
+
+    return WholeMap
+
+
 def is_open(stream: io.TextIOWrapper) -> bool:
     """Return whether a stream is neither closed nor detached from its buffer."""
     try:
@@ -76,6 +90,8 @@ class Program:
             vars(module).update(names, __builtins__=builtins, __file__="/program.py")
         if "/dev/" in source:
             builtins.open = io.open = open_by_name
+        if "mmap" in source and "mmap" in sys.modules:
+            sys.modules["mmap"].mmap = whole_map(sys.modules["mmap"].mmap)
         sys.setrecursionlimit(RECURSION_LIMIT)
 
     def run(self, function: str, has_integer_keys: bool = False) -> int:
@@ -149,11 +165,14 @@ def binds(code: types.CodeType, name: str, stores: tuple[str, ...] = ("STORE_NAM
     return any(binds(part, name, ("STORE_GLOBAL",)) for part in parts)
 
 
+def has_integers(keys: Iterable[str]) -> bool:
+    """Return whether all keys are integers as JSON writes them."""
+    return all(map(INTEGER.fullmatch, keys))
+
+
 def integer_keys(value: dict[str, object]) -> dict:
     """Convert the keys of a dict to integers if all of them are; otherwise return it unchanged."""
-    if not all(key.lstrip("-").isdecimal() and key == str(int(key)) for key in value):
-        return value
-    return {int(key): item for key, item in value.items()}
+    return {int(key): item for key, item in value.items()} if has_integers(value) else value
 
 
 def plain_number(value: object) -> int | float:
