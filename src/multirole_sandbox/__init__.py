@@ -25,7 +25,9 @@ Not guaranteed:
     the user, and is 4,096 above their number when the worker started;
   * a program may measure time and see its own process id, so two tests, or two runs, can tell each other apart.
 
-Available to programs. Linux only, the standard library only (no numpy), no files. The modules that a program's text names
+Available to programs. Linux only, the syntax and the standard library of the Python that trains, no files, and no other package:
+`import numpy` is an error, because rewards would depend on what is installed, and its C code on files and threads. `ListNode` and
+`TreeNode` are predefined (`inside.nodes`). The modules that a program's text names
 in imports and in calls of `__import__` and `import_module` are loaded before it starts; others (a computed name, text
 given to `exec`, what a function of email, tarfile or sqlite3 imports when it is called) are available only if they were
 already loaded for another reason. Modules that need files, processes or the network (tempfile, subprocess, multiprocessing, urllib, tkinter,
@@ -61,6 +63,8 @@ logger = logging.getLogger(__name__)
 _INTEGER_KEY = re.compile(r'"-?[0-9]+"\s*:')
 _SHAPES = ("passed", "passed_bare")
 """How an output may be right: as the expected value, or as the only member of an expected value that is wrapped."""
+_NEWEST_SYNTAX = (3, 12)
+"""The last version of Python with syntax that programs often use (PEP 695, PEP 701)."""
 _CALLS = 16  # calls per manager, whose start costs as much as two or three calls
 
 _lock = threading.RLock()
@@ -238,6 +242,13 @@ def _running(module: str = "") -> Pool:
         logger.warning("UNSAFE: %s Programs are run anyway, because allow_unsafe was set.", error)
     if "landlock" not in pool.level:
         logger.warning("The sandbox runs at the reduced level %r; see the docstring of multirole_sandbox.", pool.level)
+    if not module and sys.version_info < _NEWEST_SYNTAX:
+        newest = ".".join(map(str, _NEWEST_SYNTAX))
+        logger.warning(
+            "Programs run on Python %d.%d, where the syntax of %s (type parameters, quotes of any kind inside of f-strings) is an "
+            "error with the reward 0. Use Python %s or later where rewards are compared with those of another machine.",
+            *sys.version_info[:2], newest, newest,
+        )  # fmt: skip
     _pools[module] = pool
     return pool
 

@@ -87,7 +87,8 @@ _NAME_BEFORE = re.compile(r"(?<![A-Za-z\\])([A-Za-z](?:_\w|_\{\w+\})?)\s*=\s*\$?
 _RATIONAL = re.compile(r"[+-]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?|\d+/0*[1-9]\d*)", re.ASCII)
 _SPACED = re.compile(r"[+-]?[\d.,]*\d \d")
 _BASE = re.compile(
-    r"([+-]?[0-9A-Za-z]+(?:\.[0-9A-Za-z]+)?)_(?:\{(?:\\text\{)?\s*(?:base\s*\}?\s*)?(\d+|[a-z]{3,})\s*\}?\}|(\d))", re.ASCII
+    r"([+-]?[0-9A-Za-z]+(?:\.[0-9A-Za-z]+)?)_(?:\{(?:\\text\{)?\s*(?:base\s*\}?\s*)?(\d+|[a-z]{3,})\s*\}?\}|(\d))",
+    re.ASCII,
 )
 _BASE_SPELLINGS = (
     (re.compile(r"\(?([0-9A-Za-z.]+)\)?\s*(?:\\text\{)?\s*\(?\s*base\s*(\w+)\s*\)?\s*\}?"), r"\1_{\2}"),
@@ -98,19 +99,22 @@ _BASE_SPELLINGS = (
     (re.compile(r"([+-]?\d{1,4}(?:[, ]\d{3,4})+)(_.*)"), lambda number: re.sub("[, ]", "", number[1]) + number[2]),
 )
 """Other spellings of digits in a base: 52 (base 8), (52)_8, 0x2A, 10,101_2."""
-_BASE_WORDS = dict(zip(("two three four five six seven eight nine ten eleven twelve").split(), range(2, 13), strict=True)) | {"sixteen": 16}
+_BASE_WORDS = {
+    "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10, "eleven": 11, "twelve": 12, "sixteen": 16,
+}  # fmt: skip
 _CHOICE = re.compile(
-    r"(?:\\text\{)?\s*(?:(?i:option|choice|answer)\s*:?\s*)?(?:\((?P<round>[A-Z])\)|(?P<bare>[A-Z])(?P<mark>[).:]?))(?P<rest>.*)",
+    r"(?:\\text\{)?\s*(?:(?i:option|choice|answer)\s*:?\s*)?(?:\((?P<round>[A-Za-j])\)|(?P<bare>[A-Z])(?P<mark>[).:]?))(?P<rest>.*)",
     re.DOTALL,
 )
 _CHOICE_WORD = re.compile(r"\\text|option|choice|answer", re.IGNORECASE)
 _OPTION = re.compile(
-    r"\$?(?:\\(?:text|math)(?:bf|rm|it|sf)?\s*\{)*\s*(?:(?i:option|choice|answer)\s*:?\s*)?(?:\((?P<round>[A-J])\)|(?P<bare>[A-J])[).:])\}?"
+    r"\$?(?:\\(?:text|math)(?:bf|rm|it|sf)?\s*\{)*\s*(?:(?i:option|choice|answer)\s*:?\s*)?(?:\((?P<round>[A-Ja-j])\)|(?P<bare>[A-J])[).:])\}?"
     r"(?:\s|\\[,;: ]|~|\\q?quad(?![A-Za-z])|\})+(?![+*/=^<>]|-\s|\\(?:cup|cap|times|cdot|setminus|in|pm)(?![A-Za-z])|(?:and|or)(?![A-Za-z]))"
     r"(?P<text>[^\s{}](?:(?!\([A-J]\)|(?<![A-Za-z(])[A-J]\)).)*?)\}?\$?",
     re.DOTALL,
 )
 """Matches a choice with its text: "(D) aspirin", \\textbf{(D)}\\ 42, "D. Paris"; no second letter follows."""
+_PLAIN_WORDS = re.compile(r"^[A-Za-z][A-Za-z' -]+$")
 _MORE_ROUND = re.compile(r"(?:[\s,;&.]|\\cdot)*+(?:and|or)?+[\s,;]*+\([A-J]\)(?![A-Za-z])")
 _MORE_BARE = re.compile(
     r"[\s,;&.]*+(?:and|or)\s++[A-J](?![A-Za-z])|\s*+[,;&]\s*+[A-J](?![A-Za-z])|(?:\s++[A-J](?![A-Za-z]))++\s*+$"
@@ -143,7 +147,7 @@ _FORMULA = re.compile(r"[\[\](){}|!'\\]|(?<![A-Za-z])[A-Za-z]?-")
 _DATE = re.compile(r"\\text\{[A-Za-z]{3}[\w ,.:]*\}")
 """Matches a word with numbers behind it, such as a date in `\\text{}`."""
 _SYNONYMS = {"dne": "does not exist", "no solutions": "no solution", "no real solutions": "no real solution"}
-_TIME = re.compile(r"(\d{1,2}):(\d\d)\s*(?:\\text\{)?\s*(?:([AaPp])\.?\s?[Mm]\.?)?\s*\}?", re.ASCII)
+_TIME = re.compile(r"(\d{1,2})(?::(\d\d)|(?=\D*[AaPp]))\s*(?:\\text\{)?\s*(?:([AaPp])\.?\s?[Mm]\.?)?\s*\}?", re.ASCII)
 _MODULUS = re.compile(
     r"(?:\\cdot)?\(?(?:\\text\{)?\(?(?<![A-Za-z\\])mod(?:ulo)?(?:\\cdot)?\}?(?:\\text\{)?(\d+)(?:\)|\}|\\cdot)*"
 )
@@ -295,11 +299,12 @@ def _decide_option(answer: str, ours: str, option: re.Match[str]) -> str | Undec
     """Compare with the reference "(D) aspirin": D is right, and so is aspirin; (D) ibuprofen is not."""
     own = _OPTION.fullmatch(answer.strip())
     letter = own["round"] or own["bare"] if own else _choice(ours)
+    due = _PLAIN_WORDS.sub(r"\\text{\g<0>}", option["text"])
     if letter is None:
-        return decide(answer, option["text"])
-    if letter.upper() != option["round"] and letter != option["bare"]:
+        return decide(_PLAIN_WORDS.sub(r"\\text{\g<0>}", answer.strip()), due)
+    if letter.upper() != (option["round"] or option["bare"]).upper():
         return "wrong"
-    return decide(own["text"], option["text"]) if own else "correct"
+    return decide(_PLAIN_WORDS.sub(r"\\text{\g<0>}", own["text"]), due) if own else "correct"
 
 
 def _decide_words(answer: str, ours: str, reference: str, gold: str) -> str | None:
@@ -307,7 +312,7 @@ def _decide_words(answer: str, ours: str, reference: str, gold: str) -> str | No
     letters = [_choice(text) for text in (ours, gold)]
     if letters[1] and re.fullmatch(r"[^A-Za-z]*[A-Z][^A-Za-z]*", _CHOICE_WORD.sub("", gold)):
         if letters[0]:
-            return "correct" if letters[0] == letters[1] else "wrong"
+            return "correct" if letters[0].upper() == letters[1] else "wrong"
         return None
     ours_words, gold_words = (_SYNONYMS.get(words, words) for words in map(words_of, (answer, reference)))
     is_formula = _FORMULA.search(ours + gold) or not (gold_words == "no" or re.search("[A-Za-z]{3}", f"{gold} {ours}"))
@@ -388,7 +393,7 @@ def _decide_times(ours: re.Match[str], gold: re.Match[str]) -> str:
         is_equal = int(ours[1]) == int(gold[1]) and ours[3].lower() == gold[3].lower()
     else:
         is_equal = bool(hours[0] & hours[1])
-    return "correct" if is_equal and ours[2] == gold[2] else "wrong"
+    return "correct" if is_equal and (ours[2] or "00") == (gold[2] or "00") else "wrong"
 
 
 def _decide_residue(number: int, modulus: int, other: Fraction, is_reference: bool) -> str:
@@ -407,17 +412,14 @@ def _base_form(text: str) -> str:
 
 def _decide_bases(ours: str, our_base: re.Match[str] | None, gold: str, gold_base: re.Match[str] | None) -> str | None:
     values = [_based(base) for base in (our_base, gold_base)]
+    for base, value in zip((our_base, gold_base), values, strict=True):
+        if base and value is None and re.fullmatch(r"[+-]?[\d.]+", base[1]):
+            return "wrong"  # 20_2 is no numeral; a_2 is a letter
     if our_base and gold_base:
-        if None in values and any(
-            base[1].lstrip("+-").isdecimal()
-            for base, value in zip((our_base, gold_base), values, strict=True)
-            if value is None
-        ):
-            return "wrong"
         return None if None in values else "correct" if values[0] == values[1] else "wrong"
     base, value, plain = (our_base, values[0], gold) if our_base else (gold_base, values[1], ours)
     if base is None or value is None:
-        return "wrong" if base and base[1].lstrip("+-").isdecimal() else None  # 20_2 is no numeral; a_2 is a letter
+        return None
     is_same = base[1].lstrip("+0").upper() == plain.lstrip("+0").upper()
     if our_base and _RATIONAL.fullmatch(plain):  # the reference is in base ten
         is_numeral = base[1].lstrip("+-")[0].isdigit() or len(base[1]) > 1  # F_{16} is a letter with an index
