@@ -76,3 +76,22 @@ def test_dates(text: str, date: tuple | None) -> None:
 )
 def test_numerals_options_and_dates_have_one_meaning(answer: str, reference: str, verdict: str) -> None:
     assert decide(answer, reference) == verdict
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "a , b ",
+        r"C_1,\text{and}",
+        r"\text{where}k ",
+        r"\{a\mid ",
+        "(A) x ",
+        "March 5, ",
+        "with any integer ",
+        r"k\in\mathbb{Z},",
+    ],
+)
+def test_long_answers_take_no_exponential_time(part: str) -> None:
+    text = (part * 1000)[:1000]
+    for answer, reference in ((text, "x^2+C"), ("x^2+C", text), (text + "!", text)):
+        assert decide(answer, reference) != "correct"

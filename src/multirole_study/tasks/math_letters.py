@@ -28,7 +28,7 @@ _IN_WORDS = re.compile(
 )
 """Matches ", where k is an integer"."""
 _EXPLAINED = re.compile(
-    rf"{_FROM_HERE}(?:{_LETTER}\s*(?:,|\sand\s|&)?\s*)+"
+    rf"{_FROM_HERE}(?:{_LETTER}(?![A-Za-z])\s*+(?:(?:,|and(?![A-Za-z])|&)\s*+)?+)++"
     rf"(?:(?:is|are|=|being)\s+)?{_WHICH}constants?(?: of integration)?[\s).]*$|(?<=\S)[,;(]+[A-Z](?:_\d)?\\in ?\\mathbb\{{R\}}\)?$"
 )
 """Matches ", where C is a constant"."""
