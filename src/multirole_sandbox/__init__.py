@@ -7,7 +7,8 @@ outputs come back as bytes of bounded length and are compared here, as plain dat
 
 Guarantees at level "setuid+seccomp+landlock+rlimits" ("setuid" only when started as root; the other walls suffice):
   * no network and no sockets except a private pair; no processes, no exec; no signals, ptrace or limits for others;
-  * no file can be opened, listed, looked up, written or removed: a program sees an empty, read-only file system;
+  * no file can be opened, listed, looked up, written or removed: a program sees an empty, read-only file system, and no
+    call answers differently for a path, or for another process, that exists;
   * CPU time, wall-clock time, address space, output, open files, threads and core dumps are limited;
   * the environment, this process's memory and descriptors, and the inputs of other tests are out of reach;
   * a test cannot observe another test;
@@ -22,10 +23,11 @@ Not guaranteed:
   * memory is limited as address space per process, not as resident memory of all workers together;
   * threads are limited to about 500 per worker when started as root. Otherwise the limit counts all processes and threads of
     the user, and is 4,096 above their number when the worker started;
-  * a program may measure time and see its own process id, so two tests, or two runs, can tell each other apart;
-  * libc's fstat needs a system call that, given forged arguments, reveals the size and date of a file whose path is known.
+  * a program may measure time and see its own process id, so two tests, or two runs, can tell each other apart.
 
-Available to programs. Linux only, the standard library only (no numpy), no files. The modules that a program's text names
+Available to programs. Linux only, the syntax and the standard library of the Python that trains, no files, and no other package:
+`import numpy` is an error, because rewards would depend on what is installed, and its C code on files and threads. `ListNode` and
+`TreeNode` are predefined (`inside.nodes`). The modules that a program's text names
 in imports and in calls of `__import__` and `import_module` are loaded before it starts; others (a computed name, text
 given to `exec`, what a function of email, tarfile or sqlite3 imports when it is called) are available only if they were
 already loaded for another reason. Modules that need files, processes or the network (tempfile, subprocess, multiprocessing, urllib, tkinter,
@@ -44,8 +46,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from multirole_sandbox import selftest
-from multirole_sandbox.compare import are_wrapped, is_right
+from multirole_sandbox.compare import are_wrapped, is_right, longest_output
 from multirole_sandbox.inside.limits import Limits
+from multirole_sandbox.inside.runner import has_integers
 from multirole_sandbox.pool import Job, Pool
 from multirole_sandbox.published import normalise_tests
 from multirole_sandbox.verdict import RULES, SandboxError, Verdict
@@ -58,6 +61,10 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _INTEGER_KEY = re.compile(r'"-?[0-9]+"\s*:')
+_SHAPES = ("passed", "passed_bare")
+"""How an output may be right: as the expected value, or as the only member of an expected value that is wrapped."""
+_NEWEST_SYNTAX = (3, 12)
+"""The last version of Python with syntax that programs often use (PEP 695, PEP 701)."""
 _CALLS = 16  # calls per manager, whose start costs as much as two or three calls
 
 _lock = threading.RLock()
@@ -97,14 +104,18 @@ def grade_batch(
 
 
 class _Problem:
-    """A problem's normalised tests and the runs that each of its programs needs.
+    """A problem's normalised tests, the runs that each of its programs needs, and how these are read.
 
-    JSON turns integer dict keys into text. A test with such an argument is run twice, with integer keys (as the graders of
-    APPS and TACO do for a single argument; here at any depth) and with the published keys; one run has to pass.
+    JSON turns integer dict keys into text, so a test with such an argument is run twice: with integer keys (as the graders of
+    APPS and TACO do for a single argument; here at any depth) and with the published keys. One key type counts, for all
+    tests of the problem: the one with which fewer tests end with an error, integer keys if these are equally many. The expected
+    outputs have no part in this choice, so a program gains nothing from answering by the type that it sees. The other
+    key type counts only if it passes every test. Wrapped expected values (`published`) are read in one way for all tests, too.
     """
 
     def __init__(self, tests: list[dict]) -> None:
-        self.tests, self.is_wrapped = tests, are_wrapped(tests)
+        self.tests = tests
+        self.shapes = _SHAPES if are_wrapped(tests) else _SHAPES[:1]
         self.runs = [(i, keys) for i, test in enumerate(tests) for keys in _key_types(test)]
 
     def job(self, program: str) -> Job:
@@ -114,22 +125,38 @@ class _Problem:
             program,
             [test["input"].encode("utf-8", "surrogatepass") for test in tests],
             [test["metadata"]["func_name"] if "metadata" in test else "" for test in tests],
-            lambda run, output: is_right(output, tests[run], self.is_wrapped),
-            [has_integer_keys for _, has_integer_keys in self.runs],
+            lambda run, output: self._judge(tests[run], output),
+            [keys is True for _, keys in self.runs],
+            max(map(longest_output, self.tests)),
         )
 
+    def _judge(self, test: dict, output: bytes) -> str:
+        """Return the shape in which an output is right, or "wrong_answer"."""
+        shapes = (shape for shape in self.shapes if is_right(output, test, is_bare=shape == "passed_bare"))
+        return next(shapes, "wrong_answer")
+
     def reasons(self, job: Job) -> list[str]:
-        """Return the reason of each test: "passed" if any of its runs passed, else the reason of its first run."""
-        reason_by_test: dict[int, str] = {}
-        for (test, _), reason in zip(self.runs, job.reasons, strict=True):
-            if test not in reason_by_test or reason == "passed":
-                reason_by_test[test] = reason
-        return list(reason_by_test.values())
+        """Return the reason of each test under the one key type and the one shape that count."""
+        by_keys = [max((self._read(job, keys, shape) for shape in self.shapes), key=_passes) for keys in (True, False)]
+        return min(by_keys, key=lambda reasons: (_passes(reasons) < len(reasons), reasons.count("error")))
+
+    def _read(self, job: Job, keys: bool, shape: str) -> list[str]:
+        """Return the reason of each test if its arguments have keys of this type and its outputs this shape."""
+        reasons = [reason for (_, of), reason in zip(self.runs, job.reasons, strict=True) if of in (None, keys)]
+        return ["passed" if r == shape else "wrong_answer" if r in _SHAPES else r for r in reasons]
 
 
-def _key_types(test: dict) -> tuple[bool, ...]:
-    """Return whether to run a test with integer keys; both ways if its arguments may have had integer keys."""
-    return (True, False) if "metadata" in test and _INTEGER_KEY.search(test["input"]) else (False,)
+def _passes(reasons: list[str]) -> int:
+    return reasons.count("passed")
+
+
+def _key_types(test: dict) -> tuple[bool | None, ...]:
+    """Return whether to run a test with integer keys: both ways if a dict of its arguments has them as text; else None, one run."""
+    found = []
+    if "metadata" in test and _INTEGER_KEY.search(test["input"]):
+        for line in test["input"].split("\n"):
+            json.loads(line, parse_int=str, object_hook=lambda value: found.append(bool(value) and has_integers(value)))
+    return (True, False) if any(found) else (None,)
 
 
 def _verdict(reasons: list[str], rule: str) -> Verdict:
@@ -149,9 +176,9 @@ def call(module: Path, function: str, arguments: Sequence[list], limits: Limits)
     outputs = [b""] * len(inputs)
 
     def job(start: int) -> Job:
-        def keep(index: int, output: bytes) -> bool:
+        def keep(index: int, output: bytes) -> str:
             outputs[start + index] = output
-            return True
+            return "passed"
 
         batch = inputs[start : start + _CALLS]
         return Job(source, batch, [function] * len(batch), keep)
@@ -215,6 +242,13 @@ def _running(module: str = "") -> Pool:
         logger.warning("UNSAFE: %s Programs are run anyway, because allow_unsafe was set.", error)
     if "landlock" not in pool.level:
         logger.warning("The sandbox runs at the reduced level %r; see the docstring of multirole_sandbox.", pool.level)
+    if not module and sys.version_info < _NEWEST_SYNTAX:
+        newest = ".".join(map(str, _NEWEST_SYNTAX))
+        logger.warning(
+            "Programs run on Python %d.%d, where the syntax of %s (type parameters, quotes of any kind inside of f-strings) is an "
+            "error with the reward 0. Use Python %s or later where rewards are compared with those of another machine.",
+            *sys.version_info[:2], newest, newest,
+        )  # fmt: skip
     _pools[module] = pool
     return pool
 

@@ -46,13 +46,19 @@ def are_wrapped(tests: list[dict]) -> bool:
     return all(test.get("metadata", {}).get("is_wrapped", False) for test in tests)
 
 
-def is_right(output: bytes, test: dict, is_wrapped: bool) -> bool:
-    """Return whether a program's output matches a normalised test; `is_wrapped` comes from `are_wrapped`."""
+def longest_output(test: dict) -> int:
+    """Return the number of bytes that the output of a test may have."""
+    return _LONGER * len(test["output"]) + _SLACK
+
+
+def is_right(output: bytes, test: dict, is_bare: bool = False) -> bool:
+    """Return whether a program's output matches a normalised test; with `is_bare`, the only member of its expected value."""
     expected = test["output"]
-    if len(output) > _LONGER * len(expected) + _SLACK:
+    if len(output) > longest_output(test):
         return False
     if test["testtype"] == "functional":
-        return _is_right_value(output, json.loads(expected, parse_int=parse_integer, parse_float=Expected), is_wrapped)
+        value = json.loads(expected, parse_int=parse_integer, parse_float=Expected)
+        return _is_right_value(output, value[0] if is_bare else value)
     got, want = _lines(output.decode("utf-8", "replace")), _lines(expected)
     return len(got) == len(want) and all(map(_is_right_line, got, want))
 
@@ -116,13 +122,13 @@ class Expected(float):
             return False
 
 
-def _is_right_value(output: bytes, want: object, is_wrapped: bool) -> bool:
+def _is_right_value(output: bytes, want: object) -> bool:
     """Return whether a function's result, as the JSON that its process wrote, equals the expected value."""
     try:
         got = read_json(output)
     except (ValueError, RecursionError):  # forged or cut off
         return False
-    return _is_same(got, want) or (is_wrapped and _is_same(got, want[0]))
+    return _is_same(got, want)
 
 
 def _is_same(got: object, want: object) -> bool:

@@ -9,9 +9,9 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from multirole_sandbox.inside.limits import Limits
+from multirole_sandbox.inside.limits import MAX_OUTPUT_BYTES, Limits
 from multirole_sandbox.verdict import SandboxError
 from multirole_sandbox.worker import Worker
 
@@ -24,15 +24,17 @@ _MAX_PROGRAM_BYTES = 4 << 20
 class Job:
     """One program with the inputs of its tests. As tests end, `reasons` is filled and `left` shrinks.
 
-    functions: the function to call per test, or "" for a test on stdin; is_right: returns whether a test's output is
-    correct; integer_keys: per test, whether to restore integer keys in its arguments' dicts (default: no test).
+    functions: the function to call per test, or "" for a test on stdin; judge: returns the reason of a test that ended with an
+    output; integer_keys: per test, whether to restore integer keys in its arguments' dicts (default: no test);
+    output_bytes: the length that an output must be allowed to have, beyond that of `Limits`.
     """
 
     program: str
     inputs: list[bytes]
     functions: list[str]
-    is_right: Callable[[int, bytes], bool]
+    judge: Callable[[int, bytes], str]
     integer_keys: list[bool] = field(default_factory=list)
+    output_bytes: int = 0
 
     def __post_init__(self) -> None:
         self.reasons = [""] * len(self.inputs)
@@ -119,6 +121,7 @@ class Pool:
         tests = sorted(job.left)
         inputs = [job.inputs[test] for test in tests]
         calls = [(job.functions[test], job.integer_keys[test]) for test in tests]
+        limits = replace(limits, output_bytes=max(limits.output_bytes, min(job.output_bytes, MAX_OUTPUT_BYTES)))
         for frame in worker.run(job.source, inputs, calls, limits):
             if frame.test < 0:
                 break
@@ -126,7 +129,7 @@ class Pool:
                 raise SandboxError(f"A worker reported test {frame.test}, which was not sent to it.")
             test, reason = tests[frame.test], frame.reason
             if reason == "ended":
-                reason = "passed" if job.is_right(test, frame.output) else "wrong_answer"
+                reason = job.judge(test, frame.output)
             job.reasons[test] = reason
             job.left.remove(test)
         if job.left and frame.reason not in ("timeout", "error"):
@@ -135,9 +138,9 @@ class Pool:
 
     def _blame(self, job: Job, error: SandboxError) -> None:
         """Give up on a program that crashed two workers, or raise if a known program cannot be run either."""
-        control = Job("print(input())", [b"control"], [""], lambda _, output: output == b"control\n")
+        control = Job("print(input())", [b"control"], [""], lambda _, output: output.decode("utf-8", "replace").strip())
         self._attempt(control, Limits(), on_new_worker=True)
-        if control.reasons != ["passed"]:
+        if control.reasons != ["control"]:
             raise SandboxError(f"The sandbox stopped working: {error}") from error
         logger.error("A program crashed two workers; its remaining tests count as errors. Last error: %s", error)
         job.end("error")

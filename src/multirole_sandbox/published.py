@@ -28,6 +28,8 @@ import re
 import zlib
 from decimal import Decimal
 
+from multirole_sandbox.inside.limits import MAX_OUTPUT_BYTES
+
 MAX_UNPACKED_BYTES = 1 << 30
 _LONGEST_INT = 4000  # digits, below Python's own limit
 _FUNCTION = re.compile(r"(?:Solution(?:\(\))?\.)?(\w+)(?:\(\))?")
@@ -174,13 +176,23 @@ def _normalise(test: object, func_name: str | None) -> tuple[dict, bool]:
     name = test.get("fn_name") or metadata.get("func_name")
     kind = test.get("testtype") or test.get("type") or ("function_call" if name else "stdin")
     if kind in ("stdin", "stdin_stdout"):
-        return {key: _text(key, test[key]) for key in ("input", "output")} | {"testtype": "stdin"}, False
+        texts = {key: _text(key, test[key]) for key in ("input", "output")}
+        _check_length(texts["output"])
+        return texts | {"testtype": "stdin"}, False
     if kind not in ("functional", "function_call"):
         raise MalformedTests(f"has the testtype {kind!r}, which is unknown")
     arguments, expected, is_listed = _call(kind, test["input"], test["output"])
+    _check_length(expected)
     names = {"func_name": _function_name(name or func_name)}
     names |= {"is_wrapped": True} if metadata.get("is_wrapped") is True else {}
     return {"input": arguments, "output": expected, "testtype": "functional", "metadata": names}, is_listed
+
+
+def _check_length(expected: str) -> None:
+    if len(expected) > MAX_OUTPUT_BYTES:
+        raise MalformedTests(
+            f"expects an output of {len(expected)} characters, and no program may write more than {MAX_OUTPUT_BYTES} bytes"
+        )
 
 
 def _text(key: str, value: object) -> str:

@@ -10,11 +10,11 @@ from multirole_sandbox.published import normalise_tests
 
 
 def is_right_text(output: bytes, expected: str) -> bool:
-    return is_right(output, {"output": expected, "testtype": "stdin"}, is_wrapped=False)
+    return is_right(output, {"output": expected, "testtype": "stdin"})
 
 
-def is_right_value(output: bytes, expected: str, is_wrapped: bool) -> bool:
-    return is_right(output, {"output": expected, "testtype": "functional"}, is_wrapped)
+def is_right_value(output: bytes, expected: str, is_bare: bool = False) -> bool:
+    return is_right(output, {"output": expected, "testtype": "functional"}, is_bare)
 
 
 @pytest.mark.parametrize(
@@ -142,33 +142,33 @@ def test_bytes_that_are_no_text_are_wrong() -> None:
     ],
 )
 def test_values(got: str, want: str, is_right: bool) -> None:
-    assert is_right_value(got.encode(), want, is_wrapped=False) is is_right
+    assert is_right_value(got.encode(), want) is is_right
 
 
 def test_no_other_number_is_near_one_beyond_all_floats() -> None:
-    assert not is_right_value(b"5", "1e400", False)
+    assert not is_right_value(b"5", "1e400")
 
 
 def test_an_exponent_of_hundreds_of_digits_is_compared_as_the_float_that_it_is() -> None:
     digits = "9" * 300
-    assert not is_right_value(b"5", f"1e{digits}", False) and is_right_value(b"0", f"1e-{digits}", False)
-    assert not is_right_value(b"0.1", f"[1e-{digits}]", False)
+    assert not is_right_value(b"5", f"1e{digits}") and is_right_value(b"0", f"1e-{digits}")
+    assert not is_right_value(b"0.1", f"[1e-{digits}]")
 
 
 @pytest.mark.parametrize("kind", ["stdin", "functional"])
 def test_an_output_that_is_too_long_for_the_expected_one_is_not_read(kind: str) -> None:
     for flood in (b"[" + b"[]," * 5_000_000 + b"[]]", b"1 " * 8_000_000, b"\n" * (16 << 20), b"9" * (16 << 20)):
         started = time.perf_counter()
-        assert not is_right(flood, {"output": "[1]", "testtype": kind}, is_wrapped=True)
+        assert not is_right(flood, {"output": "[1]", "testtype": kind}, is_bare=kind == "functional")
         assert time.perf_counter() - started < 0.1
 
 
 def test_a_long_form_of_the_expected_output_is_not_too_long() -> None:
     values = [n / 10 for n in range(10_000)]
     inexact = json.dumps([value * (1 + 1e-12) for value in values], indent=1).encode()
-    assert is_right_value(inexact, json.dumps(values, separators=(",", ":")), is_wrapped=False)
+    assert is_right_value(inexact, json.dumps(values, separators=(",", ":")))
     assert is_right_text("\n".join(f"{v:.15f}" for v in values).encode(), "\n".join(map(str, values)))
-    assert is_right_value(json.dumps("é" * 9999).encode(), json.dumps("é" * 9999, ensure_ascii=False), is_wrapped=False)
+    assert is_right_value(json.dumps("é" * 9999).encode(), json.dumps("é" * 9999, ensure_ascii=False))
     assert is_right_text(b"1" + b" \n" * 2000, "1")
 
 
@@ -178,8 +178,8 @@ def test_a_wrapped_expected_value_counts_only_where_all_are_wrapped() -> None:
 
     assert are_wrapped(tests([1], [[2]])) and not are_wrapped(tests([1], [1, 2])) and not are_wrapped(tests([1], 2))
     assert not are_wrapped(normalise_tests([call_test("1", "[1]")]))  # JSON lines are not wrapped
-    assert is_right_value(b"1", "[1]", is_wrapped=True) and is_right_value(b"[1]", "[1]", is_wrapped=True)
-    assert not is_right_value(b"1", "[1]", is_wrapped=False) and not is_right_value(b"2", "[1]", is_wrapped=True)
+    assert is_right_value(b"1", "[1]", is_bare=True) and is_right_value(b"[1]", "[1]")
+    assert not is_right_value(b"1", "[1]") and not is_right_value(b"2", "[1]", is_bare=True)
 
 
 def stdin_test(stdin: str, expected: str) -> dict:

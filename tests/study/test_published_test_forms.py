@@ -143,6 +143,12 @@ def test_unreadable_tests_are_refused_with_a_description(tests, message, tmp_pat
     assert not list(tmp_path.iterdir())
 
 
+def test_an_expected_output_that_no_program_may_write_is_refused(monkeypatch):
+    monkeypatch.setattr("multirole_sandbox.published.MAX_OUTPUT_BYTES", 1000)
+    with pytest.raises(ValueError, match="test 1 of 2 expects an output of 1001 characters.*more than 1000 bytes"):
+        normalise_tests([*STDIN, {"input": "", "output": "1" * 1001}])
+
+
 def test_a_packed_bomb_is_refused_unread(monkeypatch):
     monkeypatch.setattr("multirole_sandbox.published.MAX_UNPACKED_BYTES", 1000)
     with pytest.raises(ValueError, match="more than 1000 bytes"):
@@ -168,3 +174,29 @@ def test_a_row_of_livecodebench_is_graded_by_its_public_and_private_tests():
 def test_json_of_long_integers_is_exact():
     value = {"a": [7**9000, (1.5, "x")], "b": {"c": -(7**9000)}}
     assert read_json(write_json(value)) == {"a": [7**9000, [1.5, "x"]], "b": {"c": -(7**9000)}}
+
+
+# huggingface/open-r1#28 and LeetCode's templates, which take `ListNode` and `TreeNode` as given
+NODES = {
+    "a list": ([[1, 2, 3]], [3, 2, 1], "def f(self, head: Optional[ListNode]) -> Optional[ListNode]:\n  last = None\n  while head: head.next, last, head = last, head, head.next\n  return last"),
+    "an empty list": ([[]], [], "def f(self, head: Optional[ListNode]) -> Optional[ListNode]: return head"),
+    "lists": ([[[1, 4], [2], []]], [1, 2, 4], "def f(self, lists: List[Optional[ListNode]]) -> Optional[ListNode]:\n  values = []\n  for l in lists:\n    while l: values.append(l.val); l = l.next\n  first = None\n  for v in sorted(values, reverse=True): first = ListNode(v, first)\n  return first"),
+    "a list and a number": ([[1, 2, 3], 2], 3, "def f(self, head: 'ListNode', n: int) -> int:\n  for _ in range(n): head = head.next\n  return head.val"),
+    "a tree": ([[1, 2, 3, None, 4]], [1, 3, 2, None, None, 4], "def f(self, root: Optional[TreeNode]) -> Optional[TreeNode]:\n  if root: root.left, root.right = self.f(root.right), self.f(root.left)\n  return root"),
+    "the depth of a tree": ([[3, 9, 20, None, None, 15, 7]], 3, "def f(self, root: TreeNode) -> int: return 1 + max(self.f(root.left), self.f(root.right)) if root else 0"),
+    "paths": ([[1, 2]], [[1, 2]], "def f(self, root: Optional[TreeNode]) -> List[List[int]]: return [[root.val, root.left.val]]"),
+    "lists of lists": ([[[1], [2]]], 2, "def f(self, rows: List[List[int]]) -> int: return len(rows)  # no ListNode"),
+}  # fmt: skip
+OWN = "class ListNode:\n def __init__(self, x): self.val, self.next = x, None\n def size(self): return 1 + (self.next.size() if self.next else 0)\n"
+
+
+@pytest.mark.parametrize(("arguments", "expected", "program"), NODES.values(), ids=NODES)
+def test_the_nodes_of_leetcode_are_converted_from_and_to_lists(arguments, expected, program):
+    body = "\n".join(f" {line}" for line in program.split("\n"))
+    tests = functional("\n".join(map(json.dumps, arguments)), json.dumps(expected))
+    assert grade(f"class Solution:\n{body}", tests).reasons == ("passed",)
+    assert grade(f"class Solution:\n{body}", functional(tests[0]["input"], '"other"')).reward == 0.0
+
+
+def test_a_program_gets_nodes_of_its_own_class():
+    assert grade(f"{OWN}def f(head: ListNode) -> int: return head.size()", functional("[5, 6, 7]", "3")).reward == 1.0

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 BUSY_FACTOR = 4.0
 """Wall-clock time of all tests of a program, as a multiple of `problem_seconds`, after which it is ended on a machine that is too busy."""
+MAX_OUTPUT_BYTES = 256 << 20
+"""The longest output that the trainer can be asked to hold in its memory."""
 
 
 def processes_here() -> int:
@@ -52,7 +54,7 @@ class Limits:
 
     def __post_init__(self) -> None:
         has_time = 0 < self.test_seconds <= self.problem_seconds <= 86_400 and self.full_timeouts >= 1
-        has_room = self.memory_bytes >= 64 << 20 and 256 <= self.output_bytes <= 256 << 20 and self.workers >= 1
+        has_room = self.memory_bytes >= 64 << 20 and 256 <= self.output_bytes <= MAX_OUTPUT_BYTES and self.workers >= 1
         if not (has_time and has_room):
             raise ValueError(
                 f"No program can be run within {self}. Write 0 < test_seconds <= problem_seconds <= 86400, a "

@@ -15,6 +15,8 @@ import locale
 import sys
 import types
 
+from . import nodes
+
 STARRED = "string re datetime collections heapq bisect copy math random statistics itertools functools operator io json typing"
 PRELOADED = (
     STARRED + " sys abc array calendar cmath codecs collections.abc contextlib ctypes dataclasses decimal difflib "
@@ -49,7 +51,7 @@ def load() -> None:
         public = sys.modules[module]
         names = vars(public).get("__all__") or [name for name in vars(public) if name[0] != "_"]
         NAMES.update({name: getattr(public, name) for name in names if not hasattr(builtins, name)})
-    NAMES.update({module: sys.modules[module] for module in [*STARRED.split(), "sys"]})
+    NAMES.update({module: sys.modules[module] for module in [*STARRED.split(), "sys"]} | nodes.CLASSES)
     read_locale()
 
 

@@ -10,17 +10,20 @@ import dis
 import io
 import json
 import os
+import re
 import sys
 import threading
 import types
 from _thread import _count as count_threads
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from decimal import Decimal
 from fractions import Fraction
+from typing import Any, Self
 
-from . import wire
+from . import nodes, wire
 
 OPEN = builtins.open
+INTEGER = re.compile("0|-?[1-9][0-9]*")
 RECURSION_LIMIT = 50_000  # as common graders set it
 RESULT = 3  # the descriptor for a function's result
 
@@ -54,6 +57,17 @@ def open_by_name(file: object, *arguments: object, **options: object) -> io.IOBa
     return OPEN(os.dup(names[name]) if type(name) is str and name in names else file, *arguments, **options)
 
 
+def whole_map(mmap: Any) -> type:
+    """Return a subclass of `mmap.mmap` whose length 0 is a file's size, which the C code asks by a call that takes a path."""
+
+    class WholeMap(mmap):
+        def __new__(cls, fileno: int, length: int, *arguments: object, **options: Any) -> Self:
+            length = length or os.fstat(fileno).st_size - options.get("offset", 0)
+            return super().__new__(cls, fileno, length, *arguments, **options)
+
+    return WholeMap
+
+
 def is_open(stream: io.TextIOWrapper) -> bool:
     """Return whether a stream is neither closed nor detached from its buffer."""
     try:
@@ -70,12 +84,15 @@ class Program:
 
     def __init__(self, code: types.CodeType, names: dict[str, object], source: str) -> None:
         self.code, self.names, self.stdout = code, names, sys.stdout
+        self.has_nodes = bool(nodes.named_in(source))
         self.may_hold_files = "open" in source or "__del__" in source or "IO" in source
         self.modules = [types.ModuleType("__main__"), types.ModuleType("solution")]
         for module in self.modules:
             vars(module).update(names, __builtins__=builtins, __file__="/program.py")
         if "/dev/" in source:
             builtins.open = io.open = open_by_name
+        if "mmap" in source and "mmap" in sys.modules:
+            sys.modules["mmap"].mmap = whole_map(sys.modules["mmap"].mmap)
         sys.setrecursionlimit(RECURSION_LIMIT)
 
     def run(self, function: str, has_integer_keys: bool = False) -> int:
@@ -106,9 +123,13 @@ class Program:
             lines = sys.stdin.read()
             arguments = [json.loads(line, object_hook=of_dict) for line in lines.split("\n")] if lines else []
             exec(self.code, namespace)  # noqa: S102
-            value = self.find(namespace, function)(*arguments)
+            called = self.find(namespace, function)
+            if self.has_nodes:
+                value = nodes.without_node(called, called(*nodes.with_nodes(called, arguments, namespace)))
+            else:
+                value = called(*arguments)
             with OPEN(RESULT, "w", closefd=False) as file:
-                file.write(json.dumps(value, default=plain_number))
+                file.write(json.dumps(value, default=plain_value))
             return wire.FINE
         except BaseException as error:  # noqa: BLE001 (the boundary to untrusted code: SystemExit too ends here)
             code = code_of(error)
@@ -149,15 +170,18 @@ def binds(code: types.CodeType, name: str, stores: tuple[str, ...] = ("STORE_NAM
     return any(binds(part, name, ("STORE_GLOBAL",)) for part in parts)
 
 
+def has_integers(keys: Iterable[str]) -> bool:
+    """Return whether all keys are integers as JSON writes them."""
+    return all(map(INTEGER.fullmatch, keys))
+
+
 def integer_keys(value: dict[str, object]) -> dict:
     """Convert the keys of a dict to integers if all of them are; otherwise return it unchanged."""
-    if not all(key.lstrip("-").isdecimal() and key == str(int(key)) for key in value):
-        return value
-    return {int(key): item for key, item in value.items()}
+    return {int(key): item for key, item in value.items()} if has_integers(value) else value
 
 
-def plain_number(value: object) -> int | float:
-    """Convert a Decimal or Fraction to a number, because common graders compare with `==`. Raises TypeError otherwise."""
+def plain_value(value: object) -> int | float | list:
+    """Convert a Decimal or Fraction to a number, because common graders compare with `==`, and a node to a list. Raises TypeError otherwise."""
     if not isinstance(value, (Decimal, Fraction)):
-        raise TypeError(f"a {type(value).__name__} is no JSON value")
+        return nodes.values_of(value)
     return int(value) if value == int(value) else float(value)

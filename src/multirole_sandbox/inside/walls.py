@@ -4,10 +4,11 @@ Three seccomp filters are stacked; the strictest result for a system call wins:
   * `base`, for the zygote and all its forks, is an allow-list. A call that is not on the list fails with EPERM; dangerous
     calls kill the process, so that the attempt is reported as a violation. clone3 fails with ENOSYS, so that libc falls
     back to clone, whose flags a filter can check.
-  * `no_files`, for a program's manager once its imports are done: nothing can be opened or looked up by path. The
-    program sees an empty file system (ENOENT) that is read-only (EACCES).
-  * `leaf`, for the process that runs the program: threads but no processes, no signals, no new memory files, no changes
-    of limits except that of the stack, which programs raise together with the recursion limit (it counts as address space).
+  * `no_files`, for a program's manager once its imports are done: no call that takes a path reaches the file system. The
+    program sees an empty one (ENOENT) that is read-only (EACCES).
+  * `leaf`, for the process that runs the program: threads but no processes, no signals, no questions about other processes,
+    no new memory files, no changes of limits except that of the stack, which programs raise together with the recursion
+    limit (it counts as address space).
 """
 
 import ctypes
@@ -26,7 +27,7 @@ ALLOWED = {  # name -> (x86_64, aarch64); -1: the architecture has no such call
     "madvise": (28, 233), "dup": (32, 23), "dup2": (33, -1), "pause": (34, -1), "nanosleep": (35, 101),
     "getitimer": (36, 102), "alarm": (37, -1), "setitimer": (38, 103), "getpid": (39, 172), "sendfile": (40, 71),
     "recvfrom": (45, 207), "recvmsg": (47, 212), "shutdown": (48, 210), "getsockname": (51, 204),
-    "getpeername": (52, 205), "setsockopt": (54, 208), "getsockopt": (55, 209), "exit": (60, 93), "wait4": (61, 260), "kill": (62, 129),
+    "getpeername": (52, 205), "getsockopt": (55, 209), "exit": (60, 93), "wait4": (61, 260), "kill": (62, 129),
     "uname": (63, 160), "fsync": (74, 82), "fdatasync": (75, 83), "ftruncate": (77, 46), "getdents": (78, -1),
     "getcwd": (79, 17), "chdir": (80, 49), "readlink": (89, -1), "umask": (95, 166), "gettimeofday": (96, 169), "getrlimit": (97, 163),
     "getrusage": (98, 165), "times": (100, 153), "getuid": (102, 174), "getgid": (104, 176), "geteuid": (107, 175),
@@ -38,7 +39,7 @@ ALLOWED = {  # name -> (x86_64, aarch64); -1: the architecture has no such call
     "restart_syscall": (219, 128), "clock_gettime": (228, 113), "clock_getres": (229, 114),
     "clock_nanosleep": (230, 115), "exit_group": (231, 94), "epoll_wait": (232, -1), "epoll_ctl": (233, 21),
     "tgkill": (234, 131), "waitid": (247, 95), "newfstatat": (262, 79), "readlinkat": (267, 78), "faccessat": (269, 48),
-    "pselect6": (270, 72), "ppoll": (271, 73), "set_robust_list": (273, 99), "get_robust_list": (274, 100),
+    "pselect6": (270, 72), "ppoll": (271, 73), "set_robust_list": (273, 99),
     "epoll_pwait": (281, 22), "eventfd": (284, -1), "eventfd2": (290, 19), "epoll_create1": (291, 20),
     "dup3": (292, 24), "pipe2": (293, 59), "getcpu": (309, 168), "getrandom": (318, 278), "memfd_create": (319, 279),
     "membarrier": (324, 283), "statx": (332, 291), "rseq": (334, 293),
@@ -58,20 +59,41 @@ KILLED = {  # nobody calls these by accident; a call that is on no list fails wi
     "setresgid": (119, 149), "setgroups": (116, 159), "capset": (126, 91), "setpgid": (109, 154),
     "pidfd_open": (434, 434),
 }  # fmt: skip
-PATH_LOOKUPS = ("stat", "lstat", "access", "readlink", "readlinkat", "faccessat", "faccessat2")
+PATH_LOOKUPS = (
+    "stat",
+    "lstat",
+    "access",
+    "readlink",
+    "readlinkat",
+    "faccessat",
+    "faccessat2",
+    "chdir",
+    "newfstatat",
+    "statx",
+)
+"""Calls of `ALLOWED` that take a path, besides open and openat; each of these is in the filter `no_files`."""
+CLOCKS = ("clock_gettime", "clock_getres", "clock_nanosleep")
 LEAF_KILLED, LEAF_DENIED = ("kill", "setsid", "memfd_create"), ("tkill", "tgkill", "sendfile", "setrlimit")
 SOCKET, OPEN, OPENAT, FCNTL, IOCTL, PRCTL = (41, 198), (2, -1), (257, 56), (72, 25), (16, 29), (157, 167)
 PRLIMIT, CLONE, CLONE3 = (302, 261), (56, 220), (435, 435)
-NEWFSTATAT, STATX, SENDTO, SOCKETPAIR = (262, 79), (332, 291), (44, 206), (53, 199)
+SENDTO, SOCKETPAIR, FUTEX, GETAFFINITY = (44, 206), (53, 199), (202, 98), (204, 123)
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column of the tables, audit id
 
 ALLOW, KILL = 0x7FFF0000, 0x80000000  # let through; kill the process
-EPERM, ENOENT, EACCES, ENOSYS = (0x00050000 | number for number in (1, 2, 13, 38))  # fail with this error
+EPERM, ENOENT, ESRCH, EACCES, EINVAL, ENOSYS = (
+    0x00050000 | number for number in (1, 2, 3, 13, 22, 38)
+)  # fail with this error
 WRITE_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND | 0o20000000  # the last: O_TMPFILE
 SAFE_IOCTLS = (0x5401, 0x5421, 0x5450, 0x5451, 0x541B)  # isatty, non-blocking, close-on-exec off and on, bytes readable
 SAFE_FCNTLS = (0, 1, 2, 3, 4, 1030, 1034)  # duplicate, descriptor and file flags, duplicate with close-on-exec, seals
 SAFE_PRCTLS = (1, 15, 16, 22, 0x53564D41)  # die with parent, name set and get, seccomp, name of a memory area
-NEW_NAMESPACES, CLONE_THREAD, AT_EMPTY_PATH, RLIMIT_STACK = 0x7E020000, 0x00010000, 0x1000, 3
+PI_FUTEXES = (6, 7, 8, 11, 12, 13)  # futexes that hold the thread id of their owner
+NEW_NAMESPACES, CLONE_THREAD, RLIMIT_STACK = 0x7E020000, 0x00010000, 3
+
+STAT = (
+    "QQQIII4xQqqqqqqqqq",
+    "QQIIIIQ8xqi4xqqqqqqq",
+)  # `struct stat`: device, inode, ... seconds and nanoseconds of three times
 
 Instruction = tuple[int, int, int, int]
 LIBC = ctypes.CDLL(None, use_errno=True)
@@ -157,16 +179,36 @@ def build_filters() -> tuple[Filter, Filter, Filter] | None:
     no_files = rules(PATH_LOOKUPS, ENOENT)
     for call, flags_at in ((OPEN, 24), (OPENAT, 32)):
         no_files += block(call[column], [load(flags_at), *on_bits(WRITE_FLAGS, EACCES), returning(ENOENT)])
-    for call, flags_at in ((NEWFSTATAT, 40), (STATX, 32)):  # libc's fstat is one of these with an empty path
-        no_files += block(call[column], [load(flags_at), *on_bits(AT_EMPTY_PATH, ALLOW), returning(ENOENT)])
 
     leaf = block(CLONE[column], [load(16), *on_bits(CLONE_THREAD, ALLOW), returning(KILL)])
     leaf += rules(LEAF_KILLED, KILL) + rules(LEAF_DENIED, EPERM)
     leaf += block(PRCTL[column], [load(16), *on_equal(1, KILL), returning(ALLOW)])  # to outlive its parent
+    # Whether another process exists, and what it has computed, is nobody's business.
+    for name in ("getpgid", "getsid"):
+        leaf += block(ALLOWED[name][column], [load(16), *on_equal(0, ALLOW), returning(ESRCH)])
+    leaf += block(GETAFFINITY[column], [load(16), *on_equal(0, ALLOW), returning(ENOSYS)])
+    for name in CLOCKS:  # a negative number is the clock of a process, a thread or a device
+        leaf += block(ALLOWED[name][column], [load(16), *on_bits(1 << 31, EINVAL), returning(ALLOW)])
+    owned = [step for operation in PI_FUTEXES for step in on_equal(operation, ENOSYS)]  # the owner is looked up
+    leaf += block(FUTEX[column], [load(24), (0x54, 0, 0, 0x7F), *owned, returning(ALLOW)])
     no_new_limit = [load(24), *on_equal(RLIMIT_STACK, ALLOW)]
     no_new_limit += [load(32), (0x15, 0, 2, 0), load(36), (0x15, 1, 0, 0), returning(EPERM), returning(ALLOW)]
     leaf += block(PRLIMIT[column], no_new_limit)
     return assemble(base, EPERM, audit_id), assemble(no_files, ALLOW, audit_id), assemble(leaf, ALLOW, audit_id)
+
+
+def fstat(descriptor: int) -> os.stat_result:
+    """Return what `os.fstat` does, by a system call that takes no path; many versions of libc make one that takes an empty path."""
+    column, _ = ARCHITECTURES[platform.machine()]
+    buffer = ctypes.create_string_buffer(144)
+    if LIBC.syscall(ALLOWED["fstat"][column], ctypes.c_int(descriptor), buffer):
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    fields = struct.unpack_from(STAT[column], buffer)
+    device, inode, mode, links = (*fields[:2], *(fields[3:1:-1] if column == 0 else fields[2:4]))
+    user, group, special, size, block_size, blocks, *times = fields[4:]
+    nanoseconds = [10**9 * whole + part for whole, part in zip(times[::2], times[1::2], strict=True)]
+    whole = (mode, inode, device, links, user, group, size, *times[::2])
+    return os.stat_result((*whole, *(t / 1e9 for t in nanoseconds), *nanoseconds, block_size, blocks, special))
 
 
 def install(program: Filter) -> bool:

@@ -67,6 +67,7 @@ def preload(module: str) -> None:
         folders = vars(loaded).get("__path__", [])
         folders[:] = [folder.replace(os.getcwd(), ".") for folder in folders]
     posix.getcwd = lambda: "."
+    posix.fstat = os.fstat = walls.fstat  # libc's may need a call that takes a path
     sys.path_importer_cache.clear()
     for name in [name for name in sys.modules if name.split(".")[0] == __package__]:
         del sys.modules[name]

@@ -22,7 +22,8 @@ Conventions:
   * 50% is 50 and 1/2, but 0.5% is not 0.5. A degree sign is a unit, and 90 degrees are also pi/2.
     "2 hours 30 minutes" is 2.5 hours, `45^\circ 30'` is 45.5 degrees.
   * Number words are factors, not units: 5 lakh are 500000, 5百万 are 5000000. A counted noun is ignored: 8 real solutions are 8.
-  * A base that only one side has is ignored: `4210_5` is 4210. Two bases must agree, or the values.
+  * A numeral has one value. One with a base has that base, so `1010_2` is 10 and not 1010; one without a base is read in the
+    reference's base, or in base ten: 4210 is `4210_5` only where the reference is. `20_2` is no numeral.
   * `142 \bmod 100` is 42, and `-1 \pmod 7` is 6 or -1.
   * 1,000 and 1{,}000 and "1 000" and 1.000.000 are thousands, 1e3 is 1000; 2 1/2 is 5/2; any other number with a space in
     it is unparsable. 3,14 is 3.14 if the reference is a decimal with a point (as in math-verify), else a list.
@@ -32,10 +33,14 @@ Conventions:
     open interval alike. [1,2] is closed. "x<1 or x>3" is a union; with a comma or "and", relations are a union or an intersection.
   * `x=5` equals 5 in both directions, `y=5` does not equal `x=5`; x > 2 is (2, oo). X is not x, e and i are constants,
     but names alone on the left side.
-  * A letter of a multiple choice may have its text behind it: (B) 42 is B, but `B\cup C` is not.
+  * A letter of a multiple choice may have its text behind it: (B) 42 is B, but `B\cup C` is not. Where the reference has
+    both, either is right, and both must agree: D and aspirin are (D) aspirin, (D) ibuprofen is not.
+  * Letters that the answerer chooses are compared by meaning (`math_letters`): bound ones, declared ones, and constants of
+    integration. `2n\pi, n\in\mathbb{Z}` is `2k\pi, k\in\mathbb{Z}`, x^2+c is x^2+C; without the constant, x^2 is wrong.
+  * Two formats of one date are equal (`math_dates`); 3/5/2024 and 1/2 are no dates.
   * `x\approx 3` is no value, and `\sqrt{2}\approx 1.4` is `\sqrt{2}`. f'(x) is not f(x). 3:00 PM is 15:00, and 3:00.
-    `k\pi, k\in\mathbb{Z}` is `k\pi`.
-`tests/data/math_pairs.tsv` and `tests/data/reported_pairs.tsv` have about 1,900 examples, including known errors.
+    `k\pi, k\in\mathbb{Z}` is `k\pi`, and the same numbers as `\pi-k\pi, k\in\mathbb{Z}`.
+`tests/data/math_pairs.tsv` and `tests/data/reported_pairs.tsv` have about 2,100 examples, including known errors.
 """
 
 import json
@@ -47,6 +52,8 @@ from pathlib import Path
 import multirole_sandbox as sandbox
 from multirole.core.replies import closing_brace, ends_in_broken_box, find_boxes, text_outside_thoughts
 from multirole_sandbox import Limits, SandboxError
+from multirole_study.tasks.math_dates import read_date
+from multirole_study.tasks.math_letters import settle_letters
 from multirole_study.tasks.math_text import is_prose, normalize, words_of
 from multirole_study.tasks.math_units import inner_units_removed, split_unit
 
@@ -80,21 +87,34 @@ _NAME_BEFORE = re.compile(r"(?<![A-Za-z\\])([A-Za-z](?:_\w|_\{\w+\})?)\s*=\s*\$?
 _RATIONAL = re.compile(r"[+-]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?|\d+/0*[1-9]\d*)", re.ASCII)
 _SPACED = re.compile(r"[+-]?[\d.,]*\d \d")
 _BASE = re.compile(
-    r"([+-]?[0-9A-Za-z]+(?:\.[0-9A-Za-z]+)?)_(?:\{(?:\\text\{)?\s*(\d+|two|eight|ten|sixteen)\s*\}?\}|(\d))", re.ASCII
+    r"([+-]?[0-9A-Za-z]+(?:\.[0-9A-Za-z]+)?)_(?:\{(?:\\text\{)?\s*(?:base\s*\}?\s*)?(\d+|[a-z]{3,})\s*\}?\}|(\d))",
+    re.ASCII,
 )
 _BASE_SPELLINGS = (
     (re.compile(r"\(?([0-9A-Za-z.]+)\)?\s*(?:\\text\{)?\s*\(?\s*base\s*(\w+)\s*\)?\s*\}?"), r"\1_{\2}"),
-    (re.compile(r"(?:\(|\\text\{)([0-9A-Za-z.]+)[)}](_.*)"), r"\1\2"),
+    (re.compile(r"(?:\(|\\text\{|\\overline\{)([0-9A-Za-z.]+)[)}](_.*)"), r"\1\2"),
     (re.compile(r"0[xX]([0-9A-Fa-f]+)"), r"0\1_{16}"),
     (re.compile(r"0[bB]([01]+)"), r"\1_{2}"),
+    (re.compile(r"0[oO]([0-7]+)"), r"\1_{8}"),
     (re.compile(r"([+-]?\d{1,4}(?:[, ]\d{3,4})+)(_.*)"), lambda number: re.sub("[, ]", "", number[1]) + number[2]),
 )
 """Other spellings of digits in a base: 52 (base 8), (52)_8, 0x2A, 10,101_2."""
-_BASE_WORDS = {"two": 2, "eight": 8, "ten": 10, "sixteen": 16}
+_BASE_WORDS = {
+    "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10, "eleven": 11, "twelve": 12, "sixteen": 16,
+}  # fmt: skip
 _CHOICE = re.compile(
-    r"(?:\\text\{)?\s*(?:(?i:option|choice|answer)\s*:?\s*)?(?:\((?P<round>[A-Z])\)|(?P<bare>[A-Z])(?P<mark>[).:]?))(?P<rest>.*)",
+    r"(?:\\text\{)?\s*(?:(?i:option|choice|answer)\s*:?\s*)?(?:\((?P<round>[A-Za-j])\)|(?P<bare>[A-Z])(?P<mark>[).:]?))(?P<rest>.*)",
     re.DOTALL,
 )
+_CHOICE_WORD = re.compile(r"\\text|option|choice|answer", re.IGNORECASE)
+_OPTION = re.compile(
+    r"\$?(?:\\(?:text|math)(?:bf|rm|it|sf)?\s*\{)*\s*(?:(?i:option|choice|answer)\s*:?\s*)?(?:\((?P<round>[A-Ja-j])\)|(?P<bare>[A-J])[).:])\}?"
+    r"(?:\s|\\[,;: ]|~|\\q?quad(?![A-Za-z])|\})+(?![+*/=^<>]|-\s|\\(?:cup|cap|times|cdot|setminus|in|pm)(?![A-Za-z])|(?:and|or)(?![A-Za-z]))"
+    r"(?P<text>[^\s{}](?:(?!\([A-J]\)|(?<![A-Za-z(])[A-J]\)).)*?)\}?\$?",
+    re.DOTALL,
+)
+"""Matches a choice with its text: "(D) aspirin", \\textbf{(D)}\\ 42, "D. Paris"; no second letter follows."""
+_PLAIN_WORDS = re.compile(r"^[A-Za-z][A-Za-z' -]+$")
 _MORE_ROUND = re.compile(r"(?:[\s,;&.]|\\cdot)*+(?:and|or)?+[\s,;]*+\([A-J]\)(?![A-Za-z])")
 _MORE_BARE = re.compile(
     r"[\s,;&.]*+(?:and|or)\s++[A-J](?![A-Za-z])|\s*+[,;&]\s*+[A-J](?![A-Za-z])|(?:\s++[A-J](?![A-Za-z]))++\s*+$"
@@ -127,7 +147,7 @@ _FORMULA = re.compile(r"[\[\](){}|!'\\]|(?<![A-Za-z])[A-Za-z]?-")
 _DATE = re.compile(r"\\text\{[A-Za-z]{3}[\w ,.:]*\}")
 """Matches a word with numbers behind it, such as a date in `\\text{}`."""
 _SYNONYMS = {"dne": "does not exist", "no solutions": "no solution", "no real solutions": "no real solution"}
-_TIME = re.compile(r"(\d{1,2}):(\d\d)\s*(?:\\text\{)?\s*(?:([AaPp])\.?\s?[Mm]\.?)?\s*\}?", re.ASCII)
+_TIME = re.compile(r"(\d{1,2})(?::(\d\d)|(?=\D*[AaPp]))\s*(?:\\text\{)?\s*(?:([AaPp])\.?\s?[Mm]\.?)?\s*\}?", re.ASCII)
 _MODULUS = re.compile(
     r"(?:\\cdot)?\(?(?:\\text\{)?\(?(?<![A-Za-z\\])mod(?:ulo)?(?:\\cdot)?\}?(?:\\text\{)?(\d+)(?:\)|\}|\\cdot)*"
 )
@@ -135,13 +155,6 @@ _MODULUS = re.compile(
 _RESIDUE = re.compile(
     r"(?:[a-z]\\equiv)?(-?\d+)(?:\\pmod|\\bmod|\\mod|\(\\bmod|\(\\mod|\\text\{mod\}|\(?mod)\s*\{?(\d+)\}?\)?"
 )
-
-
-_OF_AN_INTEGER = re.compile(
-    r"(?<=.)(?:,|\(|(?:,|\()?\\text\{\s*(?:for|where|with)(?: any| all)?\s*\})\s*[a-z] ?\\in ?\\mathbb\{Z\}\)?$",
-    re.DOTALL,
-)
-"""Matches ", k\\in\\mathbb{Z}" behind k\\pi, which may be left out."""
 
 
 def extract_boxed(text: str) -> str | None:
@@ -204,7 +217,11 @@ def grade_answers(pairs: Sequence[tuple[str, str]]) -> list[str]:
     return [item if isinstance(item, str) else verdicts[item] for item in decided]
 
 
-def _compare(pairs: list[tuple[str, str, str]]) -> list[str]:
+Undecided = tuple[tuple[str, ...], str, str, str]
+"""The answer with its letters named in each possible way, the reference, the allowed factors of the answer, and the letter of any integer."""
+
+
+def _compare(pairs: list[Undecided]) -> list[str]:
     """Run the comparisons in the sandbox; one that does not finish normally is a "timeout"."""
     results = sandbox.call(MODULE, "judge", [list(pair) for pair in pairs], LIMITS)
     words = [json.loads(output) if reason == "passed" else "timeout" for reason, output in results]
@@ -213,16 +230,32 @@ def _compare(pairs: list[tuple[str, str, str]]) -> list[str]:
     return words
 
 
-def decide(answer: str, reference: str) -> str | tuple[str, str, str]:
-    """Return the verdict if the texts determine it, else both texts and the allowed factors of the answer."""
+def decide(answer: str, reference: str) -> str | Undecided:
+    """Return the verdict if the texts determine it, else what `math_compare.judge` compares."""
     if len(answer) > MAX_CHARACTERS:
         return "too_long"
-    ours, gold = (_OF_AN_INTEGER.sub("", normalize(text)) for text in (answer, reference))
+    ours, gold = normalize(answer), normalize(reference)
     if len(ours) > LONGEST_NORMALIZED:
         return "too_long"
     if not ours or closing_brace(ours + "}", 0) != len(ours):
         return "unparsable"
     if ours == gold or answer.strip() == reference.strip():
+        return "correct"
+    if verdict := _decide_dates(answer, ours, reference, gold):
+        return verdict
+    if option := _OPTION.fullmatch(reference.strip()):
+        return _decide_option(answer, ours, option)
+    answers, gold, integer = settle_letters(ours, gold)
+    results = [_decide_texts(answer, ours, reference, gold) for ours in answers]
+    undecided = [result for result in results if not isinstance(result, str)]
+    if "correct" in results or not undecided:
+        return "correct" if "correct" in results else str(results[0])
+    return tuple(ours for ours, _, _ in undecided), *undecided[0][1:], integer
+
+
+def _decide_texts(answer: str, ours: str, reference: str, gold: str) -> str | tuple[str, str, str]:
+    """Return the verdict if the texts determine it, else both texts and the allowed factors of the answer."""
+    if ours == gold:
         return "correct"
     if verdict := _decide_words(answer, ours, reference, gold):
         return verdict
@@ -251,12 +284,35 @@ def _powers_of_ten(text: str) -> str:
     return re.sub(r"^([+-]?[\d.]+)[eE]([+-]?\d+)$", r"\1\\cdot10^{\2}", text)
 
 
+def _decide_dates(answer: str, ours: str, reference: str, gold: str) -> str | None:
+    """Return the verdict for two dates, and for a date and a number, which 2024-03-05 is not."""
+    dates = read_date(answer), read_date(reference)
+    if dates[0] and dates[1]:
+        return "correct" if dates[0] == dates[1] else "wrong"
+    for day, text, other in (dates[0], ours, gold), (dates[1], gold, ours):
+        if day and text[0].isdigit() and _RATIONAL.fullmatch(other):
+            return "wrong"
+    return None
+
+
+def _decide_option(answer: str, ours: str, option: re.Match[str]) -> str | Undecided:
+    """Compare with the reference "(D) aspirin": D is right, and so is aspirin; (D) ibuprofen is not."""
+    own = _OPTION.fullmatch(answer.strip())
+    letter = own["round"] or own["bare"] if own else _choice(ours)
+    due = _PLAIN_WORDS.sub(r"\\text{\g<0>}", option["text"])
+    if letter is None:
+        return decide(_PLAIN_WORDS.sub(r"\\text{\g<0>}", answer.strip()), due)
+    if letter.upper() != (option["round"] or option["bare"]).upper():
+        return "wrong"
+    return decide(_PLAIN_WORDS.sub(r"\\text{\g<0>}", own["text"]), due) if own else "correct"
+
+
 def _decide_words(answer: str, ours: str, reference: str, gold: str) -> str | None:
     """Return the verdict for words and multiple-choice letters, or None."""
     letters = [_choice(text) for text in (ours, gold)]
-    if letters[1] and re.fullmatch(r"[^A-Za-z]*[A-Z][^A-Za-z]*", re.sub(r"\\text", "", gold)):
+    if letters[1] and re.fullmatch(r"[^A-Za-z]*[A-Z][^A-Za-z]*", _CHOICE_WORD.sub("", gold)):
         if letters[0]:
-            return "correct" if letters[0] == letters[1] else "wrong"
+            return "correct" if letters[0].upper() == letters[1] else "wrong"
         return None
     ours_words, gold_words = (_SYNONYMS.get(words, words) for words in map(words_of, (answer, reference)))
     is_formula = _FORMULA.search(ours + gold) or not (gold_words == "no" or re.search("[A-Za-z]{3}", f"{gold} {ours}"))
@@ -337,7 +393,7 @@ def _decide_times(ours: re.Match[str], gold: re.Match[str]) -> str:
         is_equal = int(ours[1]) == int(gold[1]) and ours[3].lower() == gold[3].lower()
     else:
         is_equal = bool(hours[0] & hours[1])
-    return "correct" if is_equal and ours[2] == gold[2] else "wrong"
+    return "correct" if is_equal and (ours[2] or "00") == (gold[2] or "00") else "wrong"
 
 
 def _decide_residue(number: int, modulus: int, other: Fraction, is_reference: bool) -> str:
@@ -356,17 +412,20 @@ def _base_form(text: str) -> str:
 
 def _decide_bases(ours: str, our_base: re.Match[str] | None, gold: str, gold_base: re.Match[str] | None) -> str | None:
     values = [_based(base) for base in (our_base, gold_base)]
+    for base, value in zip((our_base, gold_base), values, strict=True):
+        if base and value is None and re.fullmatch(r"[+-]?[\d.]+", base[1]):
+            return "wrong"  # 20_2 is no numeral; a_2 is a letter
     if our_base and gold_base:
         return None if None in values else "correct" if values[0] == values[1] else "wrong"
     base, value, plain = (our_base, values[0], gold) if our_base else (gold_base, values[1], ours)
-    if value is None or base is None:
+    if base is None or value is None:
         return None
-    if base[1].lstrip("+0").upper() == plain.lstrip("+0").upper():
-        return "correct"
-    if our_base and _RATIONAL.fullmatch(plain):  # the reference is an ordinary number
-        digits = base[1].lstrip("+-")
-        is_numeral = digits[0].isdigit() or len(digits) > 1  # F_{16} is a letter with an index
+    is_same = base[1].lstrip("+0").upper() == plain.lstrip("+0").upper()
+    if our_base and _RATIONAL.fullmatch(plain):  # the reference is in base ten
+        is_numeral = base[1].lstrip("+-")[0].isdigit() or len(base[1]) > 1  # F_{16} is a letter with an index
         return "correct" if is_numeral and value == Fraction(plain) else "wrong"
+    if is_same:
+        return "correct"
     return "wrong" if re.fullmatch(r"[0-9A-Fa-f]+", plain) else None
 
 
@@ -375,7 +434,7 @@ def _based(match: re.Match[str] | None) -> Fraction | None:
     if match is None:
         return None
     word = match[2] or match[3]
-    base = _BASE_WORDS.get(word) or int(word)
+    base = int(word) if word.isdecimal() else _BASE_WORDS.get(word, 0)
     whole, _, part = match[1].partition(".")
     digits = whole.lstrip("+-") + part
     if not 2 <= base <= 36 or not digits[0].isdigit() and base <= 10 or len(digits) > 200:

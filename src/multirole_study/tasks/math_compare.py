@@ -621,8 +621,11 @@ def _rows(value: Value) -> list[list[Value]]:
 # ---- verdicts
 
 
-def compare(answer: str, reference: str, scales: str = "1") -> str:
-    """Return "correct", "wrong" or "unparsable". The answer may be multiplied by any of `scales` (texts of numbers, ";")."""
+def compare(answer: str, reference: str, scales: str = "1", integer: str = "") -> str:
+    """Return "correct", "wrong" or "unparsable". The answer may be multiplied by any of `scales` (texts of numbers, ";").
+
+    `integer`: a letter that stands for every integer, so that both sides are sets of numbers.
+    """
     gold, value = read(reference), read(answer)
     if isinstance(value, Words) and not isinstance(gold, Words):
         return "unparsable"
@@ -631,7 +634,35 @@ def compare(answer: str, reference: str, scales: str = "1") -> str:
             return "correct"
         if scale != "1" and equal(gold, _scaled(value, read(scale))):
             return "correct"
-    return "wrong"
+    return "correct" if integer and equal_progressions(gold, value, integer) else "wrong"
+
+
+def equal_progressions(gold: Value, value: Value, integer: str) -> bool:
+    """Return whether two expressions have the same values for all integers of a letter: -\\pi/4+k\\pi and 3\\pi/4+k\\pi."""
+    if isinstance(gold, Equation) and isinstance(value, Equation) and gold.name != value.name:
+        return False
+    gold, value = (side.right if isinstance(side, Equation) and _is_name(side) else side for side in (gold, value))
+    if not (isinstance(gold, sympy.Expr) and isinstance(value, sympy.Expr)):
+        return False
+    lines = []
+    for side in (gold, value):
+        symbols = [symbol for symbol in side.free_symbols if symbol.name == integer]
+        if len(symbols) != 1 or side.free_symbols - set(symbols):
+            return False
+        points = [math_numbers.evaluate(side, {symbols[0]: sympy.Integer(k)}, False) for k in (0, 1, 2, 5)]
+        step = points[1] - points[0]
+        if not (
+            equal_expressions(points[2], points[0] + 2 * step) and equal_expressions(points[3], points[0] + 5 * step)
+        ):
+            return False
+        lines.append((points[0], step))
+    (start, step), (other, other_step) = lines
+    is_same_step = equal_expressions(step, other_step) or equal_expressions(step, -other_step)
+    return (
+        is_same_step
+        and not equal_expressions(step, sympy.S.Zero)
+        and sympy.simplify((start - other) / step).is_Integer is True
+    )
 
 
 def _scaled(value: Value, factor: Value) -> Value:
@@ -642,11 +673,12 @@ def _scaled(value: Value, factor: Value) -> Value:
     return sympy.Mul(value, factor, evaluate=False) if isinstance(value, sympy.Expr) else value
 
 
-def judge(answer: str, reference: str, scales: str = "1") -> str:
-    """Compare one pair; "broken: ..." if a module or file is missing, which no text can cause."""
+def judge(answers: list[str], reference: str, scales: str, integer: str) -> str:
+    """Compare an answer, in each of its forms, with a reference; "broken: ..." if a module or file is missing, which no text can cause."""
     sys.setrecursionlimit(1000)
     try:
-        return compare(answer, reference, scales)
+        verdicts = [compare(answer, reference, scales, integer) for answer in answers]
+        return "correct" if "correct" in verdicts else verdicts[0]
     except (MemoryError, RecursionError, TooLarge):
         return "timeout"
     except NotReal:
