@@ -117,6 +117,7 @@ def evaluate(argv: list[str]) -> int:
 
 def plan(argv: list[str]) -> int:
     """Report whether a cell fits memory and disk, and estimate its time. The exit code is 1 if it does not fit."""
+    from multirole_study import hours
     from multirole_study import plan as planner
     from multirole_study.experiment.cell import Cell
     from multirole_study.experiment.presets import is_tiny
@@ -125,7 +126,13 @@ def plan(argv: list[str]) -> int:
     parser = _parser(plan)
     parser.add_argument("--devices", type=int, help="number of processes, one per GPU")
     parser.add_argument("--memory-gib", type=float, help="memory of one GPU in GiB (default: this machine's)")
+    parser.add_argument(
+        "--gpu", choices=hours.GPUS, help="GPU whose speed the time is estimated for, and whose memory is the default"
+    )
     options, parameters = _read(parser, argv)
+    gpu = hours.GPUS[options.gpu] if options.gpu else None
+    if gpu is not None and options.memory_gib is None:
+        options.memory_gib = float(gpu.gib)
     if options.memory_gib is not None and not math.isfinite(options.memory_gib):
         raise UserError(f"--memory-gib must be a number of GiB, got {options.memory_gib}.")
     size = None if options.memory_gib is None else round(options.memory_gib * planner.GIB)
@@ -137,7 +144,7 @@ def plan(argv: list[str]) -> int:
         memory_plan = planner.plan(cell, launch, size)
         lines = [planner.report(memory_plan, launch)]
         if memory_plan.kind == "GPU" and memory_plan.fits and planner.has_estimate(cell):
-            lines.append("\n" + planner.time_report(cell, planned, memory_plan.size, Grid(cell.scale).cells()))
+            lines.append("\n" + planner.time_report(cell, planned, memory_plan.size, Grid(cell.scale).cells(), gpu))
         elif memory_plan.kind == "GPU" and memory_plan.fits and not is_tiny(cell.scale):
             lines.append(
                 "Time is estimated only for the paper's models with vLLM in the trainer's process, and for credit without replays."

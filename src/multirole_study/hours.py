@@ -46,16 +46,20 @@ class Gpu(NamedTuple):
     """Dense bfloat16 FLOP per second."""
 
 
-GPUS = (
-    Gpu("RTX 4090", 24, 1.008e12, 165e12),
-    Gpu("H100 SXM", 80, 3.35e12, 989e12),
-    Gpu("H200", 141, 4.8e12, 989e12),
-)
+GPUS = {
+    "4090": Gpu("RTX 4090", 24, 1.008e12, 165e12),
+    "a100-40": Gpu("A100 SXM 40 GB", 40, 1.555e12, 312e12),
+    "l40s": Gpu("L40S", 48, 0.864e12, 362e12),
+    "h100": Gpu("H100 SXM", 80, 3.35e12, 989e12),
+    "a100": Gpu("A100 SXM 80 GB", 80, 2.039e12, 312e12),
+    "h200": Gpu("H200", 141, 4.8e12, 989e12),
+}
+"""Name for `multirole plan --gpu` -> GPU, by memory; of two with equal memory, the first stands for an unknown one."""
 
 
 def gpu_of(gpu_bytes: int) -> Gpu:
     """Return the smallest of `GPUS` with at least this much memory, or else the largest."""
-    return next((gpu for gpu in GPUS if gpu_bytes <= gpu.gib * 2**30), GPUS[-1])
+    return next((gpu for gpu in GPUS.values() if gpu_bytes <= gpu.gib * 2**30), GPUS["h200"])
 
 
 class Calls(NamedTuple):

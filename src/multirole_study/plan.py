@@ -37,7 +37,7 @@ from multirole_study.experiment.hardware import (
     preflight_checks,
 )
 from multirole_study.experiment.launch import ONE_PROCESS, Launch
-from multirole_study.experiment.presets import PAPER_SCALES, Shape, is_small, is_tiny
+from multirole_study.experiment.presets import MODELS, PAPER_SCALES, Shape, is_small, is_tiny
 from multirole_study.experiment.run_folder import N_KEPT, folder_of
 
 BYTES = {"float32": 4, "bfloat16": 2}
@@ -365,37 +365,57 @@ def has_estimate(cell: Cell) -> bool:
     return cell.scale in PAPER_SCALES and is_usual and cell.engine in ("auto", "vllm")
 
 
-def estimate(cell: Cell, launch: Launch, gpu_bytes: int) -> hours.Estimate:
-    """Estimate the seconds of a cell on GPUs with `gpu_bytes` of memory and the batches that the plan chooses; not measured."""
+def estimate(cell: Cell, launch: Launch, gpu_bytes: int, gpu: hours.Gpu | None = None) -> hours.Estimate:
+    """Estimate the seconds of a cell on GPUs with `gpu_bytes` of memory and the batches that the plan chooses; not measured.
+
+    Without `gpu` the speed is that of `hours.gpu_of`.
+    """
     launch = settled(cell, launch, gpu_bytes)
     tokens = (plan(cell, launch, gpu_bytes).cache or 0) * (cell.max_prompt_tokens + cell.max_response_tokens)
     fitting = max(1, min(launch.vllm_max_num_seqs or MAX_GRAPH_ROWS, int(tokens / hours.mean_context(cell))))
-    gpu = hours.gpu_of(gpu_bytes)
+    gpu = gpu or hours.gpu_of(gpu_bytes)
     are_kept = not launch.is_sharded and tokens_kept(cell, launch, gpu_bytes) < launch.pass_tokens(cell.scale)
     return hours.estimate(cell, gpu, launch.n_processes, launch.recomputes(cell.scale) and not are_kept, fitting)
 
 
-def time_report(cell: Cell, launch: Launch, gpu_bytes: int, grid: Sequence[Cell]) -> str:
-    """Format the estimated times of the cell and of every other workflow in its place, and the GPU-hours of `grid`."""
-    gpu, policy = hours.gpu_of(gpu_bytes), cell.policy_name if cell.policy_name == "ip" else "sp"
+def time_report(
+    cell: Cell, launch: Launch, gpu_bytes: int, grid: Sequence[Cell], known: hours.Gpu | None = None
+) -> str:  # fmt: skip
+    """Format the estimated times of the cell and of every other workflow in its place, and the GPU-hours of `grid`.
+
+    `known` is the GPU, if the user has named it.
+    """
+    gpu, policy = known or hours.gpu_of(gpu_bytes), cell.policy_name if cell.policy_name == "ip" else "sp"
     cells, rows = [cell], []
     for name in (other for other in WORKFLOWS if other != cell.workflow_name):
         with contextlib.suppress(ValueError):  # a setting that another workflow cannot have
             cells.append(cell.sibling(name, policy))
     for sibling in cells:
-        time = estimate(sibling, launch, gpu_bytes)
+        time = estimate(sibling, launch, gpu_bytes, gpu)
         seconds = time.rollout, time.update, time.iteration, time.validation
         rows.append((sibling.workflow_name, *seconds, time.hours, time.gpu_hours, disk_need(sibling) / GIB))
     headers = ("workflow", "rollout", "update", "iteration", "validation", "hours", "GPU-hours", "GiB of disk")
     table = tabulate(rows, headers=headers, floatfmt=("", ".0f", ".0f", ".0f", ".0f", ".1f", ".0f", ".1f"))
+    stands = "" if known else ", which stands for every GPU of its size (--gpu names another)"
     head = (
         f"Estimated, not measured: seconds on {launch.n_processes} x {gpu.name} ({gpu.bandwidth / 1e12:.2f} TB/s, "
-        f"{gpu.flops / 1e12:.0f} TFLOP/s), which stands for every GPU of its size, if replies take {hours.REPLY_SHARE:.0%} of their cap. Hours include validation."
+        f"{gpu.flops / 1e12:.0f} TFLOP/s){stands}, if replies take {hours.REPLY_SHARE:.0%} of their cap. Hours include validation."
     )
-    return f"{head}\n{table}\n{grid_report(launch, gpu_bytes, grid)}"
+    return f"{head}\n{table}\n{grid_report(launch, gpu_bytes, grid, gpu)}\n{download_report(cell)}"
 
 
-def grid_report(launch: Launch, gpu_bytes: int, grid: Sequence[Cell]) -> str:
+def download_report(cell: Cell) -> str:
+    """Say what a first run at a paper scale downloads. The weights' size follows from the model's shape; that of the rows is not known here."""
+    pinned = MODELS[cell.scale]
+    dataset = {"math": "DAPO-Math-17K", "code": "DeepCoder"}.get(cell.task) if cell.data is None else None
+    rows = f", and the rows of {dataset}" if dataset else ""
+    return (
+        f"A first run downloads {pinned.repo}, about {2 * pinned.shape.parameters / 1e9:.1f} GB in bfloat16 (more if its file repeats the tied "
+        f"head){rows}."
+    )
+
+
+def grid_report(launch: Launch, gpu_bytes: int, grid: Sequence[Cell], gpu: hours.Gpu | None = None) -> str:
     """Format the GPU-hours and disk of a grid, with one GPU for each cell or, if some cell does not fit on one, with `launch`."""
     needs = f"The grid of {len(grid)} cells at this scale, one seed"
     for layout in (ONE_PROCESS, launch):
@@ -403,15 +423,17 @@ def grid_report(launch: Launch, gpu_bytes: int, grid: Sequence[Cell]) -> str:
         if not large:
             gpus = "a GPU each" if layout.n_processes == 1 else f"{layout.n_processes} GPUs each"
             return (
-                f"{needs}, {gpus}: {grid_gpu_hours(grid, gpu_bytes, layout):.0f} GPU-hours (estimated, not measured) and "
+                f"{needs}, {gpus}: {grid_gpu_hours(grid, gpu_bytes, layout, gpu):.0f} GPU-hours (estimated, not measured) and "
                 f"{sum(map(disk_need, grid)) / GIB:.0f} GiB of disk."
             )
     return f"{needs}, is not estimated: {len(large)} of its cells do not fit this layout, such as {large[0].id}."
 
 
-def grid_gpu_hours(cells: Sequence[Cell], gpu_bytes: int, launch: Launch = ONE_PROCESS) -> float:
+def grid_gpu_hours(
+    cells: Sequence[Cell], gpu_bytes: int, launch: Launch = ONE_PROCESS, gpu: hours.Gpu | None = None
+) -> float:  # fmt: skip
     """Estimate the GPU-hours to train all cells, with validations and without evaluations; not measured."""
-    return sum(estimate(cell, launch, gpu_bytes).gpu_hours for cell in cells)
+    return sum(estimate(cell, launch, gpu_bytes, gpu).gpu_hours for cell in cells)
 
 
 def grid_wall_hours(cells: Sequence[Cell], n_gpus: int, gpu_bytes: int) -> float:

@@ -7,13 +7,14 @@ import pytest
 
 from multirole_study import hours
 from multirole_study import plan as planner
+from multirole_study.__main__ import plan
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.launch import Launch
 from multirole_study.paper.grid import Grid
 
 ROOT = Path(__file__).parents[2]
 GIB = 2**30
-H100 = next(gpu for gpu in hours.GPUS if gpu.name == "H100 SXM")
+H100 = hours.GPUS["h100"]
 VOTING = Cell("voting", "ip", scale="1.7b")
 WEIGHTS = 1_720_574_976  # of Qwen3-1.7B
 ADAPTER = 28 * 64 * (2 * (2048 + 2048) + 2 * (2048 + 1024) + 3 * (2048 + 6144))
@@ -108,3 +109,15 @@ def test_a_grid_takes_at_least_its_longest_cell(monkeypatch):
     times = iter([3.0, 5.0, 4.0, 3.0] * 3)
     monkeypatch.setattr(planner, "estimate", lambda *_: SimpleNamespace(hours=next(times)))
     assert [planner.grid_wall_hours([None] * 4, n_gpus, 0) for n_gpus in (2, 4, 9)] == [8.0, 5.0, 5.0]
+
+
+def test_a_named_gpu_has_its_own_speed(capsys):
+    """An A100 has the memory of an H100, and less than two thirds of its bandwidth."""
+    assert hours.gpu_of(80 * GIB).name == "H100 SXM"
+    named, unknown = (planner.estimate(VOTING, Launch(), 80 * GIB, gpu) for gpu in (hours.GPUS["a100"], None))
+    assert named.rollout > 1.4 * unknown.rollout and named.update > 3 * unknown.update
+    words = ["-p", "workflow", "voting", "-p", "policy", "ip", "-p", "scale", "1.7b"]
+    assert plan([*words, "--gpu", "a100"]) == 0
+    printed = capsys.readouterr().out
+    assert "one GPU has 80.00 GiB" in printed and "1 x A100 SXM 80 GB (2.04 TB/s, 312 TFLOP/s), if" in printed
+    assert "downloads Qwen/Qwen3-1.7B, about 3.4 GB in bfloat16" in printed and "the rows of DAPO-Math-17K" in printed
