@@ -142,7 +142,8 @@ def _bound_named(ours: str, gold: str) -> str:
 def _constants_named(ours: str, gold: str) -> Iterator[str]:
     """Yield the answer with its constants of integration named in each way as the reference's."""
     due = _constants(gold)
-    own = sorted(letters_of(ours) - (letters_of(gold) - set(due)))
+    formula = ours if "=" in gold else ours.rpartition("=")[2]
+    own = sorted(letters_of(formula) - (letters_of(gold) - set(due)))
     if due and len(own) == len(due) <= 3 and all(map(_CHOSEN.fullmatch, own)):
         for names in permutations(due):
             yield rename(ours, dict(zip(own, names, strict=True)))
