@@ -52,8 +52,11 @@ def test_a_grid_with_other_memory_has_the_same_runs():
 
 
 def test_a_treatment_must_be_a_memory_setting():
-    with pytest.raises(ValueError, match=r"`fixed_launch` must name options of micro_batch_tokens, .*got 'seed'"):
-        Cell("voting", "ip", fixed_launch={"seed": 1})
+    with pytest.raises(ValueError, match=r"`fixed_launch` must set some of micro_batch_tokens, .*got 'seed=1'"):
+        Cell("voting", "ip", fixed_launch="seed=1")
+    assert Cell("voting", "ip", fixed_launch="micro_batch_tokens=512").sibling("eval_opt", "sp").treatment == {
+        "micro_batch_tokens": 512
+    }
 
 
 def test_a_resumed_run_may_have_other_memory_settings_and_records_both(tmp_path):

@@ -41,6 +41,7 @@ from multirole_study.experiment.settings import (
     unknown_name,
     user_errors,
 )
+from multirole_study.experiment.settings import value as parsed
 from multirole_study.experiment.trl_names import TRL_NAMES, with_cell_names
 from multirole_study.experiment.user_files import load_user_object
 from multirole_study.tasks.gym import PREFIX, Gym, is_gym
@@ -204,8 +205,8 @@ class Cell(Settings):
         "dtype of the base model; adapters are float32. auto is bfloat16 where the processor multiplies it in hardware, else float32",
         "bfloat16", tiny="float32", smollm2="auto",
     )  # fmt: skip
-    fixed_launch: dict[str, int] | None = option(
-        "launch options that are a treatment of this run, as in an A/A arm, so that its name contains them", None
+    fixed_launch: str = option(
+        "launch options for memory that this run compares, as in an A/A arm, so that its name contains them", ""
     )
 
     _workflow: Workflow | None = PrivateAttr(None)  # user-supplied
@@ -245,8 +246,10 @@ class Cell(Settings):
         """Yield a message for each combination of settings that cannot work and for each missing path."""
         if set(self.anchors) != set(self.policy) or min(self.anchors.values()) < 0:
             yield f"`kl_anchor` must be a number >= 0, or a dict of them by role ({', '.join(self.policy)}), got {self.kl_anchor}."
-        if unknown := [name for name in self.fixed_launch or () if name not in MEMORY_SETTINGS]:
-            yield f"`fixed_launch` must name options of {', '.join(MEMORY_SETTINGS)}, got {unknown[0]!r}."
+        if not self.treatment.keys() <= {*MEMORY_SETTINGS}:
+            yield (
+                f"`fixed_launch` must set some of {', '.join(MEMORY_SETTINGS)}, such as 'micro_batch_tokens=512', got {self.fixed_launch!r}."
+            )
         if self.n_train is not None and self.n_train < self.n_problems:
             yield f"`n_train` must be at least `n_problems` ({self.n_problems}), got {self.n_train}."
         if (
@@ -388,7 +391,7 @@ class Cell(Settings):
         policy = {} if self.policy_name in ("sp", "ip") else {"policy": self.policy}
         options = {"task": self.task} if self._gym is not None and self.task != PREFIX + self._gym.kind else {}
         changed = {name: current[name] for name, value in self if name in current and value != preset.get(name, value)}
-        return changed | policy | options | (self.fixed_launch or {}) | self._digests
+        return changed | policy | options | self.treatment | self._digests
 
     @property
     def uses_sandbox(self) -> bool:
@@ -402,7 +405,7 @@ class Cell(Settings):
         """
         paths = {name: path and Path(path).name for name, path in (("model", self.model), ("data", self.data))}
         task = self.task if self._gym is not None else self.task_label
-        settings = {name: value for name, value in self if name != "fixed_launch"} | (self.fixed_launch or {})
+        settings = {name: value for name, value in self if name != "fixed_launch"} | self.treatment
         return settings | {"workflow": self.workflow_name, "task": task} | paths | self._digests
 
     @classmethod
@@ -414,17 +417,22 @@ class Cell(Settings):
         launched = {name: value for name, value in settings.items() if name in MEMORY_SETTINGS}
         usual = Launch().memory(settings["scale"])
         fixed = {name: value for name, value in launched.items() if value != usual[name]}
-        return cls(
-            **{name: value for name, value in settings.items() if name in cls.model_fields}, fixed_launch=fixed or None
-        )
+        fields = {name: value for name, value in settings.items() if name in cls.model_fields}
+        return cls(**fields, fixed_launch=as_text(fixed))
+
+    @property
+    def treatment(self) -> dict[str, Any]:
+        """The launch options that belong to this run."""
+        pairs = [item.partition("=") for item in self.fixed_launch.split(",") if item]
+        return {name.strip(): parsed(text.strip()) for name, _, text in pairs}
 
     def launched(self, launch: Launch) -> Launch:
         """Return the launch with the options that belong to this run."""
-        return launch.replace(**self.fixed_launch) if self.fixed_launch else launch
+        return launch.replace(**self.treatment)
 
     def sibling(self, workflow: str, policy: str) -> "Cell":
         """Return the cell of another workflow and policy with the same changed options, except maps by role."""
-        changed = self.changed().keys() - {*COORDINATES}
+        changed = {"fixed_launch", *self.changed()} - {*COORDINATES}
         options = {name: value for name, value in self if name in changed and not isinstance(value, dict)}
         return Cell(workflow, policy, self.task, self.scale, self.seed, self.preset, **options)
 
@@ -470,6 +478,11 @@ class Cell(Settings):
 
     def __hash__(self) -> int:
         return hash((self.scale, self.id))
+
+
+def as_text(options: dict[str, Any]) -> str:
+    """Return launch options as `Cell.fixed_launch`."""
+    return ",".join(f"{name}={option}" for name, option in options.items())
 
 
 def policy_name(policy: dict[str, str]) -> str:

@@ -19,7 +19,7 @@ from typing import ClassVar, Literal, Self
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.cell import Cell, as_text
 from multirole_study.experiment.evaluation import Evaluation
 from multirole_study.experiment.launch import MEMORY_SETTINGS
 from multirole_study.experiment.presets import TASKS
@@ -37,7 +37,7 @@ def as_fields(changed: dict[str, object]) -> dict[str, object]:
     """Return what a variant changes as fields of a cell, with launch options for memory as `fixed_launch`."""
     fixed = {name: value for name, value in changed.items() if name in MEMORY_SETTINGS}
     rest = {name: value for name, value in changed.items() if name not in fixed}
-    return rest | ({"fixed_launch": fixed} if fixed else {})
+    return rest | ({"fixed_launch": as_text(fixed)} if fixed else {})
 
 
 @dataclass(frozen=True, config=CHECKED)
