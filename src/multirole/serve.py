@@ -28,7 +28,7 @@ from multirole.core.engine import Sampling
 from multirole.core.policy import saved_adapters
 from multirole.endpoint.arguments import add_serving_arguments
 from multirole.endpoint.serving import ModelServer, listening
-from multirole.engines.generate_engine import MAX_GAP, GenerateEngine
+from multirole.engines.generate_engine import GenerateEngine
 from multirole.engines.qwen3 import unsupported
 from multirole.engines.transformers_engine import TransformersEngine
 
@@ -140,7 +140,6 @@ def load_server(saved: SavedRoles, ignore: Sequence[str] = ()) -> ModelServer:
         engine = TransformersEngine(*ends, max_length=longest)
     else:
         engine = GenerateEngine(*ends, pad_id=tokenizer.pad_token_id or 0, max_length=longest)
-        engine.check_scores(model, MAX_GAP)
     engine.publish(model, 0)
     return ModelServer(
         engine, tokenizer, saved.policy, saved.sampling, saved.max_prompt_tokens, saved.render, tuple(dict.fromkeys(ignore)),

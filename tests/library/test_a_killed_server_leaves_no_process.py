@@ -8,7 +8,7 @@ import time
 
 import pytest
 
-SERVER = 'sleep 1000 & echo $$ $!; trap "kill $!; exit 3" TERM; wait'
+SERVER = "trap 'kill $!; exit 3' TERM; sleep 1000 & echo $$ $!; wait"
 """A stand-in for vLLM's server: it has a child, which it ends on SIGTERM alone."""
 
 

@@ -80,9 +80,9 @@ def test_the_commands_say_which_base_is_missing(other_base, command, capsys):
 
 
 def test_a_run_is_served_with_its_own_sampling_at_the_last_step_or_the_one_that_is_asked_for(run_folder):
-    saved, first = roles_of_run(run_folder, None, None), roles_of_run(run_folder, 0, None)
+    saved, first = roles_of_run(run_folder, None, None), roles_of_run(run_folder, 1, None)
     assert {folder.parent.name for folder in saved.folders.values()} == {"step_00004"}
-    assert {folder.parent.name for folder in first.folders.values()} == {"step_00000"}
+    assert {folder.parent.name for folder in first.folders.values()} == {"step_00001"}
     server = load_server(saved)
     assert server.policy == {"generator": "generator", "aggregator": "aggregator"}
     assert server.sampling.max_tokens == 24 and server.engine.weights.keys() == {None, "generator", "aggregator"}
@@ -95,7 +95,7 @@ def test_an_open_address_is_refused_before_anything_is_loaded(run_folder, monkey
     with pytest.raises(UserError, match=r"can be reached from other machines.*export VLLM_API_KEY="):
         serve([str(run_folder), "--host", "0.0.0.0"])
     with pytest.raises(UserError, match="`--step` chooses among the evaluations of a run"):
-        serve([str(run_folder / "adapters" / "step_00000"), "--step", "1"])
+        serve([str(run_folder / "adapters" / "step_00001"), "--step", "1"])
 
 
 def test_a_folder_without_a_run_or_measurements_is_named(tmp_path):
