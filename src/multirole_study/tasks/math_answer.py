@@ -312,7 +312,8 @@ def _decide_words(answer: str, ours: str, reference: str, gold: str) -> str | No
     letters = [_choice(text) for text in (ours, gold)]
     if letters[1] and re.fullmatch(r"[^A-Za-z]*[A-Z][^A-Za-z]*", _CHOICE_WORD.sub("", gold)):
         if letters[0]:
-            return "correct" if letters[0].upper() == letters[1] else "wrong"
+            own = letters[0].upper() if "(" in gold else letters[0]  # (d) is (D), not D
+            return "correct" if own == letters[1] else "wrong"
         return None
     ours_words, gold_words = (_SYNONYMS.get(words, words) for words in map(words_of, (answer, reference)))
     is_formula = _FORMULA.search(ours + gold) or not (gold_words == "no" or re.search("[A-Za-z]{3}", f"{gold} {ours}"))
