@@ -6,7 +6,6 @@ is one chunk. A field that cannot be honoured gives an error that names it, or i
 
 import asyncio
 import hashlib
-import itertools
 import json
 import logging
 import secrets
@@ -84,7 +83,6 @@ class Endpoint:
             exception_handlers={HTTPException: self._no_route},
         )
         self._sessions: dict[str, Session] = {}
-        self._numbers = itertools.count()
         self._warned_of: set[str] = set()
 
     def open(self, session: Session) -> str:
@@ -279,7 +277,7 @@ class Endpoint:
         reply = (turn.reply or parse_reply(None, turn, tools)) if tools else Reply(turn.text)
         calls = [(_call_id(turn, i), name, json.dumps(arguments)) for i, (name, arguments) in enumerate(reply.calls)]
         logprobs = token_logprobs(turn, session.tokenizer) if has_logprobs else None
-        return ClientReply(next(self._numbers), role, turn, reply.text, reply.reasoning, calls, logprobs)
+        return ClientReply(secrets.token_hex(12), role, turn, reply.text, reply.reasoning, calls, logprobs)
 
 
 async def _unless_disconnected(request: Request, playing: "asyncio.Future[Any]") -> Any:
@@ -317,7 +315,7 @@ def _completion(body: dict, session: Session, reply: ClientReply) -> dict:
         index=0, message=message, finish_reason=reason, logprobs=content and ChoiceLogprobs(content=content)
     )
     return ChatCompletion(
-        id=f"chatcmpl-{reply.number}", object="chat.completion", created=int(time.time()), model=reply.role, usage=usage,
+        id=f"chatcmpl-{reply.id}", object="chat.completion", created=int(time.time()), model=reply.role, usage=usage,
         choices=[choice],
     ).model_dump(exclude_none=True)  # fmt: skip
 

@@ -34,7 +34,8 @@ class BadRequest(Exception):
 class ClientReply:
     """A turn as clients see it: its text, its thoughts, and its tool calls as (id, name, arguments in JSON)."""
 
-    number: int
+    id: str
+    """Random, because a client could otherwise continue the response of another one that it guesses."""
     role: str
     turn: Turn
     text: str

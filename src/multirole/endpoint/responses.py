@@ -135,19 +135,17 @@ def write(body: dict, session: Session, reply: ClientReply) -> dict:
     output: list[Any] = []
     if reply.thoughts:
         content = [Content(type="reasoning_text", text=reply.thoughts)]
-        output.append(ResponseReasoningItem(id=f"rs_{reply.number}", type="reasoning", summary=[], content=content))
+        output.append(ResponseReasoningItem(id=f"rs_{reply.id}", type="reasoning", summary=[], content=content))
     if reply.text or not reply.calls:
         logprobs: Any = reply.logprobs
         text = ResponseOutputText(type="output_text", text=reply.text, annotations=[], logprobs=logprobs)
         output.append(
-            ResponseOutputMessage(
-                id=f"msg_{reply.number}", type="message", role="assistant", status=status, content=[text]
-            )
+            ResponseOutputMessage(id=f"msg_{reply.id}", type="message", role="assistant", status=status, content=[text])
         )
     for i, (call_id, name, arguments) in enumerate(reply.calls):
         output.append(
             ResponseFunctionToolCall(
-                id=f"fc_{reply.number}_{i}", type="function_call", call_id=call_id, name=name, arguments=arguments,
+                id=f"fc_{reply.id}_{i}", type="function_call", call_id=call_id, name=name, arguments=arguments,
                 status="completed",
             )
         )  # fmt: skip
@@ -161,7 +159,7 @@ def write(body: dict, session: Session, reply: ClientReply) -> dict:
     previous = body.get("previous_response_id")
     written = [item.model_dump(exclude_none=True) for item in output]
     response: dict[str, Any] = {
-        "id": f"resp_{reply.number}", "object": "response", "created_at": time.time(), "model": reply.role, "status": status,
+        "id": f"resp_{reply.id}", "object": "response", "created_at": time.time(), "model": reply.role, "status": status,
         "output": written, "usage": usage.model_dump(exclude_none=True), "tools": body.get("tools") or [],
         "parallel_tool_calls": body.get("parallel_tool_calls") is not False, "tool_choice": body.get("tool_choice") or "auto",
         "previous_response_id": previous, "error": None, "instructions": body.get("instructions"), "metadata": body.get("metadata"),
