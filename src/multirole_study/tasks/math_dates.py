@@ -60,6 +60,7 @@ def read_date(text: str) -> Date | None:
     if found is None:
         return None
     parts = found.groupdict()
+    day: int | None
     if parts.get("first"):
         first, second = int(parts["first"]), int(parts["second"])
         if first <= 12 and second <= 12 and first != second:
