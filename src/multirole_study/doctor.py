@@ -33,6 +33,7 @@ from transformers import AutoTokenizer
 
 from multirole.core.distributed import gather_objects, local_shard, processes
 from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
+from multirole.core.model_passes import no_key
 from multirole.core.rows import Row, Steps
 from multirole.core.trainer import MultiRoleGRPOTrainer
 from multirole.core.types import Episode, Problem
@@ -219,10 +220,13 @@ class Trial(MultiRoleCallback):
         too_low = (ratio < 1 - trainer.epsilon_low) | (ratio > (trainer.args.delta or math.inf))
         is_clipped = torch.where(is_up, ratio > 1 + trainer.epsilon_high, too_low)
         due = (~mask.bool() | is_first_step & ~is_clipped & (sampled < MAX_LOGPROB)).cpu()
-        assert trainer.passes.last is not None and trainer.passes.last.rows is rows
+        micro, multiple = trainer.passes.last, trainer.passes.multiple
+        assert micro is not None and micro.rows is rows
+        if sum(n for _, n in micro.runs(no_key, multiple)) != len(self.reached):
+            self.lost += int(mask.sum())  # the pass has left out tokens of the rows
+            return
         unexpected = self.reached.clone()
-        places_by_row = trainer.passes.last.places(trainer.passes.multiple)
-        for row, row_places, is_due in zip(rows, places_by_row, due, strict=True):
+        for row, row_places, is_due in zip(rows, micro.places(multiple), due, strict=True):
             start, n = len(row.turn.prompt_ids) - 1, len(row.turn.completion_ids)  # an output predicts the next token
             outputs = row_places[start : start + n]
             self.lost += int((is_due[:n] & ~self.reached[outputs]).sum())
