@@ -7,8 +7,8 @@ import threading
 
 import openai
 import pytest
-from agents import ask, play
 from openai import AsyncOpenAI, OpenAI
+from played_agents import ask, play
 
 from multirole import from_openai
 from multirole.core.rollout import RolloutStopped, WorkflowError

@@ -9,8 +9,8 @@ import time
 import httpx
 import openai
 import pytest
-from agents import ask, play
 from openai import OpenAI
+from played_agents import ask, play
 from scripted_engine import ScriptedEngine
 
 from multirole import from_openai

@@ -13,8 +13,8 @@ import httpx
 import openai
 import pytest
 import torch
-from agents import ask, play
 from openai import AsyncOpenAI, OpenAI
+from played_agents import ask, play
 from scripted_engine import ScriptedEngine
 from trainers import build_model
 

@@ -8,8 +8,8 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from agents import ask, play
 from openai import AsyncOpenAI, OpenAI
+from played_agents import ask, play
 
 from multirole import from_openai
 from multirole.core.types import Answer, user

@@ -6,9 +6,9 @@ import json
 import httpx
 import openai
 import pytest
-from agents import play
 from openai import AsyncOpenAI
 from openai.types.responses import ResponseCompletedEvent
+from played_agents import play
 
 from multirole import from_openai
 from multirole.core.types import Turn, user
