@@ -921,8 +921,9 @@ def main() -> int:
     bench = Bench(scale, 2 if args.rehearse else args.problems, args.rehearse, args.scratch, args.result)
     bench.write()
     try:
-        # the toy is smaller than the models whose rows with shared prompts are packed
-        with mock.patch("multirole.core.passes.prefix_tree.MIN_PARAMETERS", 0) if args.rehearse else nullcontext():
+        # the toy is smaller than the models whose rows with shared prompts are packed; "passes" packs none, and runs without TRL
+        packs = args.rehearse and kind != "passes"
+        with mock.patch("multirole.core.passes.prefix_tree.MIN_PARAMETERS", 0) if packs else nullcontext():
             STEPS[kind](bench)
     except torch.OutOfMemoryError as error:
         print(error, file=sys.stderr)

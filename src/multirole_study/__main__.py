@@ -233,7 +233,8 @@ def vllm_server(argv: list[str]) -> int:
     sys.stdout.write(f"{server.as_text(command)}\n")
     sys.stdout.flush()
     if not options.print:
-        server.start(command)
+        with user_errors():
+            server.start(command)
     return 0
 
 

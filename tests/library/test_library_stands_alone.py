@@ -110,7 +110,7 @@ def test_what_is_imported_is_required_and_nothing_else():
     optional = declared([*extras["openai"], *extras["server"], *extras["cpu"]])
     assert imported("multirole") == library | optional
     assert imported("multirole_sandbox") == set()
-    of_notebooks = {"papermill", "ipykernel", "nbconvert", "jupyterlab"}
+    of_notebooks = {"ipykernel", "jupyterlab"}
     assert imported("multirole_study") - library == declared(extras["study"]) - of_notebooks
 
 
@@ -185,6 +185,7 @@ ARGUMENTS = {
     "plan": CELL, "doctor": CELL, "fetch": "tiny-r", "train": f"{CELL} -p iterations 1", "evaluate": CELL, "inspect": "nowhere",
     "role_value": CELL, "signal": "nowhere", "credit": "nowhere", "serve": "nowhere", "vllm_server": CELL, "pack": "nowhere",
     "paper": "nowhere", "questions": "nowhere", "clock": "--power", "leaderboard": "nowhere", "rates": "nowhere",
+    "notebooks": "nowhere",
 }  # fmt: skip
 
 
@@ -224,7 +225,7 @@ def test_every_command_works_or_says_in_a_sentence_what_to_install(alone):
     assert ARGUMENTS.keys() == COMMAND_LINE.keys()
     commands = dict(alone)
     assert commands["fetch"][0] == 0
-    for name in ("plan", "doctor", "train", "questions", "clock", "leaderboard", "rates", "vllm_server"):
+    for name in ("plan", "doctor", "train", "questions", "clock", "leaderboard", "rates", "vllm_server", "notebooks"):
         code, said = commands[name]
         extra = "server" if name == "vllm_server" else "study"
         assert code == 2 and said.count("\n") == 1, (name, said)

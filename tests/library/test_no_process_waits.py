@@ -34,7 +34,9 @@ def idle(cell: Cell, n: int, is_sharded: bool) -> float:
                 turn = Turn(role, slot, i, range(prompt), range(reply), [], "", "stop")
                 rows.append(Row(None, turn, cell.policy[role], float(episode % 2)))
     rng.shuffle(rows)
-    args = SimpleNamespace(**dict(cell) | {"generation_batch_size": cell.n_problems * cell.n_episodes})
+    args = SimpleNamespace(
+        **dict(cell) | {"generation_batch_size": cell.n_problems * cell.n_episodes, "step_rows": None}
+    )
     for adapter in adapter_names(cell.policy):
         for step, _ in optimizer_steps([row for row in rows if row.adapter == adapter], args):
             parts, loads = defaultdict(list), [0.0] * n

@@ -64,7 +64,9 @@ def commands(output: str) -> dict[str, tuple[str, dict[str, object]]]:
     from papermill.cli import _resolve_type as papermill_value  # its imports take seconds, of every worker at the top
 
     commands_by_folder = {}
-    for line in re.findall(r"^(?:Shell command: )?(exec flock .*) < /dev/null$", output, re.MULTILINE):
+    for line in re.findall(
+        r"^(?:Shell command: )?(?:JPY_SESSION_NAME=.* )?(exec flock .*) < /dev/null$", output, re.MULTILINE
+    ):
         words = shlex.split(line)
         source, executed, *words = words[words.index("600") + 1 :]
         commands_by_folder[executed] = (
@@ -258,7 +260,7 @@ def test_make_paper_reads_one_folder_and_trains_nothing(variables, folder):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert f'multirole_study paper "{folder}"' in done.stdout and f'-r results "{folder}"' in done.stdout
+    assert f'multirole_study paper "{folder}"' in done.stdout and f'multirole_study notebooks "{folder}"' in done.stdout
     assert not re.search("snakemake|_cell|pip install", done.stdout)
 
 

@@ -465,7 +465,7 @@ NOTATIONS = {  # kind -> (reference, right answers, wrong answers)
                       r"8\text{ prime numbers}", "8 odd integers", r"8\text{ integer values}", r"8\text{ distinct real roots}", "8个", "8人", r"8\text{ 种}"],
                       ["8折", "8个半", "8以上", r"8\text{ even}", "8 negative", r"8\text{ times }2", r"8\text{ times 2}", r"8\text{ times as many}", r"8\text{ solutions or more}", r"8\text{ real}"]),
     "underscores": ("12345", ["12_345", r"12\_345", "+12_345"], ["12_34", "12_345_6"]),
-    "underscores as an index": ("12", ["12_5"], ["12_345", "12_345_678"]),
+    "underscores as an index": ("7", ["12_5"], ["12", "12_345", "12_345_678"]),
     "residues": ("2", [r"100 \bmod 7", r"9\pmod 7", r"2\bmod 7", r"x\equiv -5\pmod 7"], [r"100 \bmod 8", r"2\bmod 0", r"-2\pmod 7"]),
     "residues of larger numbers": ("100", [r"100\bmod 101"], [r"100 \bmod 7", r"100\pmod{100}"]),
     "negative residues": ("-1", [r"-1\pmod 7", r"x\equiv-1\pmod 7"], [r"-8\pmod 7", r"1\pmod 7"]),

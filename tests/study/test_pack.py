@@ -244,7 +244,7 @@ def cell_of(settings: str) -> Cell:
     held = held.get("cell", held)
     held.pop("code_rows", None)  # which rows of DeepCoder; the embedded tasks have one kind
     assert all(held.pop(name, value) == value for name, value in RETIRED.items())
-    return Cell(**held)
+    return Cell.from_record(held)
 
 
 COMMITTED = ("tiny-r", "smollm2", "vain/tiny-r", "clock/tiny-r", "credit/tiny-r", "programs/smollm2")
