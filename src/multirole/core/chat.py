@@ -354,8 +354,10 @@ def check_tools(tokenizer: PreTrainedTokenizerBase, render: Renderer) -> None:
         raise ValueError(
             f"The renderer {render!r} takes no `tools`. Describe the tools in a message, or use the chat template."
         )
-    if render is chat_template:
-        _warn_of_unknown_form(tokenizer, tokenizer.get_chat_template(None, []))
+    # the trainer binds `chat_template_kwargs` and the clock to the renderer
+    function, options = (render.func, render.keywords) if isinstance(render, partial) else (render, {})
+    if function is chat_template:
+        _warn_of_unknown_form(tokenizer, tokenizer.get_chat_template(options.get("chat_template"), []))
 
 
 @lru_cache(maxsize=32)
