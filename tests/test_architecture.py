@@ -7,6 +7,7 @@ from pathlib import Path
 
 import processes
 import pytest
+from command_lines import RUN_COMMAND
 
 from multirole_study.__main__ import COMMANDS
 from multirole_study.experiment.hardware import driver
@@ -35,18 +36,12 @@ def test_the_library_type_checks():
     assert done.returncode == 0, done.stdout
 
 
-COMMAND_LINES = """
-import contextlib, io, json, os, sys
+COMMAND_LINES = f"""{RUN_COMMAND}
 from multirole_study.__main__ import main
 for line in json.loads(sys.stdin.read()):
-    sys.argv, said = ["multirole", *line.split()], io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        try:
-            code = main()
-        except SystemExit as error:
-            code = error.code
+    code, printed = run_command(main, line)
     heavy = ("torch", "trl", "transformers", "datasets", "matplotlib", "pandas", "pyarrow")
-    print(json.dumps((line, code, said.getvalue(), [one for one in heavy if one in sys.modules], sum(os.times()[:2]))))
+    print(json.dumps((line, code, printed, [name for name in heavy if name in sys.modules], sum(os.times()[:2]))))
 """
 PLAN = "plan -p workflow voting -p policy ip"
 REFUSED = {  # what it says

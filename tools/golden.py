@@ -67,8 +67,8 @@ def packed_model(folder: Path) -> Path:
 
 def train(tree: Path, name: str, results: Path, packed: Path) -> None:
     """Train one case by the commit in `tree`; RuntimeError with the end of its output if it fails."""
-    given = f"{SMALL} {CASES[name].format(tree=tree, packed=packed)}"
-    parameters = dict(pair.split("=", 1) for pair in given.split()) | {"results_dir": str(results / name)}
+    settings = f"{SMALL} {CASES[name].format(tree=tree, packed=packed)}"
+    parameters = dict(pair.split("=", 1) for pair in settings.split()) | {"results_dir": str(results / name)}
     command = [sys.executable, "-m", "multirole_study", "train"]
     command += [word for pair in parameters.items() for word in ("-p", *pair)]
     environment = os.environ | {
@@ -147,7 +147,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
         packed = packed_model(root / "packed")
-        found = []
+        finished = []
         for commit in options.commits:
             sha = subprocess.run(
                 ["git", "rev-parse", "--short", commit], capture_output=True, text=True, check=True
@@ -162,14 +162,14 @@ def main() -> int:
                         train(tree, name, results, packed)
             finally:
                 subprocess.run(["git", "worktree", "remove", "--force", str(tree)], check=True)
-            found.append(runs_of(results))
+            finished.append(runs_of(results))
         is_equal = True
         for name in options.only:
-            lines = list(differences(found[0][name], found[1][name]))
+            lines = list(differences(finished[0][name], finished[1][name]))
             is_equal &= not lines
             print(f"{name:<16}{'equal' if not lines else 'DIFFERS'}")
             print("".join(f"    {line}\n" for line in lines), end="")
-            if columns := only_in_one(found[0][name], found[1][name]):
+            if columns := only_in_one(finished[0][name], finished[1][name]):
                 print(f"    only in one: {json.dumps(columns)}")
     return 0 if is_equal else 1
 

@@ -18,12 +18,11 @@ from typing import Any
 import torch
 from peft import PeftConfig, PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from transformers.trainer_utils import get_last_checkpoint
 from transformers.utils.logging import disable_progress_bar
 
 from multirole.core.access import API_KEY, check_host, read_key
 from multirole.core.chat import Renderer, StartClock, chat_template
-from multirole.core.checkpoints import SERVING, saved_args
+from multirole.core.checkpoints import SERVING, newest_of, numbered_checkpoints, saved_args
 from multirole.core.engine import Sampling
 from multirole.core.policy import saved_adapters
 from multirole.endpoint.arguments import add_serving_arguments
@@ -75,9 +74,9 @@ def read_saved(folder: Path, base: str | None = None, render: Renderer | None = 
         base: the base model, instead of the one that the adapters name.
         render: what the trainer was given as `render`, which is not saved.
     """
-    found = saved_adapters(folder)
-    if not found:
-        inside = get_last_checkpoint(str(folder)) if folder.is_dir() else None
+    adapters = saved_adapters(folder)
+    if not adapters:
+        inside = newest_of(numbered_checkpoints(folder))
         why = (
             "there is no adapter_config.json in it or in a folder of it"
             if folder.is_dir()
@@ -88,17 +87,17 @@ def read_saved(folder: Path, base: str | None = None, render: Renderer | None = 
         )
     record = folder / SERVING
     facts: dict[str, Any] = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
-    policy = facts.get("policy") or saved_args(folder).get("policy") or {name: name for name in found}
-    if missing := sorted(set(policy.values()) - set(found)):
+    policy = facts.get("policy") or saved_args(folder).get("policy") or {name: name for name in adapters}
+    if missing := sorted(set(policy.values()) - set(adapters)):
         raise ValueError(
-            f"{folder} maps roles to the adapters {missing} and holds {sorted(found)}. Save the model again, or copy all of it."
+            f"{folder} maps roles to the adapters {missing} and holds {sorted(adapters)}. Save the model again, or copy all of it."
         )
     if facts.get("has_own_render") and render is None:
         raise ValueError(
             f"{folder} was trained with a `render` of its own, which is not saved, so prompts would differ. Serve it from Python: "
             "`serve(read_saved(folder, render=...), host, port)` of multirole.serve."
         )
-    config = PeftConfig.from_pretrained(str(found[policy[next(iter(policy))]]))
+    config = PeftConfig.from_pretrained(str(adapters[policy[next(iter(policy))]]))
     base, revision = (base, None) if base else (config.base_model_name_or_path, config.revision)
     if not base:
         raise ValueError(
@@ -106,7 +105,7 @@ def read_saved(folder: Path, base: str | None = None, render: Renderer | None = 
         )
     options = {"strftime_now": StartClock(facts.get("started"))} | (facts.get("chat_template_kwargs") or {})
     return SavedRoles(
-        {name: found[name] for name in policy.values()}, policy, base,
+        {name: adapters[name] for name in policy.values()}, policy, base,
         Sampling(facts.get("max_completion_length", UNKNOWN_TOKENS), facts.get("temperature", 1.0)),
         facts.get("max_prompt_tokens", UNKNOWN_TOKENS), render or functools.partial(chat_template, **options), revision,
         str(folder) if (folder / "tokenizer_config.json").is_file() else None,

@@ -152,11 +152,13 @@ def _passes(reasons: list[str]) -> int:
 
 def _key_types(test: dict) -> tuple[bool | None, ...]:
     """Return whether to run a test with integer keys: both ways if a dict of its arguments has them as text; else None, one run."""
-    found = []
+    are_integers = []
     if "metadata" in test and _INTEGER_KEY.search(test["input"]):
         for line in test["input"].split("\n"):
-            json.loads(line, parse_int=str, object_hook=lambda value: found.append(bool(value) and has_integers(value)))
-    return (True, False) if any(found) else (None,)
+            json.loads(
+                line, parse_int=str, object_hook=lambda value: are_integers.append(bool(value) and has_integers(value))
+            )
+    return (True, False) if any(are_integers) else (None,)
 
 
 def _verdict(reasons: list[str], rule: str) -> Verdict:

@@ -183,9 +183,7 @@ class Trial(MultiRoleCallback):
 
     def on_rows(self, trainer: MultiRoleGRPOTrainer, rows: list[Row]) -> list[Row]:
         self.phase = PhasePeak()  # the engine is asleep now
-        for (
-            row
-        ) in rows:  # of different sizes, or the gradients of two rows could cancel at a token that packed rows share
+        for row in rows:  # different sizes, or the gradients of two rows could cancel at a token that they share
             row.advantage = (-1.0) ** row.episode.index * random.Random(row.episode.index).uniform(1, 2)
         return rows
 

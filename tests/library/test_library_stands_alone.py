@@ -17,6 +17,7 @@ from importlib.metadata import PackageNotFoundError, distribution, packages_dist
 from pathlib import Path
 
 import pytest
+from command_lines import RUN_COMMAND
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -168,17 +169,10 @@ def replaced(code: str, changes: dict[str, str]) -> str:
     return code
 
 
-COMMANDS = """
-import contextlib, io
+COMMANDS = f"""{RUN_COMMAND}
 from multirole.__main__ import main
 for line in given:
-    sys.argv, said = ["multirole", *line.split()], io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        try:
-            code = main()
-        except SystemExit as error:
-            code = error.code
-    print(json.dumps((line, code, said.getvalue())))
+    print(json.dumps((line, *run_command(main, line))))
 """
 CELL = "-p workflow voting -p policy ip"
 ARGUMENTS = {

@@ -88,8 +88,8 @@ class RequireKey:
         if self.digest is None:
             client = scope.get("client")  # None: a Unix socket
             return client is None or is_loopback(client[0])
-        given = _bearer_token(scope)
-        return given is not None and hmac.compare_digest(_digest(given), self.digest)
+        token = _bearer_token(scope)
+        return token is not None and hmac.compare_digest(_digest(token), self.digest)
 
     async def _refuse(self, scope: Scope, send: Send) -> None:
         """Answer with OpenAI's error for a wrong or missing key."""

@@ -117,9 +117,8 @@ class AdapterGradient:
                 iteration, loss.item(), len(failed), len(self.rows), self.adapter,
             )  # fmt: skip
             losses = [(micro, part) for micro, part in losses if torch.isfinite(part)]
-            if (
-                self.passes.is_sharded
-            ):  # whose backward pass runs whatever the loss is, since the processes wait for each other in it
+            # FSDP2's backward pass runs whatever the loss is, since the processes wait for each other in it
+            if self.passes.is_sharded:
                 self.values.zero_()
                 self._add([row for i, row in enumerate(self.rows) if i not in failed], backward, is_plain=True)
             losses += self._add([self.rows[i] for i in sorted(failed)], backward, record, is_plain=True)

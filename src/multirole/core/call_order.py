@@ -82,8 +82,12 @@ def place_turns(turns: Sequence[UnplacedTurn], n_slots: int, is_sequential: bool
     Sequential turns are ordered by time, others by prompt, the shortest first, and equal prompts by occurrence.
     """
 
-    def place(one: UnplacedTurn) -> tuple:
-        return (one.began,) if is_sequential else (len(one.turn.prompt_ids), one.turn.prompt_ids, one.nth)
+    def place(unplaced: UnplacedTurn) -> tuple:
+        return (
+            (unplaced.began,)
+            if is_sequential
+            else (len(unplaced.turn.prompt_ids), unplaced.turn.prompt_ids, unplaced.nth)
+        )
 
-    for i, one in enumerate(sorted(turns, key=place)):
-        one.turn.round, one.turn.slot = divmod(i, n_slots)
+    for i, unplaced in enumerate(sorted(turns, key=place)):
+        unplaced.turn.round, unplaced.turn.slot = divmod(i, n_slots)

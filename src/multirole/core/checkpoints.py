@@ -16,7 +16,6 @@ import transformers.trainer
 from peft import PeftModel
 from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
-from transformers.trainer_utils import get_last_checkpoint
 
 from multirole.core.chat import StartClock
 from multirole.core.policy import saved_adapters
@@ -58,7 +57,7 @@ def check_checkpoint(folder: Path, policy: dict[str, str], model_adapters: set[s
             f"{folder} was saved {was} FSDP2, and this run is {now} it. Resume it as it was trained; the number of processes may change."
         )
     adapters = set(policy.values())
-    if not saved and (inside := get_last_checkpoint(str(folder))):
+    if not saved and (inside := newest_of(numbered_checkpoints(folder))):
         raise ValueError(
             f"{folder} is not a checkpoint but contains checkpoints. Resume from {inside}, or pass True for the last one of `output_dir`."
         )
@@ -83,15 +82,15 @@ def saved_args(folder: Path) -> dict[str, Any]:
 
 def last_checkpoint(folder: Path) -> Path | None:
     """Return the checkpoint with the highest step in a folder, None if there is none; ValueError if they belong to several runs."""
-    found = list(numbered_checkpoints(folder).values())
-    last_of_run = {saved_args(path).get("started"): path.name for path in found}
+    checkpoints = numbered_checkpoints(folder)
+    last_of_run = {saved_args(path).get("started"): path.name for path in checkpoints.values()}
     last_of_run.pop(None, None)  # of a version that did not save it
     if len(last_of_run) > 1:
         raise ValueError(
             f"`resume_from_checkpoint=True` asks for the last checkpoint of {folder}, which holds those of {len(last_of_run)} runs: the last of "
             f"each are {', '.join(last_of_run.values())}. Pass the folder of one of them."
         )
-    return found[-1] if found else None
+    return newest_of(checkpoints)
 
 
 def numbered_checkpoints(folder: Path) -> dict[int, Path]:
@@ -100,6 +99,11 @@ def numbered_checkpoints(folder: Path) -> dict[int, Path]:
         int(path.name.rpartition("-")[2]): path for path in folder.glob("checkpoint-*") if NAME.fullmatch(path.name)
     }
     return {step: steps[step] for step in sorted(steps) if steps[step].is_dir()}
+
+
+def newest_of(checkpoints: dict[int, Path]) -> Path | None:
+    """Return the checkpoint with the highest step; None if there is none."""
+    return checkpoints[max(checkpoints)] if checkpoints else None
 
 
 def remove_oldest(
@@ -112,13 +116,12 @@ def remove_oldest(
     """
     if not save_total_limit or save_total_limit < 0:
         return
-    found = numbered_checkpoints(Path(output_dir))
-    kept = {newest} | {
-        step for step, path in found.items() if best_model_checkpoint and path.name == Path(best_model_checkpoint).name
-    }
-    removable = [step for step in sorted(found, key=lambda step: (step <= newest, step)) if step not in kept]
-    for step in removable[: max(0, len(found) - max(save_total_limit, len(kept)))]:
-        shutil.rmtree(found[step], ignore_errors=True)
+    checkpoints = numbered_checkpoints(Path(output_dir))
+    best_name = Path(best_model_checkpoint).name if best_model_checkpoint else ""
+    protected = {newest} | {step for step, path in checkpoints.items() if path.name == best_name}
+    removable = [step for step in sorted(checkpoints, key=lambda s: (s <= newest, s)) if step not in protected]
+    for step in removable[: max(0, len(checkpoints) - max(save_total_limit, len(protected)))]:
+        shutil.rmtree(checkpoints[step], ignore_errors=True)
 
 
 @contextmanager

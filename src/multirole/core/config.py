@@ -208,15 +208,15 @@ class MultiRoleGRPOConfig(GRPOConfig):
     def _take_steps_per_generation(self) -> None:
         """Set `step_rows` from TRL's number of optimizer steps per rollout; ValueError where that is not a whole number."""
         n_steps, rest = divmod(self.steps_per_generation, self.gradient_accumulation_steps)
-        given = f"`steps_per_generation` ({self.steps_per_generation})"
+        setting = f"`steps_per_generation` ({self.steps_per_generation})"
         if rest or not n_steps:
             raise ValueError(
-                f"{given} is no multiple of `gradient_accumulation_steps` ({self.gradient_accumulation_steps}), so in TRL an optimizer step "
+                f"{setting} is no multiple of `gradient_accumulation_steps` ({self.gradient_accumulation_steps}), so in TRL an optimizer step "
                 "accumulates rows of two rollouts, and here it is taken on one. Set only `generation_batch_size`, or write a multiple."
             )
         if n_steps > 1 and (self.updates != "per_batch" or self.step_rows is not None):
             raise ValueError(
-                f"{given} asks for {n_steps} optimizer steps per rollout, and `updates={self.updates!r}` with `step_rows={self.step_rows}` for "
+                f"{setting} asks for {n_steps} optimizer steps per rollout, and `updates={self.updates!r}` with `step_rows={self.step_rows}` for "
                 "others. Leave out one of the two."
             )
         if n_steps > 1:

@@ -151,7 +151,7 @@ def _depth(value: Any) -> int:
     level, depth = [value], 0
     while level and depth <= MAX_DEPTH:
         containers = [part for part in level if isinstance(part, dict | list)]
-        level = [one for part in containers for one in (part.values() if isinstance(part, dict) else part)]
+        level = [child for part in containers for child in (part.values() if isinstance(part, dict) else part)]
         depth += bool(containers)
     return depth
 

@@ -66,5 +66,5 @@ def adapter_names(policy: dict[str, str]) -> list[str]:
 
 def saved_adapters(folder: Path) -> dict[str, Path]:
     """Return the adapters in a folder that `save_model` or a checkpoint wrote, with their folders. PEFT writes the adapter "default" into the folder itself."""
-    found = {path.parent.name: path.parent for path in sorted(folder.glob("*/adapter_config.json"))}
-    return found | ({"default": folder} if (folder / "adapter_config.json").is_file() else {})
+    named = {path.parent.name: path.parent for path in sorted(folder.glob("*/adapter_config.json"))}
+    return named | ({"default": folder} if (folder / "adapter_config.json").is_file() else {})

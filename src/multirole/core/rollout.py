@@ -255,9 +255,7 @@ class Rollout:
         self._unusual: list[str] = []  # chat roles that were warned of
         self._has_overflowed = False  # a prompt was longer than `max_prompt_tokens`
         self._unplaced: list[tuple[Episode, dict[str, list[UnplacedTurn]]]] = []  # turns without a slot, by role
-        self._warned_of: set[str] = (
-            set()
-        )  # roles whose concurrent calls were warned of, and "" for episodes without a turn
+        self._warned_of: set[str] = set()  # roles with concurrent calls, and "" for episodes without a turn
         self.sampled_tokens = 0  # completion tokens that the engine has sampled so far, in replays, too
         self._clock = 0.0  # seconds in which this process was not suspended
         self._progress = 0.0  # `_clock` at the last progress

@@ -393,14 +393,14 @@ def _candidates(
     two: list[dict[str, Any]] | None, form: ToolForm,
 ) -> Iterator[ToolForm]:  # fmt: skip
     """Yield forms that may read the template's calls: the tokenizer's own, those with a grammar of their own, and those found in the text of two calls."""
-    own = tokenizer.response_template
-    for template in [*([own] if own else []), *KNOWN[1:]]:
+    declared = tokenizer.response_template
+    for template in [*([declared] if declared else []), *KNOWN[1:]]:
         yield replace(form, template=template)
     text = reply(two or one)
     for find in (_object_form, _json_form, _tag_form):
-        if found := find(form, text, len(two or one)):
-            wrapper = found.parse(reply(one), TOOLS, is_whole=True)
-            yield replace(found, wrapper=wrapper.text if wrapper else "")
+        if candidate := find(form, text, len(two or one)):
+            wrapper = candidate.parse(reply(one), TOOLS, is_whole=True)
+            yield replace(candidate, wrapper=wrapper.text if wrapper else "")
 
 
 def _pieces(text: str, spans: list[tuple[int, int]], end: str) -> tuple[str, str]:

@@ -349,9 +349,8 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
     ) -> None:  # fmt: skip
         """Set up the engine and what plays episodes on it. Refuses prompts that the chat template cannot render (ValueError)."""
         args, workflow, self.has_own_render = self.args, self.workflow, render is not None
-        self.chat_template_kwargs = {
-            "strftime_now": self.clock
-        } | self.chat_template_kwargs  # also TRL's, for reward models
+        # also TRL's, for reward models
+        self.chat_template_kwargs = {"strftime_now": self.clock} | self.chat_template_kwargs
         if render is None:
             render = functools.partial(chat_template, **self.chat_template_kwargs)
             is_stream = isinstance(self.train_rows, StreamedRows)  # of which only the first row is read now
@@ -639,9 +638,7 @@ class MultiRoleGRPOTrainer(GRPOTrainer):
             * bool(n_long)
             + "".join(f" The last failure: {failure}" for failure in failures[-1:])
         )
-        has_reason = bool(
-            n_long or failures
-        )  # which may be that of a few rows; without one, the workflow calls no role
+        has_reason = bool(n_long or failures)  # perhaps of a few rows; without one, the workflow calls no role
         if not self.state.num_input_tokens_seen and number >= (SILENT_ITERATIONS if has_reason else 1):
             raise ValueError(message)
         if self.accelerator.is_main_process:

@@ -240,7 +240,7 @@ class Endpoint:
 
     def _refused_fields(self, body: dict, session: Session, dialect: Dialect) -> BadRequest | None:
         """Return one error for all fields that cannot be honoured; None if there are none."""
-        own = session.sampling.temperature if session.sampling is not None else None
+        usual = session.sampling.temperature if session.sampling is not None else None
         read = dialect.read if session.served is None else dialect.read | dialect.sampling
         refused = {
             name: value
@@ -248,11 +248,11 @@ class Endpoint:
             if name not in read | HARMLESS | self.ignore
             and value is not None
             and value not in dialect.neutral.get(name, ())
-            and not (name == "temperature" and value == own)
+            and not (name == "temperature" and value == usual)
         }
         if not refused:
             return None
-        reasons = REFUSALS | ({"temperature": f"{REFUSALS['temperature']}, {own:g}"} if own is not None else {})
+        reasons = REFUSALS | ({"temperature": f"{REFUSALS['temperature']}, {usual:g}"} if usual is not None else {})
         if session.served is not None:
             reasons = dict(session.served.refusals)
         texts = [

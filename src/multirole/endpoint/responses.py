@@ -36,8 +36,8 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
 
 def as_chat(body: dict, session: Session) -> dict:
     """Return the messages and tools of a request as those of a chat completion. BadRequest for an item that has no such form."""
-    given = body.get("input")
-    items = [{"role": "user", "content": given}] if isinstance(given, str) else given
+    asked = body.get("input")
+    items = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
     if not isinstance(items, list) or not items or not all(isinstance(item, dict) for item in items):
         raise BadRequest("`input` must be a text or a list of at least one item.", param="input")
     earlier = []

@@ -76,12 +76,12 @@ def choices_of(body: dict[str, Any]) -> list[Asked]:
     seeds: Sequence[int | None] = [seed] * (n or 1)
     if seed is not None:
         seeds = [turn_seed(seed, 0, "", choice, "", 0, 0) for choice in range(n or 1)]
-    return [Asked(temperature, 1.0 if top_p is None else top_p, one, tuple(stop)) for one in seeds]
+    return [Asked(temperature, 1.0 if top_p is None else top_p, of_choice, tuple(stop)) for of_choice in seeds]
 
 
 def _before(stop: tuple[str, ...], text: str) -> str:
     """Return what a text has before the first of the texts in `stop`."""
-    return text[: min((at for one in stop if (at := text.find(one)) >= 0), default=len(text))]
+    return text[: min((at for ending in stop if (at := text.find(ending)) >= 0), default=len(text))]
 
 
 def _number(body: dict[str, Any], name: str, most: float) -> float | None:

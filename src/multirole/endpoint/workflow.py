@@ -162,8 +162,8 @@ def is_escaped_overflow(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return all(map(is_escaped_overflow, error.exceptions))
     texts = [
-        f"{one} {one.response.text}" if isinstance(one, httpx.HTTPStatusError) else str(one)
-        for one in errors_behind(error)
+        f"{cause} {cause.response.text}" if isinstance(cause, httpx.HTTPStatusError) else str(cause)
+        for cause in errors_behind(error)
     ]
     return any(
         mark in text for text in texts for mark in ("context_length_exceeded", "This model's maximum context length")
@@ -173,12 +173,12 @@ def is_escaped_overflow(error: BaseException) -> bool:
 def is_unreachable(error: BaseException, has_requests: bool) -> bool:
     """Return whether an agent failed because it tried to reach `IN_MEMORY` through a socket."""
     if isinstance(error, BaseExceptionGroup):
-        return any(is_unreachable(one, has_requests) for one in error.exceptions)
-    for one in errors_behind(error):
+        return any(is_unreachable(cause, has_requests) for cause in error.exceptions)
+    for cause in errors_behind(error):
         if (
-            HOST in str(one)
-            or isinstance(one, APIConnectionError | httpx.TransportError)
-            and one.request.url.host == HOST
+            HOST in str(cause)
+            or isinstance(cause, APIConnectionError | httpx.TransportError)
+            and cause.request.url.host == HOST
         ):
             return True
     return not has_requests and "connection error" in str(error).lower()

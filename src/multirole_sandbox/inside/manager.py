@@ -22,9 +22,7 @@ NOT_STARTED = signal.SIGUSR2  # a child that could not be set up ends by this si
 AWAITED = {signal.SIGCHLD}  # blocked in the zygote and its children, so that none is lost before it is waited for
 MAX_FILES = 256
 SHORT_LIMIT_FRACTION = 0.05  # of the time limits, for each test after several timeouts
-LEAST_SHARE = (
-    0.02  # of a core: a test that gets less is idle, one that gets more is at work, however busy the machine is
-)
+LEAST_SHARE = 0.02  # of a core: a test that gets less is idle, one that gets more is at work
 WINDOW_SECONDS = 1.0  # in which that share is measured
 COMPILE_SECONDS = 5  # CPU time for compiling and importing, on top of that of one test: a program's text can be a bomb
 

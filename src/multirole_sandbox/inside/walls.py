@@ -189,8 +189,8 @@ def build_filters() -> tuple[Filter, Filter, Filter] | None:
     leaf += block(GETAFFINITY[column], [load(16), *on_equal(0, ALLOW), returning(ENOSYS)])
     for name in CLOCKS:  # a negative number is the clock of a process, a thread or a device
         leaf += block(ALLOWED[name][column], [load(16), *on_bits(1 << 31, EINVAL), returning(ALLOW)])
-    owned = [step for operation in PI_FUTEXES for step in on_equal(operation, ENOSYS)]  # the owner is looked up
-    leaf += block(FUTEX[column], [load(24), (0x54, 0, 0, 0x7F), *owned, returning(ALLOW)])
+    refused = [step for operation in PI_FUTEXES for step in on_equal(operation, ENOSYS)]  # the owner is looked up
+    leaf += block(FUTEX[column], [load(24), (0x54, 0, 0, 0x7F), *refused, returning(ALLOW)])
     no_new_limit = [load(24), *on_equal(RLIMIT_STACK, ALLOW)]
     no_new_limit += [load(32), (0x15, 0, 2, 0), load(36), (0x15, 1, 0, 0), returning(EPERM), returning(ALLOW)]
     leaf += block(PRLIMIT[column], no_new_limit)

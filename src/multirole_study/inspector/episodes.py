@@ -159,8 +159,7 @@ def training_groups(episodes: pd.DataFrame, group_size: int) -> dict[int, list] 
     groups: dict[int, list] = {int(iteration): [] for iteration in iterations}
     by_group = shown.groupby(["iteration", "problem", shown["episode"] // group_size], sort=False)
     for (iteration, problem, _), rows in by_group:
-        numbers = [
-            map(number, rows[name].astype(float).round(3)) for name in ("reward", "advantage")
-        ]  # NaN: not recorded
+        # NaN: not recorded
+        numbers = [map(number, rows[name].astype(float).round(3)) for name in ("reward", "advantage")]
         groups[iteration].append([problem, list(map(list, zip(*numbers, rows["correct"].astype(object), strict=True)))])
     return groups

@@ -297,14 +297,14 @@ def _decide_dates(answer: str, ours: str, reference: str, gold: str) -> str | No
 
 def _decide_option(answer: str, ours: str, option: re.Match[str]) -> str | Undecided:
     """Compare with the reference "(D) aspirin": D is right, and so is aspirin; (D) ibuprofen is not."""
-    own = _OPTION.fullmatch(answer.strip())
-    letter = own["round"] or own["bare"] if own else _choice(ours)
+    ours_option = _OPTION.fullmatch(answer.strip())
+    letter = ours_option["round"] or ours_option["bare"] if ours_option else _choice(ours)
     due = _PLAIN_WORDS.sub(r"\\text{\g<0>}", option["text"])
     if letter is None:
         return decide(_PLAIN_WORDS.sub(r"\\text{\g<0>}", answer.strip()), due)
     if letter.upper() != (option["round"] or option["bare"]).upper():
         return "wrong"
-    return decide(_PLAIN_WORDS.sub(r"\\text{\g<0>}", own["text"]), due) if own else "correct"
+    return decide(_PLAIN_WORDS.sub(r"\\text{\g<0>}", ours_option["text"]), due) if ours_option else "correct"
 
 
 def _decide_words(answer: str, ours: str, reference: str, gold: str) -> str | None:
@@ -312,8 +312,8 @@ def _decide_words(answer: str, ours: str, reference: str, gold: str) -> str | No
     letters = [_choice(text) for text in (ours, gold)]
     if letters[1] and re.fullmatch(r"[^A-Za-z]*[A-Z][^A-Za-z]*", _CHOICE_WORD.sub("", gold)):
         if letters[0]:
-            own = letters[0].upper() if "(" in gold else letters[0]  # (d) is (D), not D
-            return "correct" if own == letters[1] else "wrong"
+            choice = letters[0].upper() if "(" in gold else letters[0]  # (d) is (D), not D
+            return "correct" if choice == letters[1] else "wrong"
         return None
     ours_words, gold_words = (_SYNONYMS.get(words, words) for words in map(words_of, (answer, reference)))
     is_formula = _FORMULA.search(ours + gold) or not (gold_words == "no" or re.search("[A-Za-z]{3}", f"{gold} {ours}"))

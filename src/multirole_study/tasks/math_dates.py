@@ -56,10 +56,10 @@ def read_date(text: str) -> Date | None:
     """Return the date that a text is, or None, also for a date that does not exist or has another weekday than it says."""
     text = re.sub(r"\\text(?:bf|rm|it)?|\\mathrm|\^|[{}$]", "", re.sub(r"\\[,;: ]|~|\\q?quad", " ", text))
     text = re.sub(r"\s+", " ", re.sub(r"\s*,\s*", ", ", text)).strip(" .").lower()
-    found = next(filter(None, (pattern.fullmatch(text) for pattern in _FORMATS)), None)
-    if found is None:
+    match = next(filter(None, (pattern.fullmatch(text) for pattern in _FORMATS)), None)
+    if match is None:
         return None
-    parts = found.groupdict()
+    parts = match.groupdict()
     day: int | None
     if parts.get("first"):
         first, second = int(parts["first"]), int(parts["second"])

@@ -64,10 +64,14 @@ def settle_letters(ours: str, gold: str) -> Settled:
     if our_set == due_set and our_letter:
         ours, integer = _renamed_one(ours, our_letter, due_letter), due_letter
     elif "Z" in (our_set, due_set) and not (our_set and due_set):
-        own, due = letters_of(ours) - letters_of(gold), letters_of(gold) - letters_of(ours)
+        only_ours, only_gold = letters_of(ours) - letters_of(gold), letters_of(gold) - letters_of(ours)
         integer = due_letter or our_letter
-        if len(own) == len(due) == 1 and own <= _INTEGERS | {our_letter} and due <= _INTEGERS | {due_letter}:
-            ours, integer = rename(ours, dict(zip(own, due, strict=True))), due_letter or min(due)
+        if (
+            len(only_ours) == len(only_gold) == 1
+            and only_ours <= _INTEGERS | {our_letter}
+            and only_gold <= _INTEGERS | {due_letter}
+        ):
+            ours, integer = rename(ours, dict(zip(only_ours, only_gold, strict=True))), due_letter or min(only_gold)
     if our_set != "Z" and our_set:
         ours = f"{ours},{due_letter if our_set == due_set else our_letter}\\in\\mathbb{{{our_set}}}"
     if due_set != "Z" and due_set:
@@ -95,10 +99,10 @@ def _squeezed(text: str) -> str:
 def _before(pattern: re.Pattern[str], text: str) -> tuple[str, re.Match[str] | None]:
     r"""Return the formula before words that explain it, in `\text{}` or not, and the match of these words."""
     words = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", text)
-    found = pattern.search(words)
-    if found is None or not text.startswith(words[: found.start()].rstrip()):
+    match = pattern.search(words)
+    if match is None or not text.startswith(words[: match.start()].rstrip()):
         return text, None
-    return words[: found.start()].rstrip(), found
+    return words[: match.start()].rstrip(), match
 
 
 def _plain(text: str) -> str:
@@ -131,11 +135,11 @@ def _renamed_one(text: str, letter: str, due: str) -> str:
 def _bound_named(ours: str, gold: str) -> str:
     """Give the bound letters of a set builder or of a function's definition the names of the reference's."""
     for pattern in (_BUILT, _DEFINED):
-        own, due = pattern.fullmatch(_squeezed(ours)), pattern.fullmatch(_squeezed(gold))
-        if own and due and own.groupdict().get("name") == due.groupdict().get("name"):
-            names = own["letters"].split(","), due["letters"].split(",")
+        match_ours, match_gold = pattern.fullmatch(_squeezed(ours)), pattern.fullmatch(_squeezed(gold))
+        if match_ours and match_gold and match_ours.groupdict().get("name") == match_gold.groupdict().get("name"):
+            names = match_ours["letters"].split(","), match_gold["letters"].split(",")
             if len(names[0]) == len(names[1]) and not (set(names[1]) - set(names[0])) & letters_of(ours):
-                return rename(own[0], dict(zip(*names, strict=True)))
+                return rename(match_ours[0], dict(zip(*names, strict=True)))
     return ours
 
 
@@ -143,10 +147,10 @@ def _constants_named(ours: str, gold: str) -> Iterator[str]:
     """Yield the answer with its constants of integration named in each way as the reference's."""
     due = _constants(gold)
     formula = ours if "=" in gold else ours.rpartition("=")[2]
-    own = sorted(letters_of(formula) - (letters_of(gold) - set(due)))
-    if due and len(own) == len(due) <= 3 and all(map(_CHOSEN.fullmatch, own)):
+    free_letters = sorted(letters_of(formula) - (letters_of(gold) - set(due)))
+    if due and len(free_letters) == len(due) <= 3 and all(map(_CHOSEN.fullmatch, free_letters)):
         for names in permutations(due):
-            yield rename(ours, dict(zip(own, names, strict=True)))
+            yield rename(ours, dict(zip(free_letters, names, strict=True)))
     else:
         yield ours
 

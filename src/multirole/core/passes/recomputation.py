@@ -121,8 +121,7 @@ def use_growing_segments() -> None:
     """
     if not torch.cuda.is_available() or any(os.environ.get(name) for name in ALLOCATOR_VARIABLES):
         return
-    os.environ[ALLOCATOR_VARIABLES[0]] = (
-        GROWING_SEGMENTS  # read when CUDA is initialised, here or in a process that is started
-    )
+    # read when CUDA is initialised, here or in a process that is started
+    os.environ[ALLOCATOR_VARIABLES[0]] = GROWING_SEGMENTS
     if torch.cuda.is_initialized():
         torch._C._accelerator_setAllocatorSettings(GROWING_SEGMENTS)
