@@ -27,12 +27,12 @@ import torch
 from datasets import Dataset
 from measuring import shown, spread, write
 
-from multirole.core.engine import Completion, Engine, Request
-from multirole.core.rollout import Attempt
-from multirole.core.rows import collate
-from multirole.core.stock import GRPOTrainer
-from multirole.core.trainer import MultiRoleGRPOTrainer
-from multirole.engines.transformers_engine import TransformersEngine
+from multirole.engines.protocol import Completion, Engine, Request
+from multirole.rollout.rollout import Attempt
+from multirole.trainer import MultiRoleGRPOTrainer
+from multirole.trl_parts import GRPOTrainer
+from multirole.update.rows import collate
+from multirole_cpu.engine import TransformersEngine
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import load_model, make_trainer, training_args
 

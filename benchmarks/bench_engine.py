@@ -36,8 +36,8 @@ from measuring import alone, spread, write
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
-from multirole.core.engine import Engine, Request
-from multirole.engines.transformers_engine import TransformersEngine
+from multirole.engines.protocol import Engine, Request
+from multirole_cpu.engine import TransformersEngine
 
 MAX_TOKENS = 64
 Prompts = list[list[int]]

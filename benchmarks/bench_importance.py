@@ -36,9 +36,9 @@ from peft import get_peft_model_state_dict
 from safetensors.torch import load_file
 from torch import Tensor
 
-from multirole.core.hooks import MultiRoleCallback
-from multirole.core.importance import Correction
-from multirole.core.rows import Row, collate, episode_rows
+from multirole.callbacks import MultiRoleCallback
+from multirole.update.importance import Correction
+from multirole.update.rows import Row, collate, episode_rows
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import CellTrainer, load_model, make_trainer
 from multirole_study.experiment.launch import Launch

@@ -107,7 +107,7 @@ def trl_update(micro: int) -> dict:
     import torch
     from bench import stock_update
 
-    from multirole.core.rows import collate
+    from multirole.update.rows import collate
     from multirole_study.experiment.cell_trainer import load_model
 
     cell, _, rows = rows_of_single()

@@ -51,7 +51,7 @@ def measure(roles: int, policy: str, updates: str, episodes: int, group: int, to
     from peft import LoraConfig
 
     from multirole import Answer, MultiRoleGRPOConfig, MultiRoleGRPOTrainer
-    from multirole.engines.transformers_engine import TransformersEngine
+    from multirole_cpu.engine import TransformersEngine
 
     torch.set_num_threads(1)
 

@@ -1,4 +1,4 @@
-"""Time a training pass and a decoding step of small Llamas with one and two torch threads, for the numbers in `core/threads.py`.
+"""Time a training pass and a decoding step of small Llamas with one and two torch threads, for the numbers in `update/threads.py`.
 
     python benchmarks/bench_threads.py
 

@@ -99,7 +99,7 @@ def record(workflow: str, model: str, path: str) -> dict:
 
 def read_episodes(path: str) -> list:
     """Read the episodes that `record` has stored."""
-    from multirole.core.types import Answer, Episode, Problem, Reward, Turn
+    from multirole.types import Answer, Episode, Problem, Reward, Turn
 
     def turn_of(values: dict) -> Turn:
         return Turn(
@@ -152,7 +152,8 @@ SHARES = {
 
 def rollout_profile(workflow: str, model: str) -> dict:
     """Return each part's share of the engine's CPU time in one rollout of this checkout; nested calls count for their part."""
-    from multirole.engines import bfloat16_products, kv_cache, qwen3, transformers_engine
+    from multirole_cpu import bfloat16_products, kv_cache, qwen3
+    from multirole_cpu import engine as transformers_engine
 
     engine = transformers_engine.TransformersEngine
     parts: dict[str, tuple[object, str]] = {
@@ -209,7 +210,7 @@ def stock(model: str, path: str, dtype: str, n_rows: str) -> dict:
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer
 
-    from multirole.core.rows import Row, collate
+    from multirole.update.rows import Row, collate
 
     with tempfile.TemporaryDirectory() as folder:
         lora = LoraConfig(r=16, lora_alpha=16, target_modules="all-linear")
@@ -251,8 +252,8 @@ def floor(model: str, path: str) -> dict:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    from multirole.core.passes.prefix_tree import block_lengths, in_tree_order
-    from multirole.core.rows import Row
+    from multirole.update.passes.prefix_tree import block_lengths, in_tree_order
+    from multirole.update.rows import Row
 
     rows = [Row(e, turn, "", e.advantage) for e in read_episodes(path) for turn in e.turns]
 

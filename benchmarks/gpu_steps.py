@@ -434,7 +434,7 @@ def build_trainer(
 
 def updating_trainer(bench: Bench, **options: Any) -> Any:
     """Build a trainer that is ready for optimizer steps and never plays: with what `train` does before the first one."""
-    from multirole.core.validation import add_adapters
+    from multirole.inputs.validation import add_adapters
 
     model = add_adapters(random_base(bench.shape), lora_config(), list(POLICY))
     trainer = build_trainer(bench, model, tokenizer_of(bench.shape.vocab), IdleEngine(), **options)
@@ -454,7 +454,7 @@ class PassCounter:
     @contextmanager
     def counting(self) -> Iterator[None]:
         """Context manager: count all passes inside."""
-        from multirole.core import model_passes
+        from multirole.update.passes import model_passes
 
         fits, pass_over = model_passes.fits, self.passes.pass_over
 
@@ -557,7 +557,7 @@ def padded(bench: Bench) -> None:
     """Forward and backward of TRL's log-probs on the rows of one adapter, padded on both sides, in batches of 4 rows in order."""
     from trl import GRPOTrainer
 
-    from multirole.core.rows import Row, collate
+    from multirole.update.rows import Row, collate
 
     trainer = updating_trainer(bench)
     trainer.passes.set_active_adapter("generator")
@@ -628,7 +628,7 @@ def publish(bench: Bench) -> None:
     from peft import get_peft_model
     from safetensors.torch import load_file
 
-    from multirole.engines.vllm_engine import adapter_state, folder_with_room, save_adapter
+    from multirole.engines.vllm import adapter_state, folder_with_room, save_adapter
 
     for scale in ("0.6b", "1.7b", "4b"):
         shape = TOY if bench.is_toy else MODELS[scale].shape
@@ -723,7 +723,7 @@ def cycles(bench: Bench, trainer: Any) -> None:
     of transformers on the same tokens. In one cycle other weights are published, so that stale weights would be seen. A third of
     the requests, in the same batches, are for the base without an adapter.
     """
-    from multirole.core.engine import Request
+    from multirole.engines.protocol import Request
 
     model, engine = trainer.peft_model.eval(), trainer.engine
     rng, n_tokens = random.Random(0), 16 if bench.is_toy else 64
@@ -791,7 +791,7 @@ def rollouts(bench: Bench, trainer: Any) -> None:
     """Tokens per second of a Voting rollout through our engine, and of `vllm.LLM.generate` on its voters' requests."""
     from vllm import SamplingParams
 
-    from multirole.core.engine import Request
+    from multirole.engines.protocol import Request
 
     engine, phases, lengths = trainer.engine, Phases(), copy(bench.lengths)
     lengths.prompt, lengths.reply = trainer.args.max_prompt_tokens, lengths.played
@@ -923,7 +923,7 @@ def main() -> int:
     try:
         # the toy is smaller than the models whose rows with shared prompts are packed; "passes" packs none, and runs without TRL
         packs = args.rehearse and kind != "passes"
-        with mock.patch("multirole.core.passes.prefix_tree.MIN_PARAMETERS", 0) if packs else nullcontext():
+        with mock.patch("multirole.update.passes.prefix_tree.MIN_PARAMETERS", 0) if packs else nullcontext():
             STEPS[kind](bench)
     except torch.OutOfMemoryError as error:
         print(error, file=sys.stderr)

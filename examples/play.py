@@ -13,7 +13,7 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from multirole import Problem
-from multirole.core.threads import use_fitting_threads
+from multirole.update.threads import use_fitting_threads
 
 BASE, TRAINED = str(HERE / "../src/multirole_study/models/tiny-r"), Path("out/debate")
 ADAPTER = {"debater": "adapter_a", "judge": "adapter_b"}  # role -> folder, as in the policy map of debate.py

@@ -79,7 +79,7 @@ def test_help_refusals_and_the_plan_load_no_framework():
 
 
 def no_vllm() -> None:
-    assert "multirole.core.trainer" in sys.modules and "vllm" not in sys.modules
+    assert "multirole.trainer" in sys.modules and "vllm" not in sys.modules
 
 
 def test_training_without_vllm_does_not_import_it(tmp_path):

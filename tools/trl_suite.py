@@ -223,7 +223,7 @@ def replacements(name: str, epochs: float | None) -> tuple[type, type]:
         return with_lora(Stock), importable(Config)
 
     from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, Single
-    from multirole.core import trainer as module
+    from multirole import trainer as module
 
     load = module.with_adapters
 

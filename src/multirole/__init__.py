@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.3.0"
 
 if TYPE_CHECKING:  # the same names again, because type checkers do not read strings
-    from multirole.core.config import MultiRoleGRPOConfig
-    from multirole.core.credit import credit_callback
-    from multirole.core.forks import fork, play_forks
-    from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
-    from multirole.core.replay import Fork
-    from multirole.core.rows import Row
-    from multirole.core.trainer import MultiRoleGRPOTrainer
-    from multirole.core.types import (
+    from multirole.callbacks import Iteration, MultiRoleCallback, OptimizerStep
+    from multirole.credit.estimators import credit_callback
+    from multirole.openai.workflow import from_openai
+    from multirole.options import MultiRoleGRPOConfig
+    from multirole.roles.diagnostics import RoleDiagnostics
+    from multirole.roles.value import RoleEffect, RoleValue, role_values
+    from multirole.rollout.forks import fork, play_forks
+    from multirole.rollout.replay import Fork
+    from multirole.trainer import MultiRoleGRPOTrainer
+    from multirole.types import (
         Answer,
         Duty,
         Edge,
@@ -30,20 +32,18 @@ if TYPE_CHECKING:  # the same names again, because type checkers do not read str
         assistant,
         user,
     )
-    from multirole.diagnostics.role_diagnostics import RoleDiagnostics
-    from multirole.diagnostics.role_value import RoleEffect, RoleValue, role_values
-    from multirole.endpoint.workflow import from_openai
+    from multirole.update.rows import Row
     from multirole.workflows import EvalOpt, OrchWorkers, Single, Voting
 
 _HOME = {
-    "multirole.core.config": ("MultiRoleGRPOConfig",),
-    "multirole.core.credit": ("credit_callback",),
-    "multirole.core.forks": ("fork", "play_forks"),
-    "multirole.core.hooks": ("Iteration", "MultiRoleCallback", "OptimizerStep"),
-    "multirole.core.replay": ("Fork",),
-    "multirole.core.rows": ("Row",),
-    "multirole.core.trainer": ("MultiRoleGRPOTrainer",),
-    "multirole.core.types": (
+    "multirole.options": ("MultiRoleGRPOConfig",),
+    "multirole.credit.estimators": ("credit_callback",),
+    "multirole.rollout.forks": ("fork", "play_forks"),
+    "multirole.callbacks": ("Iteration", "MultiRoleCallback", "OptimizerStep"),
+    "multirole.rollout.replay": ("Fork",),
+    "multirole.update.rows": ("Row",),
+    "multirole.trainer": ("MultiRoleGRPOTrainer",),
+    "multirole.types": (
         "Answer",
         "Duty",
         "Edge",
@@ -56,9 +56,9 @@ _HOME = {
         "assistant",
         "user",
     ),
-    "multirole.endpoint.workflow": ("from_openai",),
-    "multirole.diagnostics.role_diagnostics": ("RoleDiagnostics",),
-    "multirole.diagnostics.role_value": ("RoleEffect", "RoleValue", "role_values"),
+    "multirole.openai.workflow": ("from_openai",),
+    "multirole.roles.diagnostics": ("RoleDiagnostics",),
+    "multirole.roles.value": ("RoleEffect", "RoleValue", "role_values"),
     "multirole.workflows": ("EvalOpt", "OrchWorkers", "Single", "Voting"),
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
@@ -69,7 +69,7 @@ __all__ = [*_MODULE_OF]
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'multirole' has no attribute {name!r}")
-    from multirole.core.extras import needed_by
+    from multirole.extras import needed_by
 
     with needed_by(f"`{name}`"):
         return getattr(import_module(_MODULE_OF[name]), name)

@@ -3,7 +3,7 @@
 import sys
 from importlib import import_module
 
-from multirole.core.extras import needed_by
+from multirole.extras import needed_by
 
 
 def main() -> int:

@@ -20,16 +20,16 @@ from peft import PeftConfig, PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
-from multirole.core.access import API_KEY, check_host, read_key
-from multirole.core.chat import Renderer, StartClock, chat_template
-from multirole.core.checkpoints import SERVING, newest_of, numbered_checkpoints, saved_args
-from multirole.core.engine import Sampling
-from multirole.core.policy import saved_adapters
-from multirole.endpoint.arguments import add_serving_arguments
-from multirole.endpoint.serving import ModelServer, listening
-from multirole.engines.generate_engine import GenerateEngine
-from multirole.engines.qwen3 import unsupported
-from multirole.engines.transformers_engine import TransformersEngine
+from multirole.access import API_KEY, check_host, read_key
+from multirole.chat.templates import Renderer, StartClock, chat_template
+from multirole.engines.generate import GenerateEngine
+from multirole.engines.protocol import Sampling
+from multirole.openai.arguments import add_serving_arguments
+from multirole.openai.serving import ModelServer, listening
+from multirole.policy import saved_adapters
+from multirole.saving.checkpoints import SERVING, newest_of, numbered_checkpoints, saved_args
+from multirole_cpu.engine import TransformersEngine
+from multirole_cpu.qwen3 import unsupported
 
 UNKNOWN_TOKENS = 4096
 """Largest prompt, and largest reply, of adapters whose folder does not tell those of their training."""

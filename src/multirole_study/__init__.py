@@ -7,7 +7,7 @@ The names below are imported at their first use.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from multirole.core.extras import needed_by
+from multirole.extras import needed_by
 
 if TYPE_CHECKING:  # the same names again, because type checkers do not read strings
     from multirole_study.embedded import embedded_model

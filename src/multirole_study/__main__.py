@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from multirole import __version__
-from multirole.core.extras import install_advice
+from multirole.extras import install_advice
 from multirole_study.experiment.settings import Parameter, UserError, did_you_mean, looked_in, user_errors, value
 
 LOCAL_MODEL = "the base model's folder, if the run used a local model"
@@ -81,7 +81,7 @@ def train(argv: list[str]) -> int:
     from multirole_study.experiment.launch import is_launched
 
     cell, launch = Cell.from_parameters(_read(_parser(train, cell_parameters()), argv)[1])
-    from multirole.core.distributed import processes  # this imports torch
+    from multirole.update.processes import processes  # this imports torch
     from multirole_study import plan as planner
     from multirole_study.experiment.run import run_cell
     from multirole_study.experiment.storage import NotWritten
@@ -161,7 +161,7 @@ def doctor(argv: list[str]) -> int:
     from multirole_study.experiment.cell import Cell
 
     cell, launch = Cell.from_parameters(_read(_parser(doctor), argv)[1])
-    from multirole.core.distributed import processes
+    from multirole.update.processes import processes
     from multirole_study import doctor as smoke_run  # this imports torch
     from multirole_study import plan as planner
 
@@ -186,9 +186,9 @@ def _check_run(folder: Path) -> None:
 
 def serve(argv: list[str]) -> int:
     """Serve the roles of a run, or of a saved model, as models of OpenAI's API, until Ctrl-C."""
-    from multirole.core.access import check_host
-    from multirole.core.policy import saved_adapters
-    from multirole.endpoint.arguments import add_serving_arguments
+    from multirole.access import check_host
+    from multirole.openai.arguments import add_serving_arguments
+    from multirole.policy import saved_adapters
 
     parser = _parser(serve)
     parser.add_argument(

@@ -31,13 +31,13 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from transformers import AutoTokenizer
 
-from multirole.core.distributed import gather_objects, local_shard, processes
-from multirole.core.hooks import Iteration, MultiRoleCallback, OptimizerStep
-from multirole.core.model_passes import no_key
-from multirole.core.rows import Row, Steps
-from multirole.core.trainer import MultiRoleGRPOTrainer
-from multirole.core.types import Episode, Problem
-from multirole.diagnostics.gradient_parts import weights_of
+from multirole.callbacks import Iteration, MultiRoleCallback, OptimizerStep
+from multirole.roles.gradient_parts import weights_of
+from multirole.trainer import MultiRoleGRPOTrainer
+from multirole.types import Episode, Problem
+from multirole.update.passes.model_passes import no_key
+from multirole.update.processes import gather_objects, local_shard, processes
+from multirole.update.rows import Row, Steps
 from multirole_study.experiment.announce import announced, say
 from multirole_study.experiment.base_models import locate, shape_of
 from multirole_study.experiment.cell import Cell

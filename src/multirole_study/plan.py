@@ -20,9 +20,9 @@ from typing import NamedTuple
 import psutil
 from tabulate import tabulate
 
-from multirole.core.passes.activation_memory import bytes_per_token, kept_tokens
-from multirole.core.policy import adapter_names
-from multirole.core.types import REPLAYING_CREDITS
+from multirole.policy import adapter_names
+from multirole.types import REPLAYING_CREDITS
+from multirole.update.passes.activation_memory import bytes_per_token, kept_tokens
 from multirole.workflows import WORKFLOWS
 from multirole_study import hours
 from multirole_study.experiment.base_models import shape_of

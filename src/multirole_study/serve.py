@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
-from multirole.core.chat import StartClock
-from multirole.core.engine import Sampling
+from multirole.chat.templates import StartClock
+from multirole.engines.protocol import Sampling
 from multirole.serve import SavedRoles, read_saved, serve
 from multirole_study.experiment.base_models import check_base_of_run, locate, model_of_run
 from multirole_study.experiment.cell import Cell

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from multirole.core.types import Episode
+from multirole.types import Episode
 from multirole.workflows.eval_opt import parse_verdict
 from multirole_study.tasks.math_answer import extract_boxed
 

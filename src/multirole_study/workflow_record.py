@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas as pd
 
-from multirole.core.types import Duty, Edge, Structure, Workflow, structure_of
+from multirole.types import Duty, Edge, Structure, Workflow, structure_of
 from multirole.workflows import WORKFLOWS
 
 

@@ -15,13 +15,13 @@ from toy_qwen3 import save_toy_base, toy_tokenizer
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, Voting
-from multirole.core.checkpoints import SERVING
-from multirole.core.engine import Request, Sampling
-from multirole.endpoint.serving import ModelServer
-from multirole.engines.generate_engine import GenerateEngine
+from multirole.engines.generate import GenerateEngine
+from multirole.engines.protocol import Request, Sampling
 from multirole.engines.sampling import nucleus
-from multirole.engines.transformers_engine import TransformersEngine
+from multirole.openai.serving import ModelServer
+from multirole.saving.checkpoints import SERVING
 from multirole.serve import load_server, read_saved
+from multirole_cpu.engine import TransformersEngine
 
 ASK = {"model": "solver", "messages": [{"role": "user", "content": "Compute left to right: 7+5*2"}]}
 ENGINES = (TransformersEngine, GenerateEngine)

@@ -5,9 +5,9 @@ import torch
 from scripted_engine import ScriptedEngine
 from trainers import rows_of
 
-from multirole.core.advantages import group_advantages, groups_of_equal_rewards
-from multirole.core.episode_metrics import evaluation_advantages
-from multirole.core.validation import INDEX
+from multirole.credit.advantages import group_advantages, groups_of_equal_rewards
+from multirole.inputs.validation import INDEX
+from multirole.metrics.episodes import evaluation_advantages
 from multirole.workflows import Single
 
 REWARDS = [1.0, 0.0, 0.0, 0.0, 1.0, 0.5, 0.25]

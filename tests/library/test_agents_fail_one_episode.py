@@ -11,8 +11,8 @@ from openai import AsyncOpenAI, OpenAI
 from played_agents import ask, play
 
 from multirole import from_openai
-from multirole.core.rollout import RolloutStopped, WorkflowError
-from multirole.core.types import OVERFLOW
+from multirole.rollout.rollout import RolloutStopped, WorkflowError
+from multirole.types import OVERFLOW
 
 
 def exits():

@@ -4,7 +4,7 @@ import pytest
 from scripted_engine import ScriptedEngine
 from trainers import episodes_of
 
-from multirole.core.hooks import MultiRoleCallback
+from multirole.callbacks import MultiRoleCallback
 from multirole.workflows import Single, Voting
 
 

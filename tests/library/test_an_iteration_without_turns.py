@@ -7,8 +7,8 @@ import torch
 from trainers import slow_but
 
 from multirole import MultiRoleCallback, RoleDiagnostics, Single
-from multirole.core.credit import credit_callback
-from multirole.core.types import Answer, Reward, user
+from multirole.credit.estimators import credit_callback
+from multirole.types import Answer, Reward, user
 
 EMPTY = 1
 """The problem whose episodes have no turn. Problems come in their order, one an iteration, so it is that of iteration 2."""

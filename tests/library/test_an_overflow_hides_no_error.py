@@ -5,9 +5,9 @@ import asyncio
 import pytest
 from scripted_engine import ScriptedEngine
 
-from multirole.core.engine import Sampling
-from multirole.core.rollout import PromptOverflow, Rollout, WorkflowError, is_overflow, warn_of_silent_roles
-from multirole.core.types import Answer, Problem, user
+from multirole.engines.protocol import Sampling
+from multirole.rollout.rollout import PromptOverflow, Rollout, WorkflowError, is_overflow, warn_of_silent_roles
+from multirole.types import Answer, Problem, user
 
 
 class Grouped:

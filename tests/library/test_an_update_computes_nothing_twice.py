@@ -7,10 +7,10 @@ import torch
 from peft.tuners.lora import LoraLayer
 from trainers import build_model, episodes_of, library_trainer, rows_of
 
-from multirole.core import model_passes
-from multirole.core.model_passes import MicroBatch, ModelPasses
-from multirole.core.passes.activation_memory import bytes_per_token, kept_tokens
-from multirole.core.rows import later_rows, plan_steps
+from multirole.update.passes import model_passes
+from multirole.update.passes.activation_memory import bytes_per_token, kept_tokens
+from multirole.update.passes.model_passes import MicroBatch, ModelPasses
+from multirole.update.rows import later_rows, plan_steps
 from multirole.workflows import Voting
 
 GIB = 2**30

@@ -6,13 +6,13 @@ import pytest
 import torch
 from trainers import conversation, episodes_of, library_trainer, rows_of, slow_but
 
-from multirole.core import model_passes
-from multirole.core.gradients import PartSums
-from multirole.core.hooks import MultiRoleCallback
-from multirole.core.model_passes import ModelPasses
-from multirole.core.passes.recomputation import is_out_of_memory
-from multirole.core.rows import Row
-from multirole.diagnostics.role_diagnostics import RoleDiagnostics
+from multirole.callbacks import MultiRoleCallback
+from multirole.roles.diagnostics import RoleDiagnostics
+from multirole.update.gradients import PartSums
+from multirole.update.passes import model_passes
+from multirole.update.passes.model_passes import ModelPasses
+from multirole.update.passes.recomputation import is_out_of_memory
+from multirole.update.rows import Row
 from multirole.workflows import EvalOpt, Voting
 
 CUDA = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 23.52 GiB"

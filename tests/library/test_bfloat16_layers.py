@@ -9,14 +9,14 @@ from toy_qwen3 import toy_model
 from trainers import build_model, episodes_of, library_trainer, rows_of
 
 from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, Single
-from multirole.core import model_passes
-from multirole.core.gradients import PartSums, gradient_of
-from multirole.core.hooks import MultiRoleCallback
-from multirole.core.passes import bfloat16_layers
-from multirole.core.passes.bfloat16_layers import half_layers, has_fast_bfloat16
-from multirole.core.passes.half_decoder import join, norm_backward, norm_forward
-from multirole.core.reference import Reference
+from multirole.callbacks import MultiRoleCallback
+from multirole.update.gradients import PartSums, gradient_of
+from multirole.update.passes import model_passes
+from multirole.update.reference import Reference
 from multirole.workflows import Voting
+from multirole_cpu import bfloat16_layers
+from multirole_cpu.bfloat16_layers import half_layers, has_fast_bfloat16
+from multirole_cpu.half_decoder import join, norm_backward, norm_forward
 
 
 class Parts(MultiRoleCallback):

@@ -14,7 +14,7 @@ from played_agents import ask, play
 from scripted_engine import ScriptedEngine
 
 from multirole import from_openai
-from multirole.core.rollout import WorkflowError
+from multirole.rollout.rollout import WorkflowError
 
 
 def turns_of(episodes):

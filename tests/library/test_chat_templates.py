@@ -4,8 +4,8 @@ import pytest
 from chat_tokenizers import FAMILIES, SMOLLM2_CHAT, TEMPLATES, byte_level, template, wrap
 from trainers import library_trainer
 
-from multirole.core.chat import chat_template, check_chats
-from multirole.core.types import Answer, Problem, Structure, assistant, user
+from multirole.chat.templates import chat_template, check_chats
+from multirole.types import Answer, Problem, Structure, assistant, user
 from multirole.workflows import WORKFLOWS, EvalOpt, Single, Voting
 
 SYSTEM = {"role": "system", "content": "Be brief."}

@@ -4,9 +4,9 @@ import pytest
 import torch
 from trainers import diagnostics_of, episodes_of, make_episodes
 
-from multirole.core.rows import Row, collate
-from multirole.core.types import Turn
-from multirole.diagnostics.role_diagnostics import CLAMP, RoleDiagnostics, sample_rows
+from multirole.roles.diagnostics import CLAMP, RoleDiagnostics, sample_rows
+from multirole.types import Turn
+from multirole.update.rows import Row, collate
 from multirole_study.experiment.cell import Cell
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from trl import GRPOConfig, TrlParser
 
-from multirole.core.config import CHOICES, REFUSED, MultiRoleGRPOConfig
-from multirole.core.stock import GRPOTrainer
+from multirole.options import CHOICES, REFUSED, MultiRoleGRPOConfig
+from multirole.trl_parts import GRPOTrainer
 
 OTHER = {  # a value of each refused option that is not the one allowed
     "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "generation_kwargs": {"do_sample": True},
@@ -83,7 +83,7 @@ def test_bfloat16_is_off_without_a_gpu_unless_it_is_asked_for(monkeypatch):
     for has_gpu, use_cpu, bf16, result in (
         (False, False, None, False), (True, True, None, False), (True, False, None, True), (True, False, False, False),
     ):  # fmt: skip
-        monkeypatch.setattr("multirole.core.config.is_torch_bf16_gpu_available", lambda has_gpu=has_gpu: has_gpu)
+        monkeypatch.setattr("multirole.options.is_torch_bf16_gpu_available", lambda has_gpu=has_gpu: has_gpu)
         monkeypatch.setattr("transformers.training_args.is_torch_bf16_gpu_available", lambda: True)
         args = MultiRoleGRPOConfig("unused", use_cpu=use_cpu, report_to="none", bf16=bf16)
         assert args.bf16 is result, (has_gpu, use_cpu, bf16)

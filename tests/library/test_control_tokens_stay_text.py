@@ -8,10 +8,10 @@ from chat_tokenizers import FAMILIES, SMOLLM2_CHAT, byte_level, wrap
 from scripted_engine import ScriptedEngine
 from tokenizers import AddedToken
 
-from multirole.core.chat import KEPT_MARK, MARK, chat_template, control_tokens
-from multirole.core.engine import Sampling
-from multirole.core.rollout import Rollout, answer_ids, reply_text
-from multirole.core.types import Answer, Episode, Problem, assistant, user
+from multirole.chat.templates import KEPT_MARK, MARK, chat_template, control_tokens
+from multirole.engines.protocol import Sampling
+from multirole.rollout.rollout import Rollout, answer_ids, reply_text
+from multirole.types import Answer, Episode, Problem, assistant, user
 from multirole.workflows import EvalOpt, Voting
 from multirole_study.experiment.released_code import qwen_prompt
 

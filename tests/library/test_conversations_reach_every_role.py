@@ -9,10 +9,10 @@ from scripted_engine import ScriptedEngine
 from trainers import build_model
 
 from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, from_openai
-from multirole.core.messages import conversation_of
-from multirole.core.policy import parse_policy
-from multirole.core.types import Answer, Problem, assistant, user
-from multirole.core.validation import check_dataset, to_problems
+from multirole.chat.messages import conversation_of
+from multirole.inputs.validation import check_dataset, to_problems
+from multirole.policy import parse_policy
+from multirole.types import Answer, Problem, assistant, user
 from multirole.workflows import WORKFLOWS
 from multirole_study.experiment.cell_trainer import to_dataset
 from multirole_study.tasks.sources import DataError

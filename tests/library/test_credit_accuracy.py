@@ -5,11 +5,11 @@ import pytest
 from test_credit_estimators import score, trainer_of
 from test_forks_are_exact import CHANCE, PROBLEM, SAMPLING, beside, relay
 
-from multirole.core.credit import CREDITS, permuted
-from multirole.core.rollout import WorkflowError
-from multirole.core.rows import Row
-from multirole.core.types import Episode, Problem, Reward, Turn
-from multirole.diagnostics.credit_accuracy import (
+from multirole.credit.estimators import CREDITS, permuted
+from multirole.rollout.rollout import WorkflowError
+from multirole.types import Episode, Problem, Reward, Turn
+from multirole.update.rows import Row
+from multirole_study.measurements.credit_accuracy import (
     Moments,
     Redraw,
     Seeds,

@@ -21,7 +21,7 @@ from test_forks_are_exact import (
 )  # fmt: skip
 from trainers import episodes_of
 
-from multirole.core.credit import (
+from multirole.credit.estimators import (
     CREDITS,
     ROW_ESTIMATORS,
     RowCredit,
@@ -32,8 +32,8 @@ from multirole.core.credit import (
     permuted,
     shapley_values,
 )  # fmt: skip
-from multirole.core.rows import Row
-from multirole.core.types import Duty, Episode, Problem, Reward, Structure, Turn
+from multirole.types import Duty, Episode, Problem, Reward, Structure, Turn
+from multirole.update.rows import Row
 from multirole.workflows import Voting
 
 REWARDS = [1.0, 0.0, 0.0, 0.0]  # mean 1/4, standard deviation 1/2

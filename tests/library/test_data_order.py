@@ -3,9 +3,9 @@
 from datasets import Dataset
 from trainers import episodes_of, rows_of
 
-from multirole.core.config import MultiRoleGRPOConfig
-from multirole.core.rows import problem_order
-from multirole.core.streams import stream_rows
+from multirole.inputs.streams import stream_rows
+from multirole.options import MultiRoleGRPOConfig
+from multirole.update.rows import problem_order
 from multirole.workflows import Voting
 
 

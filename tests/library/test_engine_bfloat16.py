@@ -7,11 +7,11 @@ from peft import LoraConfig
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from multirole.core.passes.bfloat16_layers import cpu_has_bfloat16, products_in
-from multirole.core.validation import add_adapters
-from multirole.engines import bfloat16_products
-from multirole.engines.qwen3 import make_weights
-from multirole.engines.transformers_engine import TransformersEngine
+from multirole.inputs.validation import add_adapters
+from multirole_cpu import bfloat16_products
+from multirole_cpu.bfloat16_layers import cpu_has_bfloat16, products_in
+from multirole_cpu.engine import TransformersEngine
+from multirole_cpu.qwen3 import make_weights
 
 needs_bfloat16 = pytest.mark.skipif(
     not cpu_has_bfloat16(), reason="this processor does not multiply bfloat16 (AVX512-BF16 or AMX)"
@@ -104,7 +104,7 @@ def test_small_updates_of_an_adapter_are_not_lost(make_model, tokenizer):
 
 
 def test_float32_where_the_processor_lacks_it(make_model, tokenizer, monkeypatch):
-    monkeypatch.setattr("multirole.engines.transformers_engine.cpu_has_bfloat16", lambda: False)
+    monkeypatch.setattr("multirole_cpu.engine.cpu_has_bfloat16", lambda: False)
     engine = TransformersEngine(tokenizer.eos_token_id)
     engine.publish(make_model(POLICY).bfloat16(), 0)
     assert engine.empty_kv.dtype == torch.float32

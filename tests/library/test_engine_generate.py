@@ -14,9 +14,9 @@ from toy_qwen3 import toy_model
 from trainers import slow_but
 
 from multirole import MultiRoleCallback, MultiRoleGRPOConfig, MultiRoleGRPOTrainer, Voting
-from multirole.core.engine import Request
-from multirole.engines.generate_engine import GenerateEngine, computing
-from multirole.engines.transformers_engine import TransformersEngine
+from multirole.engines.generate import GenerateEngine, computing
+from multirole.engines.protocol import Request
+from multirole_cpu.engine import TransformersEngine
 
 VOCAB, EOS = 97, 1
 LENGTHS = (1, 3, 9, 17, 20, 20, 33)  # of prompts, around the families' window of 8

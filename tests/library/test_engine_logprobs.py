@@ -5,9 +5,9 @@ import torch
 from engine_checks import POLICY, TOLERANCE, change_adapters, make_requests, max_error, run_all
 from transformers import GemmaConfig, GemmaForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from multirole.core.engine import Request
-from multirole.engines.qwen3 import Span, forward, make_weights, rope_table
-from multirole.engines.transformers_engine import TransformersEngine
+from multirole.engines.protocol import Request
+from multirole_cpu.engine import TransformersEngine
+from multirole_cpu.qwen3 import Span, forward, make_weights, rope_table
 
 
 def test_logprobs_match_before_and_after_every_publish(make_model, tokenizer):

@@ -4,8 +4,8 @@ import pytest
 import torch
 from trainers import library_trainer, ready, rows_of, slow_but
 
-from multirole.engines.transformers_engine import TransformersEngine
 from multirole.workflows import Voting
+from multirole_cpu.engine import TransformersEngine
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import load_model, make_trainer
 

@@ -7,10 +7,11 @@ import pytest
 import torch
 from engine_checks import POLICY, make_requests, run_all
 
-from multirole.core.engine import Request
-from multirole.engines import sampling, transformers_engine
+from multirole.engines import sampling
+from multirole.engines.protocol import Request
 from multirole.engines.sampling import sample, uniform
-from multirole.engines.transformers_engine import TransformersEngine
+from multirole_cpu import engine as transformers_engine
+from multirole_cpu.engine import TransformersEngine
 
 
 @pytest.fixture

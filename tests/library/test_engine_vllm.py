@@ -15,10 +15,10 @@ from safetensors.torch import save_file
 from toy_qwen3 import save_toy_base
 from transformers import AutoModelForCausalLM
 
-from multirole.core.engine import Request
-from multirole.engines import vllm_engine
-from multirole.engines.transformers_engine import TransformersEngine
-from multirole.engines.vllm_engine import VLLMEngine
+from multirole.engines import vllm as vllm_engine
+from multirole.engines.protocol import Request
+from multirole.engines.vllm import VLLMEngine
+from multirole_cpu.engine import TransformersEngine
 
 
 @pytest.fixture(scope="module")

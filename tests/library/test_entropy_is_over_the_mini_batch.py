@@ -4,9 +4,9 @@ import pytest
 import torch
 from trainers import episodes_of, rows_of
 
-from multirole.core.config import MultiRoleGRPOConfig
-from multirole.core.entropy import next_coef, select_tokens
-from multirole.core.gradients import gradient_of
+from multirole.options import MultiRoleGRPOConfig
+from multirole.update.entropy import next_coef, select_tokens
+from multirole.update.gradients import gradient_of
 from multirole.workflows import Voting
 
 CASES = {

@@ -7,9 +7,9 @@ import pytest
 import torch
 from scripted_engine import ScriptedEngine
 
-from multirole.core.engine import Sampling
-from multirole.core.rollout import Rollout, WorkflowError, check_failures
-from multirole.core.types import FAILED, Answer, Episode, Problem, user
+from multirole.engines.protocol import Sampling
+from multirole.rollout.rollout import Rollout, WorkflowError, check_failures
+from multirole.types import FAILED, Answer, Episode, Problem, user
 
 PROBLEMS = [(Problem(str(i // 4), "tiny_chain", f"q{i // 4}", None), i % 4) for i in range(8)]
 
@@ -163,7 +163,7 @@ def test_ten_iterations_without_reward_are_warned_of_once(make_library_trainer, 
 
     engine = ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
     trainer = make_library_trainer(Fragile(), engine, nothing, 2, generation_batch_size=8, num_generations=4)
-    caplog.set_level(logging.WARNING, logger="multirole.core.episode_metrics")
+    caplog.set_level(logging.WARNING, logger="multirole.metrics.episodes")
 
     def play_an_iteration():
         rows = [dict(trainer.train_rows[0]) for _ in range(8)]

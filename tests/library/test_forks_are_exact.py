@@ -7,11 +7,11 @@ import math
 import pytest
 from scripted_engine import ScriptedEngine
 
-from multirole.core.engine import Sampling
-from multirole.core.forks import fork, play_forks
-from multirole.core.replay import Fork, same_turn
-from multirole.core.rollout import Rollout, WorkflowError
-from multirole.core.types import Answer, Duty, Problem, Structure, user
+from multirole.engines.protocol import Sampling
+from multirole.rollout.forks import fork, play_forks
+from multirole.rollout.replay import Fork, same_turn
+from multirole.rollout.rollout import Rollout, WorkflowError
+from multirole.types import Answer, Duty, Problem, Structure, user
 from multirole.workflows import EvalOpt, OrchWorkers, Single, Voting
 
 SAMPLING = Sampling(64, 1.0)

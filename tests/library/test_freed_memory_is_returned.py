@@ -10,8 +10,8 @@ import psutil
 import pytest
 import torch
 
-from multirole.core.passes import recomputation
-from multirole.core.passes.recomputation import return_freed_memory
+from multirole.update.passes import recomputation
+from multirole.update.passes.recomputation import return_freed_memory
 
 N_TENSORS, SIZE = 2000, 30_000
 """Parameters of a quarter of a gigabyte, in tensors small enough for the C library's heap."""

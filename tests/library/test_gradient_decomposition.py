@@ -7,12 +7,12 @@ import pytest
 import torch
 from trainers import diagnostics_of, make_episodes, rows_of
 
-from multirole.core import adapter_update
-from multirole.core.episode_metrics import text_metrics
-from multirole.core.hooks import MultiRoleCallback
-from multirole.core.rows import Row
-from multirole.diagnostics.gradient_parts import GradientParts
-from multirole.diagnostics.role_diagnostics import sample_rows
+from multirole.callbacks import MultiRoleCallback
+from multirole.metrics.episodes import text_metrics
+from multirole.roles.diagnostics import sample_rows
+from multirole.roles.gradient_parts import GradientParts
+from multirole.update import adapter_update
+from multirole.update.rows import Row
 from multirole_study.experiment.cell import Cell
 
 

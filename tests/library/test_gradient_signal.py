@@ -8,11 +8,11 @@ import pytest
 import torch
 from scripted_engine import ScriptedEngine
 
-from multirole.core.types import Answer, Episode, user
-from multirole.diagnostics import gradient_signal as measured
-from multirole.diagnostics.gradient_signal import BatchProducts, jackknife, measure_gradients, role_statistics
+from multirole.types import Answer, Episode, user
 from multirole.workflows import Voting
 from multirole_study.experiment.cell import Cell
+from multirole_study.measurements import gradient_signal as measured
+from multirole_study.measurements.gradient_signal import BatchProducts, jackknife, measure_gradients, role_statistics
 
 PARTS = [("voter", 0), ("voter", 1), ("judge", 0)]
 VOTERS, JUDGE, ALL = [0, 1], [2], [0, 1, 2]

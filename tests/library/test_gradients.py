@@ -6,7 +6,7 @@ import pytest
 import torch
 from trainers import diagnostics_of, episodes_of, make_episodes, rows_of
 
-from multirole.core.rows import Row, collate
+from multirole.update.rows import Row, collate
 from multirole.workflows import Voting
 from multirole_study.experiment.cell import Cell
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 from trainers import episodes_of, library_trainer, rows_of
 
-from multirole.core.importance import Correction, WeightSums
-from multirole.core.rows import collate
-from multirole.core.stock import GRPOTrainer
+from multirole.trl_parts import GRPOTrainer
+from multirole.update.importance import Correction, WeightSums
+from multirole.update.rows import collate
 from multirole.workflows import Single, Voting
 
 MODES = [
@@ -139,7 +139,7 @@ def test_metrics_by_role_and_an_alarm(tokenizer, tmp_path, caplog):
     trainer = library_trainer(Voting(), tokenizer, tmp_path)
     rows = rows_of(trainer, episodes_of({"generator": 1, "aggregator": 1}, 1, 1))
     mask, old = torch.tensor([[1, 1, 0], [1, 0, 0]]), torch.zeros(2, 3)
-    sums, logger = WeightSums(), logging.getLogger("multirole.core.importance")
+    sums, logger = WeightSums(), logging.getLogger("multirole.update.importance")
     for gap, is_warned in ((0.0, False), (math.log(4), True)):
         sampled = -torch.tensor([[0.0, gap, 9.0], [0.0, 0.0, 0.0]])
         weights, unclipped = Correction("token_mask", None, 3.0).weigh(old, sampled, mask)

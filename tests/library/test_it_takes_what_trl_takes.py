@@ -17,10 +17,10 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig
 
 from multirole import Answer, MultiRoleCallback, MultiRoleGRPOConfig, MultiRoleGRPOTrainer, Single, user
-from multirole.core import streams
-from multirole.core.rollout import WorkflowError
-from multirole.core.stock import GRPOTrainer
-from multirole.core.validation import changes_base, with_adapters
+from multirole.inputs import streams
+from multirole.inputs.validation import changes_base, with_adapters
+from multirole.rollout.rollout import WorkflowError
+from multirole.trl_parts import GRPOTrainer
 
 MODEL = str(files("multirole_study") / "models" / "tiny-r")
 ROWS = Dataset.from_list([{"prompt": f"{i}+1"} for i in range(6)])

@@ -6,11 +6,11 @@ from test_gradients import gradient
 from test_matching_switches import plain_logprobs
 from trainers import SMALL_RUN, episodes_of, make_episodes, rows_of, table
 
-from multirole.core.reference import Reference
-from multirole.core.rows import Row
-from multirole.core.types import structure_of
-from multirole.diagnostics.process_reward import ProcessReward, process_advantages
-from multirole.diagnostics.turn_grading import judge
+from multirole.credit.process_reward import ProcessReward, process_advantages
+from multirole.roles.turn_grading import judge
+from multirole.types import structure_of
+from multirole.update.reference import Reference
+from multirole.update.rows import Row
 from multirole.workflows import EvalOpt, Voting
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.run import run_cell

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from multirole.core.passes.bfloat16_layers import products_in
-from multirole.core.passes.logprobs import LargeHead
+from multirole.update.passes.logprobs import LargeHead
+from multirole_cpu.bfloat16_layers import products_in
 
 OUTPUTS = ("log_probs", "entropy")
 TEMPERATURE = 0.7

@@ -7,8 +7,8 @@ import torch
 from test_gradients import cut, gradient
 from trainers import diagnostics_of, episodes_of, make_episodes, rows_of
 
-from multirole.core.hooks import MultiRoleCallback
-from multirole.core.rows import Row, token_batches
+from multirole.callbacks import MultiRoleCallback
+from multirole.update.rows import Row, token_batches
 from multirole.workflows import Voting
 from multirole_study.experiment.cell import Cell
 

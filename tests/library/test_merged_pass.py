@@ -6,10 +6,10 @@ from peft import LoraConfig
 from toy_qwen3 import toy_model
 from trainers import diagnostics_of, make_episodes, rows_of
 
-from multirole.core.gradients import plain_lora
-from multirole.core.hooks import MultiRoleCallback
-from multirole.core.rows import Row
-from multirole.core.validation import add_adapters
+from multirole.callbacks import MultiRoleCallback
+from multirole.inputs.validation import add_adapters
+from multirole.update.gradients import plain_lora
+from multirole.update.rows import Row
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.launch import Launch
 

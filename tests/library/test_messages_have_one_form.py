@@ -9,14 +9,14 @@ from chat_tokenizers import FAMILIES, template
 from datasets import Dataset
 from scripted_engine import ScriptedEngine
 
-from multirole.core.chat import chat_template
-from multirole.core.engine import Sampling
-from multirole.core.messages import normalised
-from multirole.core.rollout import Rollout
-from multirole.core.types import Answer, Problem, Turn, user
-from multirole.core.validation import to_problems
-from multirole.endpoint.app import Endpoint
-from multirole.endpoint.session import Session
+from multirole.chat.messages import normalised
+from multirole.chat.templates import chat_template
+from multirole.engines.protocol import Sampling
+from multirole.inputs.validation import to_problems
+from multirole.openai.app import Endpoint
+from multirole.openai.session import Session
+from multirole.rollout.rollout import Rollout
+from multirole.types import Answer, Problem, Turn, user
 
 
 def history(arguments, **fields):

@@ -19,11 +19,11 @@ from transformers import (
 )
 from transformers.models.llama.modeling_llama import LlamaAttention
 
-from multirole.core.engine import Request
-from multirole.core.passes.bfloat16_layers import needs_no_autocast
-from multirole.core.passes.tree_attention import can_share_prefixes
-from multirole.engines.qwen3 import unsupported
-from multirole.engines.transformers_engine import TransformersEngine
+from multirole.engines.protocol import Request
+from multirole.update.passes.tree_attention import can_share_prefixes
+from multirole_cpu.bfloat16_layers import needs_no_autocast
+from multirole_cpu.engine import TransformersEngine
+from multirole_cpu.qwen3 import unsupported
 from multirole_study.experiment.base_models import shape_of
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.run import run_cell

@@ -6,10 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from multirole.core.distributed import shard
-from multirole.core.policy import adapter_names
-from multirole.core.rows import Row, optimizer_steps, padded
-from multirole.core.types import Turn
+from multirole.policy import adapter_names
+from multirole.types import Turn
+from multirole.update.processes import shard
+from multirole.update.rows import Row, optimizer_steps, padded
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.launch import Launch
 

@@ -6,8 +6,8 @@ from datasets import Dataset
 from trainers import episodes_of, no_reward, rows_of
 from trl import GRPOConfig
 
-from multirole.core.rows import collate
-from multirole.core.stock import GRPOTrainer
+from multirole.trl_parts import GRPOTrainer
+from multirole.update.rows import collate
 from multirole.workflows import Single
 
 OPTIONS = {"epsilon_high": 0.28, "max_completion_length": 96, "max_grad_norm": 1.0, "weight_decay": 0.01, "bf16": False}

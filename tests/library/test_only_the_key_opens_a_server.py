@@ -9,10 +9,10 @@ import pytest
 from openai import AsyncOpenAI
 from scripted_engine import ScriptedEngine
 
-from multirole.core.access import RequireKey, check_host, is_loopback, read_key
-from multirole.core.engine import Sampling
-from multirole.endpoint.serving import ModelServer
+from multirole.access import RequireKey, check_host, is_loopback, read_key
+from multirole.engines.protocol import Sampling
 from multirole.engines.vllm_serve import serve_command
+from multirole.openai.serving import ModelServer
 
 KEY = "open-sesame-0123456789"
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")

@@ -19,12 +19,12 @@ from scripted_engine import ScriptedEngine
 from trainers import build_model
 
 from multirole import Voting, from_openai
-from multirole.core.engine import Sampling
-from multirole.core.rollout import PromptOverflow, WorkflowError
-from multirole.core.types import Turn, user
-from multirole.endpoint.app import MAX_BODY_BYTES, Endpoint
-from multirole.endpoint.serving import ModelServer, listening
-from multirole.endpoint.session import Session
+from multirole.engines.protocol import Sampling
+from multirole.openai.app import MAX_BODY_BYTES, Endpoint
+from multirole.openai.serving import ModelServer, listening
+from multirole.openai.session import Session
+from multirole.rollout.rollout import PromptOverflow, WorkflowError
+from multirole.types import Turn, user
 from multirole.workflows.prompts import render
 from multirole.workflows.voting import list_candidates, parse_selection
 

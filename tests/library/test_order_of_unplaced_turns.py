@@ -12,7 +12,7 @@ from openai import AsyncOpenAI, OpenAI
 from played_agents import ask, play
 
 from multirole import from_openai
-from multirole.core.types import Answer, user
+from multirole.types import Answer, user
 
 PROMPTS = ["a long first prompt", "a second one", "third"]
 

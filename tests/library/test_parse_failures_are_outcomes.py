@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from multirole.core.types import Problem, Turn
+from multirole.types import Problem, Turn
 from multirole.workflows.eval_opt import EvalOpt, parse_verdict
 from multirole.workflows.orch_workers import parse_strategies
 from multirole.workflows.voting import Voting, parse_selection

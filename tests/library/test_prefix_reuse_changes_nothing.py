@@ -6,9 +6,9 @@ import pytest
 import torch
 from engine_checks import POLICY, TOLERANCE, change_adapters, max_error, run_all
 
-from multirole.core.engine import Request
-from multirole.engines.prefix_cache import BLOCK, PrefixCache
-from multirole.engines.transformers_engine import TransformersEngine
+from multirole.engines.protocol import Request
+from multirole_cpu.engine import TransformersEngine
+from multirole_cpu.prefix_cache import BLOCK, PrefixCache
 
 BYTES = 1 << 22
 

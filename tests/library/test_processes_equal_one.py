@@ -14,8 +14,8 @@ from fsdp2_on_cpu import run_sharded
 from safetensors.torch import load_file
 from trainers import table
 
-from multirole.core.model_passes import ModelPasses
-from multirole.core.trainer import MultiRoleGRPOTrainer
+from multirole.trainer import MultiRoleGRPOTrainer
+from multirole.update.passes.model_passes import ModelPasses
 from multirole_study import __main__ as command_line
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.launch import Launch, spawn

@@ -7,7 +7,7 @@ from string import Template
 
 import pytest
 
-from multirole.core.types import Problem, Turn
+from multirole.types import Problem, Turn
 from multirole.workflows import EvalOpt, OrchWorkers, Single, Voting
 from multirole.workflows.prompts import read_again, render
 from multirole_study.experiment.cell import Cell

@@ -9,7 +9,7 @@ from datasets import Dataset
 from transformers.utils import chat_template_utils
 
 from multirole import Single, user
-from multirole.core.chat import StartClock, chat_template
+from multirole.chat.templates import StartClock, chat_template
 
 DATED = {
     "Llama 3.2": '{%- if not date_string is defined %}{%- set date_string = strftime_now("%d %b %Y") %}{%- endif %}{{ date_string }}',
@@ -32,7 +32,7 @@ class Tomorrow(datetime):
 def calendar(monkeypatch):
     """calendar(n): it is n days after 29 November 2026 now, for transformers and for the trainer."""
     monkeypatch.setattr(chat_template_utils, "datetime", Tomorrow)
-    monkeypatch.setattr("multirole.core.chat.datetime", Tomorrow)
+    monkeypatch.setattr("multirole.chat.templates.datetime", Tomorrow)
     monkeypatch.setattr(Tomorrow, "day_shift", 0)
     return lambda days: monkeypatch.setattr(Tomorrow, "day_shift", days)
 

@@ -15,14 +15,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, T
 from trl.rewards import think_format_reward
 
 from multirole import Answer, MultiRoleCallback, MultiRoleGRPOConfig, MultiRoleGRPOTrainer, Reward, Single, user
-from multirole.core.checkpoints import check_checkpoint, resume_argument
-from multirole.core.engine import Completion
-from multirole.core.epochs import EpochCount
-from multirole.core.messages import normalised
-from multirole.core.rollout import WorkflowError, reply_text
-from multirole.core.types import check_workflow
-from multirole.engines import vllm_engine
-from multirole.engines.vllm_engine import base_source
+from multirole.chat.messages import normalised
+from multirole.engines import vllm as vllm_engine
+from multirole.engines.protocol import Completion
+from multirole.engines.vllm import base_source
+from multirole.inputs.epochs import EpochCount
+from multirole.rollout.rollout import WorkflowError, reply_text
+from multirole.saving.checkpoints import check_checkpoint, resume_argument
+from multirole.types import check_workflow
 
 FOLDER = str(files("multirole_study") / "models" / "tiny-r")
 ROWS = [{"prompt": f"{i}+1"} for i in range(12)]

@@ -3,8 +3,8 @@
 import pytest
 from toy_qwen3 import toy_tokenizer
 
-from multirole.core.rollout import chat_template, reply_text
-from multirole.core.types import assistant, user
+from multirole.rollout.rollout import chat_template, reply_text
+from multirole.types import assistant, user
 from multirole_study.experiment.released_code import RENDERERS, SYSTEM
 from multirole_study.experiment.released_code import qwen_prompt as released_code
 

@@ -11,9 +11,9 @@ from openai.types.responses import ResponseCompletedEvent
 from played_agents import play
 
 from multirole import from_openai
-from multirole.core.types import Turn, user
-from multirole.endpoint.app import Endpoint
-from multirole.endpoint.session import Session
+from multirole.openai.app import Endpoint
+from multirole.openai.session import Session
+from multirole.types import Turn, user
 
 TOOL = {
     "type": "function",

@@ -11,10 +11,10 @@ from datasets import Dataset
 from scripted_engine import ScriptedEngine
 from trainers import rows_of
 
-from multirole.core.episode_metrics import accuracy, mean_reward, overflow_rate, text_metrics
-from multirole.core.rollout import answer_ids
-from multirole.core.types import Answer, Episode, Reward, user
-from multirole.core.validation import INDEX
+from multirole.inputs.validation import INDEX
+from multirole.metrics.episodes import accuracy, mean_reward, overflow_rate, text_metrics
+from multirole.rollout.rollout import answer_ids
+from multirole.types import Answer, Episode, Reward, user
 from multirole.workflows import Single, Voting
 
 

@@ -4,9 +4,9 @@ import pytest
 import torch
 from trainers import episodes_of
 
-from multirole.core.distributed import shard
-from multirole.core.policy import parse_policy
-from multirole.core.rows import Row, collate, micro_batches, mini_batches, padded
+from multirole.policy import parse_policy
+from multirole.update.processes import shard
+from multirole.update.rows import Row, collate, micro_batches, mini_batches, padded
 from multirole.workflows import OrchWorkers, Voting
 from multirole_study.experiment.released_code import mountain, sequential
 

@@ -8,8 +8,8 @@ from datasets import Dataset
 from test_credit_estimators import score, trainer_of
 from test_forks_are_exact import BASE, CHANCE, SAMPLING, close_to, expectation, last_chance, relay
 
-from multirole.core.types import Episode, Problem, Reward
-from multirole.diagnostics.role_value import RoleValue, effect_of, role_values, turn_effects
+from multirole.roles.value import RoleValue, effect_of, role_values, turn_effects
+from multirole.types import Episode, Problem, Reward
 from multirole.workflows import Voting
 
 

@@ -11,10 +11,11 @@ import pytest
 from chat_tokenizers import FAMILIES
 from scripted_engine import ScriptedEngine
 
-from multirole.core import event_loop, rollout
-from multirole.core.engine import RequestRefused, Sampling
-from multirole.core.rollout import Rollout, WorkflowError, turn_seed
-from multirole.core.types import Answer, Problem, user
+from multirole import background
+from multirole.engines.protocol import RequestRefused, Sampling
+from multirole.rollout import event_loop, rollout
+from multirole.rollout.rollout import Rollout, WorkflowError, turn_seed
+from multirole.types import Answer, Problem, user
 
 PROBLEMS = [(Problem(str(i), "tiny_chain", f"q{i}", None), 0) for i in range(4)]
 
@@ -440,7 +441,7 @@ def test_ctrl_c_leaves_no_rollout_behind(tokenizer, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(event_loop, "POLL", 0.02)
+        patch.setattr(background, "POLL", 0.02)
         patch.setattr(roll, "_check_progress", ctrl_c)
         with pytest.raises(KeyboardInterrupt):
             roll.run(PROBLEMS, 0, Sampling(10, 1.0))
@@ -483,8 +484,8 @@ class Blocks(Relay):
     (Blocks(), r"RELEASED.wait\(\)"),
 ], ids=lambda value: type(value).__name__)  # fmt: skip
 def test_a_workflow_that_hangs_on_a_real_reply_is_named_with_its_line(tokenizer, monkeypatch, workflow, line):
-    monkeypatch.setattr("multirole.core.rollout.PATIENCE", 0.3)
-    monkeypatch.setattr("multirole.core.event_loop.POLL", 0.1)
+    monkeypatch.setattr("multirole.rollout.rollout.PATIENCE", 0.3)
+    monkeypatch.setattr("multirole.background.POLL", 0.1)
     engine = ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
     RELEASED.clear()
     try:
@@ -499,8 +500,8 @@ def test_a_workflow_that_hangs_on_a_real_reply_is_named_with_its_line(tokenizer,
 
 def test_a_rollout_that_hung_leaves_the_engine_to_the_next_one(tokenizer, monkeypatch):
     """One episode blocks the thread while the engine has requests of the others; in the end it goes on, during another rollout."""
-    monkeypatch.setattr("multirole.core.rollout.PATIENCE", 0.3)
-    monkeypatch.setattr("multirole.core.event_loop.POLL", 0.1)
+    monkeypatch.setattr("multirole.rollout.rollout.PATIENCE", 0.3)
+    monkeypatch.setattr("multirole.background.POLL", 0.1)
     released, ended = threading.Event(), threading.Event()
 
     class BlocksOnce(Relay):
@@ -532,8 +533,8 @@ def test_a_rollout_that_hung_leaves_the_engine_to_the_next_one(tokenizer, monkey
 
 
 def test_a_slow_engine_and_slow_episodes_are_not_taken_for_hanging_ones(tokenizer, monkeypatch):
-    monkeypatch.setattr("multirole.core.rollout.PATIENCE", 0.4)
-    monkeypatch.setattr("multirole.core.event_loop.POLL", 0.1)
+    monkeypatch.setattr("multirole.rollout.rollout.PATIENCE", 0.4)
+    monkeypatch.setattr("multirole.background.POLL", 0.1)
 
     class Slow(Relay):
         async def run(self, problem, call):

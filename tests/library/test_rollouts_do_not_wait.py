@@ -10,17 +10,17 @@ import torch
 from scripted_engine import ScriptedEngine
 from test_importance_weights_equal_trl import trls_weights
 
-from multirole.core import ahead
-from multirole.core.ahead import copy_with_shared_base, staleness_metrics
-from multirole.core.arguments import check_processes
-from multirole.core.config import MultiRoleGRPOConfig
-from multirole.core.engine import EngineError, Sampling
-from multirole.core.hooks import MultiRoleCallback
-from multirole.core.rollout import Rollout, RolloutStopped, WorkflowError
-from multirole.core.types import Answer, Problem, user
-from multirole.engines.generate_engine import GenerateEngine
-from multirole.engines.transformers_engine import TransformersEngine
+from multirole.callbacks import MultiRoleCallback
+from multirole.engines.generate import GenerateEngine
+from multirole.engines.protocol import EngineError, Sampling
+from multirole.inputs.arguments import check_processes
+from multirole.options import MultiRoleGRPOConfig
+from multirole.rollout import staleness as ahead
+from multirole.rollout.rollout import Rollout, RolloutStopped, WorkflowError
+from multirole.rollout.staleness import copy_with_shared_base, staleness_metrics
+from multirole.types import Answer, Problem, user
 from multirole.workflows import Voting
+from multirole_cpu.engine import TransformersEngine
 
 N_ITERATIONS = 5
 

@@ -9,10 +9,11 @@ import torch
 from decoders import decoder
 from trainers import conversation, library_trainer, rows_of, updated
 
-from multirole.core import model_passes
-from multirole.core.hooks import MultiRoleCallback
-from multirole.core.passes import prefix_tree, tree_attention
-from multirole.core.passes.prefix_tree import (
+from multirole.callbacks import MultiRoleCallback
+from multirole.roles.diagnostics import RoleDiagnostics
+from multirole.types import Episode, Problem, Turn
+from multirole.update.passes import model_passes, prefix_tree, tree_attention
+from multirole.update.passes.prefix_tree import (
     block_lengths,
     in_tree_order,
     pack,
@@ -21,10 +22,8 @@ from multirole.core.passes.prefix_tree import (
     similar_blocks,
     tree_batches,
 )
-from multirole.core.passes.tree_attention import can_share_prefixes
-from multirole.core.rows import Row
-from multirole.core.types import Episode, Problem, Turn
-from multirole.diagnostics.role_diagnostics import RoleDiagnostics
+from multirole.update.passes.tree_attention import can_share_prefixes
+from multirole.update.rows import Row
 from multirole.workflows import EvalOpt, Voting
 
 

@@ -8,7 +8,7 @@ from transformers import AutoTokenizer
 from trl.trainer import grpo_trainer
 
 from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, Single
-from multirole.core import trainer as our_trainer
+from multirole import trainer as our_trainer
 
 ROWS = Dataset.from_list(
     [

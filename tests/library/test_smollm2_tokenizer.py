@@ -7,10 +7,10 @@ from chat_tokenizers import FAMILIES
 from scripted_engine import ScriptedEngine
 from transformers import AutoTokenizer
 
-from multirole.core.chat import chat_template
-from multirole.core.engine import Sampling
-from multirole.core.rollout import Rollout, reply_text
-from multirole.core.types import OVERFLOW, Problem, assistant, user
+from multirole.chat.templates import chat_template
+from multirole.engines.protocol import Sampling
+from multirole.rollout.rollout import Rollout, reply_text
+from multirole.types import OVERFLOW, Problem, assistant, user
 from multirole.workflows import EvalOpt, Single, Voting
 from multirole.workflows.eval_opt import parse_verdict
 from multirole.workflows.voting import parse_selection

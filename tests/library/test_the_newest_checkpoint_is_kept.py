@@ -8,7 +8,7 @@ import pytest
 from scripted_engine import ScriptedEngine
 
 from multirole import MultiRoleCallback, Single
-from multirole.core.checkpoints import last_checkpoint, numbered_checkpoints, remove_oldest
+from multirole.saving.checkpoints import last_checkpoint, numbered_checkpoints, remove_oldest
 
 
 class Clock(MultiRoleCallback):

@@ -4,8 +4,7 @@ import pytest
 import torch
 from trainers import conversation, library_trainer, rows_of, updated
 
-from multirole.core import model_passes
-from multirole.core.passes import tree_attention
+from multirole.update.passes import model_passes, tree_attention
 from multirole.workflows import EvalOpt, Voting
 
 HAS_GPU = torch.cuda.is_available()

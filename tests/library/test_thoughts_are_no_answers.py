@@ -5,9 +5,9 @@ import sys
 
 import pytest
 
-from multirole.core.replies import ends_in_broken_box, find_boxes, plain_words, text_outside_thoughts
-from multirole.core.rollout import reply_text
-from multirole.core.types import Problem
+from multirole.chat.replies import ends_in_broken_box, find_boxes, plain_words, text_outside_thoughts
+from multirole.rollout.rollout import reply_text
+from multirole.types import Problem
 from multirole.workflows import Voting
 
 

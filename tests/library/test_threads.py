@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from multirole.core import threads
-from multirole.core.threads import are_given, fitting_threads, use_fitting_threads
+from multirole.update import threads
+from multirole.update.threads import are_given, fitting_threads, use_fitting_threads
 
 
 @pytest.mark.parametrize(

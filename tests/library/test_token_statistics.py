@@ -6,8 +6,8 @@ import pytest
 import torch
 from trainers import episodes_of
 
-from multirole.core.rows import episode_rows, trained_tokens
-from multirole.diagnostics.role_diagnostics import RoleDiagnostics, TokenStats
+from multirole.roles.diagnostics import RoleDiagnostics, TokenStats
+from multirole.update.rows import episode_rows, trained_tokens
 
 HALF, QUARTER = math.log(0.5), math.log(0.25)
 ROLES = {"generator": 3, "aggregator": 1}

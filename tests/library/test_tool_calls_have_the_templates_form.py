@@ -12,11 +12,11 @@ from chat_tokenizers import TEMPLATES, byte_level, template, wrap
 from scripted_engine import ScriptedEngine
 
 from multirole import from_openai
-from multirole.core.chat import chat_template, check_tools, control_tokens
-from multirole.core.engine import Sampling
-from multirole.core.rollout import Rollout
-from multirole.core.tool_calls import parse_reply, tool_form
-from multirole.core.types import Answer, Problem, Reply, Turn, user
+from multirole.chat.templates import chat_template, check_tools, control_tokens
+from multirole.chat.tool_calls import parse_reply, tool_form
+from multirole.engines.protocol import Sampling
+from multirole.rollout.rollout import Rollout
+from multirole.types import Answer, Problem, Reply, Turn, user
 
 ALL = sorted(path.stem for path in TEMPLATES.glob("*.jinja") if not path.stem.endswith("_training"))
 WITHOUT_CALLS = {

@@ -1,6 +1,6 @@
 """The parent methods that the trainer overrides or relies on are the ones that were read. A failure names those that changed.
 
-When a pin moves: read the method's diff, adapt `core/trainer.py` if need be, then run this file with `--print` to renew. A method that
+When a pin moves: read the method's diff, adapt `trainer.py` if need be, then run this file with `--print` to renew. A method that
 differs between the oldest and the newest version that pyproject.toml admits has a digest of each.
 """
 
@@ -20,8 +20,8 @@ from trl.kernels import chunked_logprob
 from trl.trainer import utils
 from trl.trainer.base_trainer import _BaseTrainer
 
-from multirole.core.stock import GRPOTrainer
-from multirole.core.trainer import MultiRoleGRPOTrainer
+from multirole.trainer import MultiRoleGRPOTrainer
+from multirole.trl_parts import GRPOTrainer
 
 READ = {
     (GRPOTrainer, "__init__"): "18f01b7a46c9544b",
@@ -100,13 +100,13 @@ def test_trl_itself_is_left_as_it_was():
 
 USE_OF_VLLM = """
 import sys
-import multirole.core.stock
+import multirole.trl_parts
 assert "vllm" not in sys.modules
 from trl import import_utils
 from trl.generation import vllm_generation
 assert vllm_generation.is_vllm_available is import_utils.is_vllm_available
 from trl.trainer import grpo_trainer
-assert grpo_trainer.VLLMGeneration is multirole.core.stock.vllm_generation
+assert grpo_trainer.VLLMGeneration is multirole.trl_parts.vllm_generation
 assert isinstance(vllm_generation.VLLMGeneration, type)
 if import_utils.is_vllm_available():
     assert vllm_generation.SamplingParams(temperature=0.5).temperature == 0.5

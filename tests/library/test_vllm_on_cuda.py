@@ -18,9 +18,9 @@ from toy_qwen3 import adapter_of
 from trainers import build_model
 from transformers import AutoModelForCausalLM
 
-from multirole.core.engine import Request
-from multirole.engines import vllm_engine
-from multirole.engines.vllm_engine import (
+from multirole.engines import vllm as vllm_engine
+from multirole.engines.protocol import Request
+from multirole.engines.vllm import (
     VLLMEngine,
     check_class,
     check_unchanged,

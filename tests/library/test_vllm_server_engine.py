@@ -17,12 +17,13 @@ from safetensors.torch import load_file
 from toy_qwen3 import toy_model
 from trainers import library_trainer
 
-from multirole.core.config import MultiRoleGRPOConfig
-from multirole.core.engine import Completion, Request
-from multirole.core.validation import add_adapters
-from multirole.engines import vllm_server_client, vllm_server_engine
+from multirole.engines import vllm_server as vllm_server_engine
+from multirole.engines import vllm_server_client
+from multirole.engines.protocol import Completion, Request
+from multirole.engines.vllm_server import ServerOptions, VLLMServerEngine, run_token
 from multirole.engines.vllm_server_client import ServerError, check_servers, checked_urls, completion_body
-from multirole.engines.vllm_server_engine import ServerOptions, VLLMServerEngine, run_token
+from multirole.inputs.validation import add_adapters
+from multirole.options import MultiRoleGRPOConfig
 from multirole.workflows import WORKFLOWS
 
 OPTIONS = ServerOptions(BASE, timeout=20.0, request_timeout=20.0)

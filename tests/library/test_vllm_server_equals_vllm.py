@@ -16,12 +16,12 @@ from peft import LoraConfig, PeftModel
 from toy_qwen3 import save_toy_base
 from transformers import AutoModelForCausalLM
 
-from multirole.core.config import MultiRoleGRPOConfig
-from multirole.core.trainer import MultiRoleGRPOTrainer
-from multirole.core.validation import add_adapters
-from multirole.engines.vllm_engine import VLLMEngine
+from multirole.engines.vllm import VLLMEngine
 from multirole.engines.vllm_serve import serve_command, serve_environment
-from multirole.engines.vllm_server_engine import ServerOptions, VLLMServerEngine
+from multirole.engines.vllm_server import ServerOptions, VLLMServerEngine
+from multirole.inputs.validation import add_adapters
+from multirole.options import MultiRoleGRPOConfig
+from multirole.trainer import MultiRoleGRPOTrainer
 from multirole.workflows import WORKFLOWS
 
 pytestmark = pytest.mark.slow

@@ -16,13 +16,13 @@ from safetensors.torch import load_file
 from trainers import episodes_of, library_trainer, rows_of
 
 from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer
-from multirole.core import trainer as trainer_module
-from multirole.core.checkpoints import check_checkpoint
-from multirole.core.distributed import full_tensor
-from multirole.diagnostics import role_skill
-from multirole.diagnostics.role_skill import SkillWatch
-from multirole.engines import vllm_engine
-from multirole.engines.vllm_engine import VLLMEngine
+from multirole import trainer as trainer_module
+from multirole.engines import vllm as vllm_engine
+from multirole.engines.vllm import VLLMEngine
+from multirole.roles import skill as role_skill
+from multirole.roles.skill import SkillWatch
+from multirole.saving.checkpoints import check_checkpoint
+from multirole.update.processes import full_tensor
 from multirole.workflows import Voting
 
 FSDP2 = {

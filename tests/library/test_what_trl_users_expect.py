@@ -14,11 +14,11 @@ from peft import LoraConfig, PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
 
 from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, RoleDiagnostics, Voting, user
-from multirole.core.distributed import check_launch
-from multirole.core.hooks import MultiRoleCallback
-from multirole.core.model_card import base_of
-from multirole.core.rollout import chat_template
-from multirole.core.validation import add_adapters, check_dataset, check_shared_base, to_problems
+from multirole.callbacks import MultiRoleCallback
+from multirole.inputs.validation import add_adapters, check_dataset, check_shared_base, to_problems
+from multirole.rollout.rollout import chat_template
+from multirole.saving.model_card import base_of
+from multirole.update.processes import check_launch
 
 ROWS = Dataset.from_list([{"prompt": f"{a}+{b}-3", "answer": a + b - 3} for a in range(4, 10) for b in range(1, 5)])
 

@@ -3,9 +3,9 @@
 import pandas as pd
 import pytest
 
-from multirole.core.types import Answer, Duty, Edge, Episode, Problem, Reward, Structure, Turn, check_workflow
-from multirole.diagnostics.role_skill import frame_of, role_skills
-from multirole.diagnostics.turn_grading import judge
+from multirole.roles.skill import frame_of, role_skills
+from multirole.roles.turn_grading import judge
+from multirole.types import Answer, Duty, Edge, Episode, Problem, Reward, Structure, Turn, check_workflow
 from multirole.workflows import WORKFLOWS, EvalOpt, OrchWorkers
 
 

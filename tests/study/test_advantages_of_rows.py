@@ -6,8 +6,8 @@ from types import SimpleNamespace
 import pytest
 from trainers import episodes_of, make_episodes, rows_of
 
-from multirole.core.rows import Row
-from multirole.core.types import Episode, Reward, Workflow
+from multirole.types import Episode, Reward, Workflow
+from multirole.update.rows import Row
 from multirole.workflows import EvalOpt, Voting
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.released_code import RowAdvantages

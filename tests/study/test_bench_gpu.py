@@ -119,7 +119,7 @@ def test_a_terminated_runner_ends_its_step(bench, tmp_path):
 
 def test_updates_are_measured_with_gradient_checkpointing(steps, tmp_path):
     """As `train` enables it; without it micro-batches are not cut to what a GPU can hold."""
-    from multirole.core.passes.recomputation import recomputed_layers
+    from multirole.update.passes.recomputation import recomputed_layers
 
     bench = steps.Bench("1.7b", 2, True, tmp_path, tmp_path / "result.json")
     trainer = steps.updating_trainer(bench)

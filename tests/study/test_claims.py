@@ -5,7 +5,7 @@ import math
 import pandas as pd
 import pytest
 
-from multirole.diagnostics.role_skill import role_skills
+from multirole.roles.skill import role_skills
 from multirole.workflows import EvalOpt, OrchWorkers, Voting
 from multirole_study.falls import first_fall
 from multirole_study.paper.claim_comparisons import COMPARISONS

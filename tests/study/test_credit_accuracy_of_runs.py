@@ -5,9 +5,9 @@ import pandas as pd
 import pytest
 from trainers import table
 
-from multirole.core.credit import CREDITS
-from multirole.diagnostics.credit_accuracy import PARTS, Sizes
+from multirole.credit.estimators import CREDITS
 from multirole_study.experiment import credit_measurement as measurement
+from multirole_study.measurements.credit_accuracy import PARTS, Sizes
 from multirole_study.paper.credit_accuracy_table import DECLARED, EVERY, accuracy_figure, accuracy_table, statistics
 from multirole_study.paper.output import write_figure
 

@@ -3,8 +3,8 @@
 import pytest
 from trainers import slow_but, table
 
-from multirole.core.credit import CREDITS
-from multirole.core.types import REPLAYING_CREDITS
+from multirole.credit.estimators import CREDITS
+from multirole.types import REPLAYING_CREDITS
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.run import run_cell
 

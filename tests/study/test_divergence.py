@@ -8,7 +8,7 @@ import torch
 from trainers import SMALL_RUN, table
 from transformers import TrainerCallback
 
-from multirole.core.types import Reward
+from multirole.types import Reward
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import TaskReward
 from multirole_study.experiment.evaluation import Evaluation, steps_of

@@ -13,15 +13,16 @@ from pytest import MonkeyPatch
 from trainers import slow_but
 from trl.trainer.utils import add_fused_lm_head
 
-from multirole.core import model_passes, rows, trainer
-from multirole.core.engine import Sampling
-from multirole.core.passes import logprobs, prefix_tree
-from multirole.core.rows import left_aligned
-from multirole.core.trainer import MultiRoleGRPOTrainer
-from multirole.core.types import Reward
-from multirole.diagnostics.gradient_parts import weights_of
-from multirole.engines.transformers_engine import TransformersEngine
+from multirole import trainer
+from multirole.engines.protocol import Sampling
+from multirole.roles.gradient_parts import weights_of
+from multirole.trainer import MultiRoleGRPOTrainer
+from multirole.types import Reward
+from multirole.update import rows
+from multirole.update.passes import logprobs, model_passes, prefix_tree
+from multirole.update.rows import left_aligned
 from multirole.workflows import WORKFLOWS
+from multirole_cpu.engine import TransformersEngine
 from multirole_study import doctor
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.launch import Launch

@@ -14,7 +14,7 @@ import pytest
 from matplotlib.collections import PathCollection
 from paper_results import recorded, without
 
-from multirole.core.types import Problem, Turn
+from multirole.types import Problem, Turn
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.run_folder import folder_of
 from multirole_study.labels import POLICY_COLOURS, ROLE_COLOURS, WORKFLOW_MARKERS, WORKFLOW_NAMES, cell_name, colours_of

@@ -17,8 +17,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from multirole import MultiRoleCallback
-from multirole.endpoint.workflow import OpenAIWorkflow
-from multirole.engines.transformers_engine import TransformersEngine
+from multirole.openai.workflow import OpenAIWorkflow
+from multirole_cpu.engine import TransformersEngine
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.run import run_cell
 from multirole_study.inspector import inspect_run

@@ -11,8 +11,8 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen3Config, Qwen3ForCausalLM, get_scheduler
 
-from multirole.core.policy import adapter_names
-from multirole.core.rows import mini_batches
+from multirole.policy import adapter_names
+from multirole.update.rows import mini_batches
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import load_model, training_args, update_rules
 from multirole_study.experiment.presets import LENGTHS, MODELS

@@ -16,7 +16,7 @@ import pytest
 from paper_rows import DAPO
 
 import multirole_sandbox as sandbox
-from multirole.core.types import Problem
+from multirole.types import Problem
 from multirole_sandbox import SandboxError
 from multirole_study.tasks import math_answer
 from multirole_study.tasks.math import Math

@@ -122,7 +122,7 @@ def test_another_process_plays_what_it_imports_in_run(tmp_path):
     spec = project(tmp_path / "files", slots=1)
     program = (
         "import sys\nfrom multirole_study.experiment.cell import Cell\nfrom multirole_study.experiment.preflight import dry_run\n"
-        "from multirole.core.types import Problem\n"
+        "from multirole.types import Problem\n"
         f"cell = Cell.from_parameters({{'workflow': {spec!r}, 'policy': 'sp'}})[0]\n"
         "dry_run(cell.make_workflow(), Problem('0', '', 'hello', {}))\nprint(sys.modules['phrases'].__file__)\n"
     )

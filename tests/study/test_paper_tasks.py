@@ -8,7 +8,7 @@ import datasets
 import pytest
 from paper_rows import DEEPCODER, rows_of, write
 
-from multirole.core.types import Problem
+from multirole.types import Problem
 from multirole_sandbox import Verdict
 from multirole_study.tasks import code, math, sources
 from multirole_study.tasks.code import Code

@@ -13,10 +13,10 @@ from trl.kernels import chunked_logprob
 from trl.trainer import utils as trl_utils
 
 import multirole_study.plan as planner
-from multirole.core.config import MultiRoleGRPOConfig
-from multirole.engines import transformers_engine
-from multirole.engines.generate_engine import GenerateEngine
-from multirole.engines.transformers_engine import TransformersEngine
+from multirole.engines.generate import GenerateEngine
+from multirole.options import MultiRoleGRPOConfig
+from multirole_cpu import engine as transformers_engine
+from multirole_cpu.engine import TransformersEngine
 from multirole_study import hours
 from multirole_study.__main__ import plan as command
 from multirole_study.experiment.cell import Cell

@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from multirole.core.types import Answer, Episode, Problem, Reward
+from multirole.types import Answer, Episode, Problem, Reward
 from multirole_study.experiment import grades_ahead as module
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import TaskReward

@@ -6,8 +6,8 @@ import pandas as pd
 import pytest
 from trainers import SMALL_RUN, table
 
-from multirole.core.types import Episode, Problem, Turn
-from multirole.diagnostics.role_value import RoleEffect
+from multirole.roles.value import RoleEffect
+from multirole.types import Episode, Problem, Turn
 from multirole_study.__main__ import role_value
 from multirole_study.experiment.evaluation import Evaluation
 from multirole_study.experiment.launch import Launch

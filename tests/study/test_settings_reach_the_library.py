@@ -6,7 +6,7 @@ import pytest
 import torch
 from trainers import SMALL_RUN
 
-from multirole.diagnostics.process_reward import ProcessReward
+from multirole.credit.process_reward import ProcessReward
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import load_model, make_trainer, update_rules
 from multirole_study.experiment.presets import MODELS

@@ -5,7 +5,7 @@ import math
 import pandas as pd
 import pytest
 
-from multirole.core.types import Episode, Problem, Turn
+from multirole.types import Episode, Problem, Turn
 from multirole_study.signatures import (
     SIGNATURES,
     form,

@@ -12,7 +12,7 @@ import pytest
 import yaml
 from scipy.stats import ttest_1samp
 
-from multirole.core.credit import CREDITS
+from multirole.credit.estimators import CREDITS
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.run_folder import folder_of, write_done
 from multirole_study.experiment.storage import write_text

@@ -12,7 +12,7 @@ from tiny_base.math_dialogues import MathCritic, MathScript
 from tiny_base.math_tokenizer import build_tokenizer
 from tiny_base.train import MAX_LENGTH, encode
 
-from multirole.core.types import Problem
+from multirole.types import Problem
 from multirole_study.tasks.splits import split_of
 from multirole_study.tasks.tiny_chain import LARGEST, LENGTHS, TinyChain, kind_of, stream
 

@@ -5,7 +5,7 @@ import json
 
 import pytest
 
-from multirole.core.types import Problem
+from multirole.types import Problem
 from multirole_study.tasks import tiny_chain, tiny_pipe
 from multirole_study.tasks.splits import split_of
 from multirole_study.tasks.tiny_chain import TinyChain

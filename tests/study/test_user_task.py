@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from paper_rows import write
 
-from multirole.core.types import Episode, Turn
-from multirole.core.validation import check_dataset
+from multirole.inputs.validation import check_dataset
+from multirole.types import Episode, Turn
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import TaskReward
 from multirole_study.experiment.preflight import load_problems, try_reward

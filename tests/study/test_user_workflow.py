@@ -9,7 +9,7 @@ from scripted_engine import ScriptedEngine
 from trainers import episodes_of, rows_of, table
 
 from multirole import Answer, Problem, user
-from multirole.core.hooks import Iteration
+from multirole.callbacks import Iteration
 from multirole.workflows import WORKFLOWS
 from multirole_study import Task
 from multirole_study.experiment.cell import Cell

@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 
-from multirole.engines.vllm_engine import llm_options
+from multirole.engines.vllm import llm_options
 from multirole.engines.vllm_serve import serve_command
 from multirole_study import vllm_server as server
 from multirole_study.__main__ import COMMANDS

@@ -5,7 +5,7 @@ import random
 import torch
 from peft import PeftModel
 
-from multirole.core.engine import Completion, Engine, Request
+from multirole.engines.protocol import Completion, Engine, Request
 
 POLICY = {"generator": "generator", "aggregator": "aggregator"}
 ADAPTERS = [None, "generator", "aggregator"]

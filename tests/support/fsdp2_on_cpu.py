@@ -8,7 +8,7 @@ from accelerate import PartialState
 from accelerate.utils import DistributedType
 from torch.distributed.tensor import DTensor
 
-from multirole.core.trainer import MultiRoleGRPOTrainer
+from multirole.trainer import MultiRoleGRPOTrainer
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.run import run_cell
 

@@ -24,12 +24,13 @@ from toy_qwen3 import config_of
 from transformers import Qwen3ForCausalLM
 from trl.kernels import chunked_logprob
 
-from multirole.core.gradients import PartSums
-from multirole.core.passes import bfloat16_layers, tree_attention
-from multirole.core.passes.bfloat16_layers import half_layers
-from multirole.core.passes.prefix_tree import BlockSequence
-from multirole.core.policy import adapter_names
-from multirole.core.validation import add_adapters
+from multirole.inputs.validation import add_adapters
+from multirole.policy import adapter_names
+from multirole.update.gradients import PartSums
+from multirole.update.passes import tree_attention
+from multirole.update.passes.prefix_tree import BlockSequence
+from multirole_cpu import bfloat16_layers
+from multirole_cpu.bfloat16_layers import half_layers
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.presets import MODELS
 from multirole_study.plan import HEAD_COLUMNS, n_parts

@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from multirole.core.policy import adapter_names
-from multirole.core.types import Answer, Episode, Problem, Reward, Turn, structure_of
-from multirole.diagnostics.role_skill import frame_of, role_skills
+from multirole.policy import adapter_names
+from multirole.roles.skill import frame_of, role_skills
+from multirole.types import Answer, Episode, Problem, Reward, Turn, structure_of
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.evaluation import Evaluation, solver_of, steps_of
 from multirole_study.experiment.record import turn_row

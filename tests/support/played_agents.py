@@ -4,9 +4,9 @@ import random
 
 from scripted_engine import ScriptedEngine
 
-from multirole.core.engine import Sampling
-from multirole.core.rollout import Rollout
-from multirole.core.types import Episode, Problem
+from multirole.engines.protocol import Sampling
+from multirole.rollout.rollout import Rollout
+from multirole.types import Episode, Problem
 
 
 def play(tokenizer, workflow, n: int = 1, **limits) -> list[Episode]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from multirole.core.engine import Completion, Request
+from multirole.engines.protocol import Completion, Request
 
 
 class ScriptedEngine:

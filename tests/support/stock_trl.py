@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from trl import GRPOConfig
 
 from multirole import MultiRoleCallback
-from multirole.core.stock import GRPOTrainer
+from multirole.trl_parts import GRPOTrainer
 
 FOLDER = files("multirole_study") / "models" / "tiny-r"
 EPISODES, GROUP = 16, 4

@@ -11,15 +11,15 @@ from peft import LoraConfig, PeftModel
 from toy_qwen3 import toy_model
 from transformers import PreTrainedTokenizerBase
 
-from multirole.core import adapter_update
-from multirole.core.config import MultiRoleGRPOConfig
-from multirole.core.engine import Engine
-from multirole.core.policy import adapter_names, parse_policy
-from multirole.core.rows import Row, episode_rows
-from multirole.core.trainer import MultiRoleGRPOTrainer
-from multirole.core.types import Answer, Episode, Problem, Reward, Turn, Workflow
-from multirole.core.validation import add_adapters
-from multirole.diagnostics.role_diagnostics import RoleDiagnostics
+from multirole.engines.protocol import Engine
+from multirole.inputs.validation import add_adapters
+from multirole.options import MultiRoleGRPOConfig
+from multirole.policy import adapter_names, parse_policy
+from multirole.roles.diagnostics import RoleDiagnostics
+from multirole.trainer import MultiRoleGRPOTrainer
+from multirole.types import Answer, Episode, Problem, Reward, Turn, Workflow
+from multirole.update import adapter_update
+from multirole.update.rows import Row, episode_rows
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import make_trainer
 

@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from multirole.core.engine import Engine, Request
-from multirole.core.types import Message, Problem, Turn, Workflow
-from multirole.engines.transformers_engine import TransformersEngine
+from multirole.engines.protocol import Engine, Request
+from multirole.types import Message, Problem, Turn, Workflow
+from multirole_cpu.engine import TransformersEngine
 from tiny_base.tokenizer import LONGEST
 
 T = TypeVar("T")

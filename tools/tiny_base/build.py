@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3ForCausalLM
 
-from multirole.core.types import Problem, user
+from multirole.types import Problem, user
 from multirole.workflows.prompts import render
 from multirole_study.tasks.tiny_chain import TinyChain
 from multirole_study.tasks.tiny_pipe import TinyPipe

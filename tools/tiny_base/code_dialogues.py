@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from functools import partial
 from typing import ClassVar
 
-from multirole.core.types import Problem
+from multirole.types import Problem
 from multirole_study.tasks.tiny_pipe import LARGEST, TAUGHT_MOVE, parse, reads_of, stream
 from tiny_base import code_habits as habits
 from tiny_base.dialogues import READERS, SHORT_RIGHT, Critic, Lengths, Mix, Review, Script, verdict

@@ -8,7 +8,7 @@ import random
 import re
 from typing import NamedTuple
 
-from multirole.core.types import Problem
+from multirole.types import Problem
 from multirole_study.tasks.tiny_pipe import FOLDS, LARGEST, TESTS, Step, extract, kind_of, parse, reads_of, run
 from tiny_base.code_tokenizer import HEAD
 from tiny_base.habits import Draft, confuse

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, ClassVar, NamedTuple
 
-from multirole.core.types import Message, Problem, Turn
+from multirole.types import Message, Problem, Turn
 from multirole.workflows import WORKFLOWS
 from tiny_base.ask import finish
 from tiny_base.habits import Draft

@@ -4,7 +4,7 @@ import random
 from collections.abc import Mapping
 from typing import ClassVar
 
-from multirole.core.types import Problem
+from multirole.types import Problem
 from multirole_study.tasks.tiny_chain import stream
 from tiny_base import math_habits as habits
 from tiny_base.dialogues import READERS, SHORT_RIGHT, Critic, Mix, Review, Script, verdict

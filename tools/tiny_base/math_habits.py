@@ -7,7 +7,7 @@ part of a split number (`+27` as `+20` and then `+7`, `-8` as `-4` and then `-4`
 import random
 import re
 
-from multirole.core.types import Problem
+from multirole.types import Problem
 from multirole_study.tasks.tiny_chain import LARGEST, apply, kind_of, parse
 from tiny_base.habits import Draft, confuse
 

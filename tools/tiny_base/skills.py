@@ -12,8 +12,8 @@ from typing import Any, ClassVar, TypedDict
 import numpy as np
 from transformers import PreTrainedTokenizerFast
 
-from multirole.core.engine import Engine
-from multirole.core.types import Message, Problem
+from multirole.engines.protocol import Engine
+from multirole.types import Message, Problem
 from multirole.workflows import EvalOpt, OrchWorkers, Single, Voting
 from multirole.workflows.eval_opt import parse_verdict
 from multirole.workflows.voting import parse_selection

@@ -7,8 +7,8 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING
 
-from multirole.core.engine import Engine, Request
-from multirole.core.extras import needed_by
+from multirole.engines.protocol import Engine, Request
+from multirole.extras import needed_by
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 ENGINES = {
-    "transformers": "multirole.engines.transformers_engine:TransformersEngine",
-    "generate": "multirole.engines.generate_engine:GenerateEngine",
-    "vllm": "multirole.engines.vllm_engine:VLLMEngine",
-    "vllm_server": "multirole.engines.vllm_server_engine:VLLMServerEngine",
+    "transformers": "multirole_cpu.engine:TransformersEngine",
+    "generate": "multirole.engines.generate:GenerateEngine",
+    "vllm": "multirole.engines.vllm:VLLMEngine",
+    "vllm_server": "multirole.engines.vllm_server:VLLMServerEngine",
 }
 """Short names of `MultiRoleGRPOConfig.engine`; any other "module:Class" works as well."""
 VLLM_VERSIONS = ("0.31.0", "0.32.0")
@@ -46,7 +46,7 @@ def load_engine(name: str, model: "PeftModel", is_float32: bool) -> type[Engine]
     if name == "auto":
         import torch
 
-        from multirole.engines.qwen3 import unsupported
+        from multirole_cpu.qwen3 import unsupported
 
         has_vllm = torch.cuda.is_available() and has_cuda_vllm()
         name = auto_engine(has_vllm, is_float32, is_served=next(unsupported(model), None) is None)

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from multirole.core.access import API_KEY, check_host
+from multirole.access import API_KEY, check_host
 from multirole.engines import has_cuda_vllm
-from multirole.engines.vllm_engine import CPU_ENVIRONMENT, llm_options
+from multirole.engines.vllm import CPU_ENVIRONMENT, llm_options
 
 IN_PROCESS = ("disable_log_stats", "enable_sleep_mode", "distributed_executor_backend")
 """Options of the engine in the trainer's process that a server does not take: its metrics tell its LoRA slots, and it never sleeps."""
-GUARD = "multirole.core.access.RequireKey"
+GUARD = "multirole.access.RequireKey"
 """vLLM's own check of the key covers the paths below /v1, /v2, /inference and /cohere, and no `OPTIONS`."""
 FIXED = {
     "host": "--host",

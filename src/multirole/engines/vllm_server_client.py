@@ -1,7 +1,7 @@
 """Call one vLLM server (`vllm serve`), and check its answers.
 
 Every call opens its own connection, so that a server that closes idle connections cannot break a call. TCP keep-alive detects a lost
-machine within about a minute. The key comes from the environment (`multirole.core.access`), and is in no message of this module.
+machine within about a minute. The key comes from the environment (`multirole.access`), and is in no message of this module.
 """
 
 import asyncio
@@ -12,10 +12,10 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from multirole.core.access import API_KEY, read_key
-from multirole.core.engine import Completion, EngineError
-from multirole.core.event_loop import in_thread
+from multirole.access import API_KEY, read_key
+from multirole.background import in_thread
 from multirole.engines import VLLM_VERSIONS
+from multirole.engines.protocol import Completion, EngineError
 
 CONNECT_SECONDS, CALL_SECONDS, LOAD_SECONDS = 10.0, 30.0, 300.0
 """Limits of a connection, of a short call, and of loading an adapter."""

@@ -6,8 +6,8 @@ contexts hold consecutive assistant messages. The loop stops on a "Correct" verd
 
 import re
 
-from multirole.core.replies import find_boxes, last_line, plain_words
-from multirole.core.types import Answer, Call, Duty, Edge, Problem, Structure, assistant, user
+from multirole.chat.replies import find_boxes, last_line, plain_words
+from multirole.types import Answer, Call, Duty, Edge, Problem, Structure, assistant, user
 from multirole.workflows.prompts import read_again, render
 
 VERDICT = re.compile(

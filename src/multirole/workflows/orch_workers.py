@@ -3,7 +3,7 @@
 import asyncio
 import re
 
-from multirole.core.types import Answer, Call, Duty, Edge, Problem, Structure, user
+from multirole.types import Answer, Call, Duty, Edge, Problem, Structure, user
 from multirole.workflows.prompts import read_again, render
 
 _MARKUP = r"(?:^[ \t]{0,8}(?:[-+*•]|\d{1,3}[.)])[ \t]{1,4})?(?:[*_#>~`]|\\(?:text(?:bf|it|rm)?|mathbf|underline|emph)\{){0,6}[ \t]{0,4}"

@@ -1,6 +1,6 @@
 """Single-agent control: one generator call (paper sec 4, the SA baseline)."""
 
-from multirole.core.types import Answer, Call, Duty, Edge, Problem, Structure, user
+from multirole.types import Answer, Call, Duty, Edge, Problem, Structure, user
 from multirole.workflows.prompts import read_again, render
 
 

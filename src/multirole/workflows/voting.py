@@ -7,8 +7,8 @@ style, and without a last line that only names a candidate, is recorded as "unpa
 import asyncio
 import re
 
-from multirole.core.replies import find_boxes, last_line, plain_words
-from multirole.core.types import Answer, Call, Duty, Edge, Problem, Structure, user
+from multirole.chat.replies import find_boxes, last_line, plain_words
+from multirole.types import Answer, Call, Duty, Edge, Problem, Structure, user
 from multirole.workflows.prompts import read_again, render
 
 NUMBERS = {

@@ -15,8 +15,8 @@ from typing import Any, Literal
 
 from pydantic import PrivateAttr
 
-from multirole.core.policy import parse_policy
-from multirole.core.types import REPLAYING_CREDITS, CreditName, Workflow
+from multirole.policy import parse_policy
+from multirole.types import REPLAYING_CREDITS, CreditName, Workflow
 from multirole.workflows import WORKFLOWS
 from multirole_study.experiment.launch import MEMORY_SETTINGS, Launch
 from multirole_study.experiment.presets import (

@@ -21,14 +21,18 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
-from multirole.core.config import MultiRoleGRPOConfig
-from multirole.core.credit import credit_callback
-from multirole.core.distributed import full_tensor, gather_objects, local_shard, processes
-from multirole.core.engine import Engine
-from multirole.core.hooks import MultiRoleCallback, OptimizerStep, Trainer
-from multirole.core.policy import adapter_names
-from multirole.core.trainer import MultiRoleGRPOTrainer
-from multirole.core.types import (
+from multirole.callbacks import MultiRoleCallback, OptimizerStep, Trainer
+from multirole.credit.estimators import credit_callback
+from multirole.credit.process_reward import ProcessReward
+from multirole.engines.protocol import Engine
+from multirole.inputs.validation import add_adapters, check_reward
+from multirole.options import MultiRoleGRPOConfig
+from multirole.policy import adapter_names
+from multirole.roles.diagnostics import RoleDiagnostics
+from multirole.roles.skill import SkillWatch
+from multirole.roles.turn_grading import judge
+from multirole.trainer import MultiRoleGRPOTrainer
+from multirole.types import (
     REPLAYING_CREDITS,
     Answer,
     Episode,
@@ -38,11 +42,7 @@ from multirole.core.types import (
     structure_of,
     waits_outside,
 )
-from multirole.core.validation import add_adapters, check_reward
-from multirole.diagnostics.process_reward import ProcessReward
-from multirole.diagnostics.role_diagnostics import RoleDiagnostics
-from multirole.diagnostics.role_skill import SkillWatch
-from multirole.diagnostics.turn_grading import judge
+from multirole.update.processes import full_tensor, gather_objects, local_shard, processes
 from multirole_study.experiment.base_models import layer_class, locate
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.grades_ahead import GradesAhead, grades_ahead

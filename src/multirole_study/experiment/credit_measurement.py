@@ -1,4 +1,4 @@
-"""Measure bias and variance of credit estimators at a run's checkpoints (`multirole credit RUN`, `multirole.diagnostics.credit_accuracy`)."""
+"""Measure bias and variance of credit estimators at a run's checkpoints (`multirole credit RUN`, `multirole_study.measurements.credit_accuracy`)."""
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
@@ -9,10 +9,9 @@ import pyarrow.parquet as pq
 import torch
 from transformers import AutoTokenizer
 
-from multirole.core.threads import use_fitting_threads
-from multirole.core.types import Problem, structure_of
-from multirole.diagnostics.credit_accuracy import SIZES, Measurement, Sizes, measure_credit
-from multirole.diagnostics.turn_grading import judge
+from multirole.roles.turn_grading import judge
+from multirole.types import Problem, structure_of
+from multirole.update.threads import use_fitting_threads
 from multirole_study.experiment.base_models import locate, shape_of
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import TaskReward, load_adapters, make_trainer
@@ -21,6 +20,7 @@ from multirole_study.experiment.progress import say
 from multirole_study.experiment.role_gradients import adapters_of, cell_of
 from multirole_study.experiment.run_folder import CREDIT_FILE, claim, recorded_start
 from multirole_study.experiment.storage import write_table
+from multirole_study.measurements.credit_accuracy import SIZES, Measurement, Sizes, measure_credit
 
 CHUNK = 8
 """Number of problems measured at a time. The table is written after each chunk, so that a killed measurement continues from there."""

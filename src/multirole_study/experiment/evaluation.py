@@ -6,7 +6,7 @@
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from multirole.core.types import structure_of
+from multirole.types import structure_of
 from multirole_study.experiment.cell import EVALUATION_NAMES, Cell
 from multirole_study.experiment.launch import Launch
 from multirole_study.experiment.run_folder import folder_of, is_done, saved_steps

@@ -4,8 +4,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from queue import SimpleQueue
 from typing import Any
 
-from multirole.core.hooks import MultiRoleCallback, Trainer
-from multirole.core.types import Episode, Problem, Reward
+from multirole.callbacks import MultiRoleCallback, Trainer
+from multirole.types import Episode, Problem, Reward
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.hardware import has_cuda
 from multirole_study.experiment.presets import is_small

@@ -8,8 +8,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import NamedTuple
 
-from multirole.core.extras import needed_by
 from multirole.engines import VLLM_VERSIONS, auto_engine
+from multirole.extras import needed_by
 from multirole_study.experiment.base_models import is_served
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.launch import ONE_PROCESS, Launch, is_launched
@@ -56,7 +56,7 @@ def dtype_of(cell: Cell) -> str:
     """Return the name of the base model's dtype, "float32" or "bfloat16"; "auto" asks this machine."""
     if cell.dtype != "auto":
         return cell.dtype
-    from multirole.core.passes.bfloat16_layers import has_fast_bfloat16  # imports torch
+    from multirole_cpu.bfloat16_layers import has_fast_bfloat16  # imports torch
 
     return "bfloat16" if has_fast_bfloat16() else "float32"
 

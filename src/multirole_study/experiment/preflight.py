@@ -12,13 +12,13 @@ from transformers.integrations import get_reporting_integration_callbacks
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
 import multirole_sandbox as sandbox
-from multirole.core.chat import StartClock, check_chats
-from multirole.core.engine import Completion, Sampling
-from multirole.core.event_loop import in_thread
-from multirole.core.rollout import PromptOverflow, Rollout, is_overflow, warn_of_silent_roles
-from multirole.core.types import Message, Problem, Turn, Workflow, assistant, user, waits_outside
-from multirole.core.validation import check_reward
+from multirole.background import in_thread
+from multirole.chat.templates import StartClock, check_chats
 from multirole.engines import SERVED
+from multirole.engines.protocol import Completion, Sampling
+from multirole.inputs.validation import check_reward
+from multirole.rollout.rollout import PromptOverflow, Rollout, is_overflow, warn_of_silent_roles
+from multirole.types import Message, Problem, Turn, Workflow, assistant, user, waits_outside
 from multirole_study.experiment.base_models import locate
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.hardware import blocking_problems, engine_of, preflight_checks

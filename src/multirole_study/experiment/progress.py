@@ -15,9 +15,9 @@ import pandas as pd
 import torch
 from transformers import TrainerState
 
-from multirole.core.episode_metrics import accuracy, mean_reward, overflow_rate
-from multirole.core.hooks import Iteration, MultiRoleCallback, Trainer
-from multirole.core.types import Episode
+from multirole.callbacks import Iteration, MultiRoleCallback, Trainer
+from multirole.metrics.episodes import accuracy, mean_reward, overflow_rate
+from multirole.types import Episode
 from multirole_study.experiment.announce import say
 from multirole_study.experiment.base_models import shape_of
 from multirole_study.experiment.cell import Cell

@@ -32,14 +32,14 @@ import pyarrow.parquet as pq
 import torch
 
 import multirole_sandbox as sandbox
-from multirole.core.ahead import staleness_metrics
-from multirole.core.distributed import gather_objects, processes
-from multirole.core.episode_metrics import accuracy, mean_reward
-from multirole.core.hooks import Iteration, MultiRoleCallback, Trainer
-from multirole.core.rows import Row
-from multirole.core.types import Episode, Turn
-from multirole.diagnostics.role_diagnostics import RoleDiagnostics
-from multirole.diagnostics.role_skill import SkillWatch
+from multirole.callbacks import Iteration, MultiRoleCallback, Trainer
+from multirole.metrics.episodes import accuracy, mean_reward
+from multirole.roles.diagnostics import RoleDiagnostics
+from multirole.roles.skill import SkillWatch
+from multirole.rollout.staleness import staleness_metrics
+from multirole.types import Episode, Turn
+from multirole.update.processes import gather_objects, processes
+from multirole.update.rows import Row
 from multirole_study.experiment.base_models import describe
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.hardware import dtype_of, installed

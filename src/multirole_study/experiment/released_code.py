@@ -4,11 +4,11 @@ from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerBase
 
-from multirole.core.advantages import group_advantages
-from multirole.core.chat import Renderer, chat_template, control_tokens
-from multirole.core.hooks import MultiRoleCallback, Trainer
-from multirole.core.rows import MiniBatch, Row, Steps, optimizer_steps
-from multirole.core.types import Message
+from multirole.callbacks import MultiRoleCallback, Trainer
+from multirole.chat.templates import Renderer, chat_template, control_tokens
+from multirole.credit.advantages import group_advantages
+from multirole.types import Message
+from multirole.update.rows import MiniBatch, Row, Steps, optimizer_steps
 
 SYSTEM = "You are Qwen, created by Alibaba Cloud. You are a helpful assistant."
 ASSISTANT = "<|im_start|>assistant\n<think>\n\n</think>\n\n"

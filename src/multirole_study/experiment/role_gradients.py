@@ -1,4 +1,4 @@
-"""Measure signal and noise of a run's gradients at its checkpoints (`multirole signal RUN`, `multirole.diagnostics.gradient_signal`)."""
+"""Measure signal and noise of a run's gradients at its checkpoints (`multirole signal RUN`, `multirole_study.measurements.gradient_signal`)."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -7,14 +7,6 @@ from tempfile import TemporaryDirectory
 
 from scipy.stats import t
 
-from multirole.diagnostics.gradient_signal import (
-    AdapterGradients,
-    Estimate,
-    cosines,
-    measure_gradients,
-    noise_scale,
-    role_statistics,
-)
 from multirole_study.experiment.base_models import check_base_of_run, model_of_run
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import load_adapters, make_trainer
@@ -28,6 +20,14 @@ from multirole_study.experiment.run_folder import (
     saved_steps,
 )
 from multirole_study.experiment.storage import add_steps
+from multirole_study.measurements.gradient_signal import (
+    AdapterGradients,
+    Estimate,
+    cosines,
+    measure_gradients,
+    noise_scale,
+    role_statistics,
+)
 
 CONFIDENCE = 0.95
 

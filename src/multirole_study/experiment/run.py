@@ -23,11 +23,11 @@ import pandas as pd
 import torch
 from transformers import AutoTokenizer, TrainerCallback
 
-from multirole.core.chat import StartClock
-from multirole.core.distributed import gather_objects, processes
-from multirole.core.engine import EngineError
-from multirole.core.threads import use_fitting_threads
-from multirole.diagnostics.turn_grading import grade
+from multirole.chat.templates import StartClock
+from multirole.engines.protocol import EngineError
+from multirole.roles.turn_grading import grade
+from multirole.update.processes import gather_objects, processes
+from multirole.update.threads import use_fitting_threads
 from multirole_study.experiment.announce import announced, say
 from multirole_study.experiment.base_models import check_base_of_run, locate, shape_of
 from multirole_study.experiment.cell import Cell

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 
 from torch.optim.lr_scheduler import LambdaLR
 
-from multirole.core.hooks import MultiRoleCallback, Trainer
-from multirole.core.rows import Row, Steps
+from multirole.callbacks import MultiRoleCallback, Trainer
+from multirole.update.rows import Row, Steps
 
 
 @dataclass

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from filelock import FileLock
 
-from multirole.core.extras import needed_by
+from multirole.extras import needed_by
 from multirole_study.experiment.announce import announced, say
 from multirole_study.experiment.storage import checksums_of, damage, publish, sha256, write_text
 

@@ -18,7 +18,7 @@ from types import FrameType
 import psutil
 from transformers import TrainerCallback, TrainerControl
 
-from multirole.core.distributed import gather_objects
+from multirole.update.processes import gather_objects
 
 logger = logging.getLogger(__name__)
 

@@ -62,7 +62,7 @@ def write_table(path: Path, rows: list[dict]) -> None:
     import pyarrow as pa  # imported late, because it is slow
     import pyarrow.parquet as pq
 
-    from multirole.core.episode_rewards import with_equal_columns  # it imports torch, as whoever records rows has done
+    from multirole.credit.rewards import with_equal_columns  # it imports torch, as whoever records rows has done
 
     # Arrow would read the columns of the first row alone
     table = pa.Table.from_pylist(with_equal_columns(rows)).replace_schema_metadata({"multirole_schema": SCHEMA_VERSION})

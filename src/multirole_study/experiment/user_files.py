@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from multirole.core.types import check_workflow
+from multirole.types import check_workflow
 from multirole_study.experiment.settings import did_you_mean, looked_in
 
 

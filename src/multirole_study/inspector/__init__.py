@@ -19,7 +19,7 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from multirole.core.types import Structure
+from multirole.types import Structure
 from multirole_study.experiment.cell import policy_name
 from multirole_study.experiment.run_folder import read_config
 from multirole_study.experiment.storage import write_text

@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from multirole.diagnostics.role_skill import role_skills
+from multirole.roles.skill import role_skills
 from multirole_study.experiment.run_folder import read_config
 from multirole_study.inspector import run_reader
 from multirole_study.paper.statistics import t_interval

@@ -26,7 +26,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from multirole.core.policy import SHARED
+from multirole.policy import SHARED
 from multirole_study.experiment.run_folder import (
     CREDIT_FILE,
     ROLE_VALUE_FILE,

@@ -1,7 +1,7 @@
 """Measure what each role of a trained cell is worth, at checkpoints of its run (`multirole role_value`).
 
 Plays the first validation problems with the run's adapters, as an evaluation does, replays them with every role resampled, played by the
-base and replaced by its trivial twin (`multirole.diagnostics.role_value`), and puts the role's share of tokens and gradient
+base and replaced by its trivial twin (`multirole.roles.value`), and puts the role's share of tokens and gradient
 beside it, from the run's `roles.parquet`.
 """
 
@@ -13,9 +13,9 @@ import pandas as pd
 import torch
 from matplotlib.figure import Figure
 
-from multirole.core.threads import use_fitting_threads
-from multirole.core.types import Episode
-from multirole.diagnostics.role_value import RoleEffect, role_values, turn_effects
+from multirole.roles.value import RoleEffect, role_values, turn_effects
+from multirole.types import Episode
+from multirole.update.threads import use_fitting_threads
 from multirole_study.experiment.base_models import check_base_of_run, shape_of
 from multirole_study.experiment.cell_trainer import TaskReward, load_adapters, make_trainer
 from multirole_study.experiment.evaluation import Evaluation, steps_of

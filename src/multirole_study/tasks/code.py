@@ -18,8 +18,8 @@ from importlib.resources import files
 from string import Template
 from typing import Any, ClassVar, Literal
 
-from multirole.core.replies import text_outside_thoughts
-from multirole.core.types import Problem, Reward
+from multirole.chat.replies import text_outside_thoughts
+from multirole.types import Problem, Reward
 from multirole_sandbox import RULES, Limits, Verdict, grade_batch, normalise_tests
 from multirole_study.tasks.fences import extract_program
 from multirole_study.tasks.sources import BadRow, Published, Row, Source, question_id, text_of

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar, NamedTuple
 
-from multirole.core.types import Problem, Reward
+from multirole.types import Problem, Reward
 from multirole_study.tasks.code import Rule, extract_program, score_programs
 from multirole_study.tasks.sources import question_id, take
 from multirole_study.tasks.splits import check_split, split_of

@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import multirole_sandbox as sandbox
-from multirole.core.extras import install_advice
-from multirole.core.replies import text_outside_thoughts
-from multirole.core.types import Problem, Reward
+from multirole.chat.replies import text_outside_thoughts
+from multirole.extras import install_advice
+from multirole.types import Problem, Reward
 from multirole_sandbox import Limits, SandboxError
 from multirole_study.tasks.gym_score import NEEDS_PYCOSAT, encode, load_gym
 from multirole_study.tasks.math_answer import extract_boxed

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import ClassVar
 
-from multirole.core.types import Problem, Reward
+from multirole.types import Problem, Reward
 from multirole_study.tasks.math_answer import MAX_CHARACTERS, extract_boxed, grade_answers
 from multirole_study.tasks.sources import BadRow, Published, Row, Source, fault_of, question_id, text_of
 

@@ -50,7 +50,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import multirole_sandbox as sandbox
-from multirole.core.replies import closing_brace, ends_in_broken_box, find_boxes, text_outside_thoughts
+from multirole.chat.replies import closing_brace, ends_in_broken_box, find_boxes, text_outside_thoughts
 from multirole_sandbox import Limits, SandboxError
 from multirole_study.tasks.math_dates import read_date
 from multirole_study.tasks.math_letters import settle_letters

@@ -10,7 +10,7 @@ import unicodedata
 from fractions import Fraction
 from math import prod
 
-from multirole.core.replies import INVISIBLE, closing_brace
+from multirole.chat.replies import INVISIBLE, closing_brace
 
 _UNICODE = {
     "–": "-", "—": "-", "−": "-", "‐": "-", "‑": "-", "‒": "-", "―": "-", "。": ".", "×": r"\times ", "÷": r"\div ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "∗": "*",

@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from multirole.core.types import Problem
+from multirole.types import Problem
 from multirole_study.tasks.splits import check_split
 
 SPLIT_SEED = 42

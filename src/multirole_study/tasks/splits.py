@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from typing import ClassVar, Literal
 
-from multirole.core.types import Problem
+from multirole.types import Problem
 
 Kind = Literal["long", "wide"]
 KINDS: tuple[Kind, ...] = ("long", "wide")

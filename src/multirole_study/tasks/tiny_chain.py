@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-from multirole.core.types import Problem, Reward
+from multirole.types import Problem, Reward
 from multirole_study.tasks.splits import KINDS, Generated, Kind, split_of
 
 NAME = "tiny_chain"

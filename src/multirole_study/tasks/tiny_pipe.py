@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import ClassVar
 
-from multirole.core.types import Problem, Reward
+from multirole.types import Problem, Reward
 from multirole_sandbox import Limits
 from multirole_study.tasks.code import Rule, grade
 from multirole_study.tasks.splits import KINDS, Generated, Kind, split_of

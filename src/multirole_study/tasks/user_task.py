@@ -9,8 +9,8 @@ from collections.abc import Set as AbstractSet
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from multirole.core.messages import conversation_of
-from multirole.core.types import MAX_REWARD, Message, Problem, Reward, check_columns
+from multirole.chat.messages import conversation_of
+from multirole.types import MAX_REWARD, Message, Problem, Reward, check_columns
 from multirole.workflows.prompts import folder_of
 from multirole_study.tasks.sources import DataError, broken_value, file_of_rows, question_id, read_rows, take
 from multirole_study.tasks.splits import check_split

@@ -1,0 +1,1 @@
+"""Advantages of rows: the paper's outcome reward, and other estimators."""

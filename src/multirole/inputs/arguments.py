@@ -1,0 +1,144 @@
+"""Check the trainer's arguments before a model or dataset is loaded, and refuse those of TRL that cannot work here."""
+
+import inspect
+import logging
+from os import PathLike
+from typing import Any
+
+from peft import LoraConfig, PeftConfig, PeftModel
+from torch import nn
+from trl import GRPOConfig
+
+from multirole.options import MultiRoleGRPOConfig
+from multirole.types import check_workflow
+
+logger = logging.getLogger(__name__)
+
+OTHER_THAN_TRL = {
+    "quantization_config": "the rollout engine would sample from the base as it was before quantisation. Load the model in bfloat16",
+    "tools": "a workflow calls its tools itself, between two model calls. Call them in `Workflow.run`",
+    "rollout_func": "the workflow is the rollout. Write a class with `async def run(problem, call)`",
+    "environment_factory": "a workflow holds its environment itself. Create it in `Workflow.run`, and score the episode in a reward function",
+}
+"""Arguments of TRL's trainer that are not supported: name -> the reason, and what to write instead."""
+ORDER = "MultiRoleGRPOTrainer(model, workflow, reward_funcs, args, train_dataset, eval_dataset, ...)"
+
+
+def check_arguments(
+    model: Any, workflow: Any, reward_funcs: Any, args: Any, peft_config: Any, **unsupported: Any
+) -> list[Any]:
+    """Return the reward functions as a list; raise TypeError or ValueError for arguments that cannot work."""
+    for name, value in unsupported.items():
+        if value is not None:
+            raise ValueError(f"`{name}` is not supported by multi-role training: {OTHER_THAN_TRL[name]}.")
+    _check_order(workflow, reward_funcs)
+    check_workflow(workflow)
+    if args is not None and not isinstance(args, MultiRoleGRPOConfig):
+        raise TypeError(
+            f"`args` must be a `MultiRoleGRPOConfig`, got a `{type(args).__name__}`. "
+            + "It takes every field of `GRPOConfig`: write `MultiRoleGRPOConfig(...)` with the same arguments."
+            * isinstance(args, GRPOConfig)
+        )
+    if not isinstance(model, (str, nn.Module)):
+        raise TypeError(
+            f"`model` must be a model, or the name or folder of one as text, got {model!r}."
+            + f" Write {str(model)!r}." * isinstance(model, PathLike)
+        )
+    if peft_config is None and not isinstance(model, PeftModel):
+        raise ValueError(
+            "Roles are trained as adapters of one base model, and no `peft_config` was given. "
+            "Pass, for example, `peft_config=LoraConfig(r=64, target_modules='all-linear')`."
+        )
+    check_adapter(peft_config)
+    functions = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
+    if reward_funcs is None or not functions:
+        raise ValueError(
+            "No reward source provided: `reward_funcs` must be a function such as `f(prompts, completions, **columns)`, a reward "
+            "model, or a list of these."
+        )
+    for function in functions:
+        if not (callable(function) or isinstance(function, (str, nn.Module))):
+            raise TypeError(
+                f"`reward_funcs` must be functions, reward models or their names, got {function!r}. The order of arguments is {ORDER}."
+            )
+    return functions
+
+
+def _check_order(workflow: Any, reward_funcs: Any) -> None:
+    """Raise TypeError for arguments in TRL's order: its second is `reward_funcs`, ours is `workflow`."""
+    is_reward = isinstance(workflow, (str, nn.Module, list)) or inspect.isroutine(workflow)
+    if workflow is None or is_reward or isinstance(reward_funcs, GRPOConfig):
+        got = "none was given" if workflow is None else f"{describe(workflow)} is in its place"
+        raise TypeError(
+            f"`workflow` must be an object with `name`, `roles` and `async def run(problem, call)`, and {got}. TRL's trainer takes the "
+            f"reward functions second; here the order is {ORDER}. `multirole.Single()` plays one role, as TRL does."
+        )
+
+
+def describe(value: Any) -> str:
+    """Describe a value in an error message: a function by its name, anything else by its type."""
+    return f"the function `{value.__name__}`" if inspect.isroutine(value) else f"a `{type(value).__name__}`"
+
+
+def check_adapter(config: Any, source: str = "peft_config") -> None:
+    """Raise TypeError or ValueError for the configuration of an adapter that is not LoRA, that acts on some of the tokens only, or that is noisy."""
+    if config is None or isinstance(config, LoraConfig):
+        if config is not None and config.alora_invocation_tokens:
+            raise ValueError(
+                f"`{source}` has `alora_invocation_tokens={config.alora_invocation_tokens}`, but an activated LoRA acts only after these "
+                "tokens: PEFT looks for them in its own forward pass, which neither TRL's loss nor the rollout engines run. Leave them out."
+            )
+        if config is not None and getattr(config, "monteclora_config", None) is not None:
+            raise ValueError(
+                f"`{source}` has a `monteclora_config`, but MonteCLoRA adds noise to an adapter in every pass of the trainer, and replies are sampled "
+                "without it: the ratio of a policy that was not trained yet would not be 1. Leave it out."
+            )
+        return
+    if not isinstance(config, PeftConfig):
+        raise TypeError(
+            f"`{source}` must be a `peft.LoraConfig`, got a `{type(config).__name__}`. Write, for example, "
+            "`LoraConfig(r=64, target_modules='all-linear')`."
+        )
+    raise ValueError(
+        f"`{source}` must be a `peft.LoraConfig`, got a `{type(config).__name__}`: the rollout engines serve each role's adapter "
+        "as a low-rank change of the base's matrices, which other PEFT methods do not have."
+    )
+
+
+def use_one_gpu(args: MultiRoleGRPOConfig) -> None:
+    """Make this process use the first GPU, and warn if it sees more, which TRL refuses (it does not support `nn.DataParallel`)."""
+    if args.n_gpu > 1:
+        logger.warning(
+            "This process sees %d GPUs and trains on the first. To use them all, start the script with `accelerate launch --num_processes %d` or "
+            "torchrun; to hide the others, set CUDA_VISIBLE_DEVICES.", args.n_gpu, args.n_gpu,
+        )  # fmt: skip
+        args._n_gpu = 1
+
+
+def check_processes(args: MultiRoleGRPOConfig) -> None:
+    """Refuse problems that the processes cannot share evenly, and `max_staleness` with several processes (ValueError)."""
+    if args.max_staleness and args.world_size > 1:
+        raise ValueError(
+            f"`max_staleness={args.max_staleness}` works in one process only, but this run has {args.world_size}. Leave it at 0, or train in one "
+            "process."
+        )
+    if args.n_problems % args.world_size:
+        raise ValueError(
+            f"The {args.n_problems} problems of an iteration cannot be shared evenly by {args.world_size} processes. Change "
+            "`generation_batch_size` so that they can."
+        )
+
+
+def kl_weights(args: MultiRoleGRPOConfig, policy: dict[str, str]) -> dict[str, float]:
+    """Return the KL weight of every role of `policy`; ValueError where `role_beta` names another role."""
+    if unknown := set(args.role_betas) - set(policy):
+        raise ValueError(f"`role_beta` names {sorted(unknown)}, but the roles are {list(policy)}.")
+    return {role: args.role_betas.get(role, args.beta) or 0.0 for role in policy}
+
+
+def named_adapters(model: Any, policy: dict[str, str]) -> dict[str, str]:
+    """Rename the only adapter of a policy map to "default", PEFT's and TRL's name, if `model` holds just that one."""
+    has_one_adapter = len(set(policy.values())) == 1
+    if has_one_adapter and isinstance(model, PeftModel) and list(model.peft_config) == ["default"]:
+        return dict.fromkeys(policy, "default")
+    return policy

@@ -1,0 +1,1 @@
+"""What an iteration and an evaluation log."""

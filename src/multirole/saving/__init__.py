@@ -1,0 +1,1 @@
+"""Checkpoints and model cards of several adapters."""

@@ -1,0 +1,163 @@
+"""Checkpoints of several adapters: which of them a run resumes from, how they are pushed, and what serving them takes.
+
+A checkpoint belongs to a run if it holds the run's adapters and, if it records a policy map, the run's map.
+"""
+
+import functools
+import json
+import re
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import transformers.trainer
+from peft import PeftModel
+from transformers import TrainerCallback
+from transformers.trainer_callback import ExportableState
+
+from multirole.chat.templates import StartClock
+from multirole.policy import saved_adapters
+
+NAME = re.compile(r"checkpoint-\d+")
+OF_WHOLE, OF_SHARDED = "optimizer.pt", "pytorch_model_fsdp*"
+"""Files of a checkpoint whose model was whole in each process, and of one whose model FSDP2 had sharded."""
+SERVING = "serving.json"
+"""File beside saved adapters that tells how they were used in training: the roles, the sampling and the prompts (`multirole.serve`)."""
+
+
+class PolicyMap(TrainerCallback, ExportableState):
+    """Callback that saves the policy map and the start of the run in the `trainer_state.json` of every checkpoint."""
+
+    def __init__(self, policy: dict[str, str], started: str | None = None) -> None:
+        self.policy, self.clock = policy, StartClock(started)
+
+    def state(self) -> dict[str, Any]:
+        return {"args": {"policy": self.policy, "started": self.clock.started}, "attributes": {}}
+
+
+def check_checkpoint(folder: Path, policy: dict[str, str], model_adapters: set[str], is_sharded: bool) -> None:
+    """Raise ValueError if a run would resume from a checkpoint of another run.
+
+    Args:
+        folder: the checkpoint.
+        policy: role -> adapter of the run that resumes.
+        model_adapters: all adapters of its model, which may hold more than it trains.
+        is_sharded: FSDP2 shards the model. Its checkpoints hold adapters and moments in files of their own.
+    """
+    if not folder.is_dir():
+        raise ValueError(
+            f"There is no checkpoint {folder}. Pass the folder of one, or True for the last one of `output_dir`."
+        )
+    saved = set(saved_adapters(folder))
+    if any(folder.glob(OF_WHOLE if is_sharded else OF_SHARDED)):
+        was, now = ("without", "with") if is_sharded else ("with", "without")
+        raise ValueError(
+            f"{folder} was saved {was} FSDP2, and this run is {now} it. Resume it as it was trained; the number of processes may change."
+        )
+    adapters = set(policy.values())
+    if not saved and (inside := newest_of(numbered_checkpoints(folder))):
+        raise ValueError(
+            f"{folder} is not a checkpoint but contains checkpoints. Resume from {inside}, or pass True for the last one of `output_dir`."
+        )
+    advice = "Resume with the policy map that it was trained with, or train into another folder."
+    if saved == {"default"} and adapters != saved:
+        advice += " The one adapter of a run of TRL or PEFT is loaded by `PeftModel.from_pretrained(base, folder)` and passed as `model`."
+    if missing := adapters - saved:
+        raise ValueError(f"{folder} holds the adapters {sorted(saved)} and none for {sorted(missing)}. {advice}")
+    if unknown := saved - model_adapters:
+        raise ValueError(f"{folder} also holds the adapters {sorted(unknown)}, which this run does not have. {advice}")
+    if (before := saved_args(folder).get("policy", policy)) != policy:
+        raise ValueError(f"{folder} was trained with the policy map {before}, but this run has {policy}. {advice}")
+
+
+def saved_args(folder: Path) -> dict[str, Any]:
+    """Return what `PolicyMap` saved in a checkpoint; {} if there is nothing."""
+    file = folder / "trainer_state.json"
+    if not file.exists():
+        return {}
+    return json.loads(file.read_text())["stateful_callbacks"].get(PolicyMap.__name__, {}).get("args", {})
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """Return the checkpoint with the highest step in a folder, None if there is none; ValueError if they belong to several runs."""
+    checkpoints = numbered_checkpoints(folder)
+    last_of_run = {saved_args(path).get("started"): path.name for path in checkpoints.values()}
+    last_of_run.pop(None, None)  # of a version that did not save it
+    if len(last_of_run) > 1:
+        raise ValueError(
+            f"`resume_from_checkpoint=True` asks for the last checkpoint of {folder}, which holds those of {len(last_of_run)} runs: the last of "
+            f"each are {', '.join(last_of_run.values())}. Pass the folder of one of them."
+        )
+    return newest_of(checkpoints)
+
+
+def numbered_checkpoints(folder: Path) -> dict[int, Path]:
+    """Return step -> folder of the checkpoints in a folder, in ascending order. Copies with other names are none."""
+    steps = {
+        int(path.name.rpartition("-")[2]): path for path in folder.glob("checkpoint-*") if NAME.fullmatch(path.name)
+    }
+    return {step: steps[step] for step in sorted(steps) if steps[step].is_dir()}
+
+
+def newest_of(checkpoints: dict[int, Path]) -> Path | None:
+    """Return the checkpoint with the highest step; None if there is none."""
+    return checkpoints[max(checkpoints)] if checkpoints else None
+
+
+def remove_oldest(
+    newest: int, output_dir: str, save_total_limit: int | None, best_model_checkpoint: str | None
+) -> None:
+    """Remove checkpoints until `save_total_limit` are left, the oldest first; never the one of step `newest`, which was just saved, nor the best.
+
+    Those of later steps are of an earlier run in the same folder, and older than any of this run. The times of the folders do not matter:
+    clocks are set back, and a copy has the time of its copying.
+    """
+    if not save_total_limit or save_total_limit < 0:
+        return
+    checkpoints = numbered_checkpoints(Path(output_dir))
+    best_name = Path(best_model_checkpoint).name if best_model_checkpoint else ""
+    protected = {newest} | {step for step, path in checkpoints.items() if path.name == best_name}
+    removable = [step for step in sorted(checkpoints, key=lambda s: (s <= newest, s)) if step not in protected]
+    for step in removable[: max(0, len(checkpoints) - max(save_total_limit, len(protected)))]:
+        shutil.rmtree(checkpoints[step], ignore_errors=True)
+
+
+@contextmanager
+def rotating_by_step(newest: int) -> Iterator[None]:
+    """Context manager: transformers removes old checkpoints by `remove_oldest`, instead of by the time when their folders changed."""
+    usual = transformers.trainer.rotate_checkpoints
+    transformers.trainer.rotate_checkpoints = lambda use_mtime, **options: remove_oldest(newest, **options)
+    try:
+        yield
+    finally:
+        transformers.trainer.rotate_checkpoints = usual
+
+
+@contextmanager
+def loading_on_host(model: PeftModel) -> Iterator[None]:
+    """Context manager: `model.load_adapter` reads files into host memory.
+
+    Its default device is "cuda", which safetensors takes for the first GPU, whichever this process uses: every process of a node would
+    keep a CUDA context there.
+    """
+    model.load_adapter = functools.partial(model.load_adapter, torch_device="cpu")
+    try:
+        yield
+    finally:
+        del model.load_adapter
+
+
+def copy_adapters(checkpoint: Path, target: Path, adapters: Iterable[str]) -> None:
+    """Copy the adapters' folders of a checkpoint to `target`, as HF copies the files of the adapter "default"."""
+    for name in adapters:
+        if name != "default":
+            shutil.copytree(checkpoint / name, target / name, dirs_exist_ok=True)
+
+
+def resume_argument(argument: str | bool | None, configured: str | None) -> str | bool | None:
+    """Return what `train` resumes from: its argument, or else the configured `resume_from_checkpoint`, where "true" is the last checkpoint and "false" none."""
+    if argument is not None:
+        return argument
+    return {"true": True, "false": None}.get(str(configured).lower(), configured)

@@ -1,0 +1,183 @@
+"""Compute the trainer's log-probs: TRL's fused head over left-aligned rows.
+
+The fused head works in tiles, so that the logits of a vocabulary of 152k tokens are never stored in full, and gathers a head
+that FSDP2 has sharded.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from peft import PeftModel
+from peft.utils.other import TrainableTokensWrapper
+from torch import Tensor, nn
+from trl.kernels import chunked_logprob
+from trl.kernels.chunked_logprob import ChunkedLogProbFunction
+from trl.trainer import utils
+
+from multirole.update.passes.prefix_tree import Packing
+from multirole.update.rows import left_aligned
+
+TILE = 512, 2048
+"""Tokens and vocabulary entries of a tile of logits in a `LargeHead`, small enough for the processor's cache."""
+LARGE = 8192
+"""Smallest vocabulary of a `LargeHead`."""
+FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+"""The kernel behind `scaled_dot_product_attention` on a CPU; it also returns the log-sum-exp of each query."""
+
+
+class AttentionHead(torch.autograd.Function):
+    """Compute log-probs (N,) and entropies (N,) of tokens under the head's rows (V, H) with one call of PyTorch's fused attention.
+
+    Softmax over the vocabulary is attention with the rows of the head as keys. With the rows as values, too, the kernel returns the mean row
+    m under each token's distribution, and its log Z. With hidden state h, the chosen token's row w and temperature T, the log-prob is
+    h w / T - log Z, its gradient (w - m) / T, and the entropy log Z - h m / T. So logits are never stored, and are not computed again in
+    the backward pass. The head gets no gradient.
+    """
+
+    @staticmethod
+    def forward(ctx, hidden: Tensor, head: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:  # type: ignore
+        ctx.set_materialize_grads(False)
+        is_half = torch.is_autocast_enabled("cpu") or torch.backends.mkldnn.matmul.fp32_precision == "bf16"  # type: ignore[attr-defined]
+        dtype = torch.bfloat16 if is_half else hidden.dtype
+        rounded, rows = hidden.to(dtype), head.to(dtype)
+        mean, log_z = FLASH(rounded[None, None], rows[None, None], rows[None, None], scale=1 / temperature)
+        mean, log_z, chosen, rounded = mean[0, 0].float(), log_z[0, 0].float(), rows[targets].float(), rounded.float()
+        logps = torch.linalg.vecdot(rounded, chosen).div_(temperature).sub_(log_z)
+        entropies = log_z - torch.linalg.vecdot(rounded, mean).div_(temperature)
+        ctx.save_for_backward(hidden, head, targets, chosen.sub_(mean).div_(temperature))
+        ctx.temperature = temperature
+        return logps, entropies
+
+    @staticmethod
+    def backward(ctx, grad_logps: Tensor | None, grad_entropies: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore
+        hidden, head, targets, slopes = ctx.saved_tensors
+        if grad_entropies is None:
+            return None if grad_logps is None else (slopes * grad_logps[:, None]).to(hidden.dtype), None, None, None
+        with torch.enable_grad():  # an entropy's gradient needs every word's probability
+            hidden = hidden.detach().requires_grad_()
+            outputs = ChunkedLogProbFunction.apply(hidden, head, None, targets, ctx.temperature, TILE[1])[:2]
+        grads = torch.zeros_like(grad_entropies) if grad_logps is None else grad_logps, grad_entropies
+        return *torch.autograd.grad(outputs, hidden, grads), None, None, None
+
+
+class LargeHead:
+    """Replacement of TRL's `ChunkedLogProbFunction`: `AttentionHead` for a frozen matrix, as most heads are, and TRL's for others."""
+
+    @staticmethod
+    def apply(
+        hidden: Tensor, head: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, chunk_size: int,
+        softcap: float | None, logit_scale: float, outputs: tuple[str, ...],
+    ) -> tuple[Tensor | None, ...]:  # fmt: skip
+        if (
+            bias is None
+            and softcap is None
+            and logit_scale == 1
+            and not head.requires_grad
+            and set(outputs) <= {"log_probs", "entropy"}
+        ):
+            return *AttentionHead.apply(hidden, head, targets, temperature), None, None, None
+        return ChunkedLogProbFunction.apply(
+            hidden, head, bias, targets, temperature, chunk_size, softcap, logit_scale, outputs
+        )
+
+
+@contextmanager
+def compact_head(is_large: bool = False) -> Iterator[None]:
+    """Context manager: TRL's fused head scores only completion tokens on a CPU, too, as it does with Triton.
+
+    With `is_large` it is a `LargeHead`, or works in tiles of `TILE`; the context must then last until `backward` has ended.
+    """
+    names = "_use_triton", "_CHUNKED_LOGPROB_CHUNK_SIZE", "_ChunkedLogProbFunction"
+    former = [getattr(utils, name) for name in names], chunked_logprob.TOKEN_CHUNK_SIZE
+    utils._use_triton = lambda device: True
+    if is_large:
+        chunked_logprob.TOKEN_CHUNK_SIZE, utils._CHUNKED_LOGPROB_CHUNK_SIZE = TILE
+        utils._ChunkedLogProbFunction = LargeHead
+    try:
+        yield
+    finally:
+        for name, value in zip(names, former[0], strict=True):
+            setattr(utils, name, value)
+        chunked_logprob.TOKEN_CHUNK_SIZE = former[1]
+
+
+def has_large_head(model: nn.Module) -> bool:
+    """Return whether the head is computed by `LargeHead`: on a CPU, with a vocabulary above `LARGE`."""
+    weight = model.get_output_embeddings().weight  # type: ignore[operator]
+    return weight.device.type == "cpu" and weight.size(0) > LARGE
+
+
+def score(
+    model: nn.Module, input_ids: Tensor, attention_mask: Tensor, n_completion: int, multiple: int | None = None
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """Return log-probs and entropies (N, C) of the last C = `n_completion` tokens; ids and mask (N, P + C) are padded as in TRL.
+
+    Causal attention over left-aligned rows needs no mask and no position ids. Rows are padded to a multiple of `multiple` tokens.
+    """
+    ids, labels, at, inside = left_aligned(input_ids, attention_mask, n_completion, multiple)
+    with compact_head():
+        outputs = model(input_ids=ids, labels=labels, fused_lm_head=True)
+    logps = outputs.log_probs.gather(1, at).masked_fill(~inside, 0.0)  # (N, C)
+    entropies = outputs.entropy.gather(1, at).masked_fill(~inside, 0.0)  # (N, C)
+    return logps, entropies
+
+
+def score_packed(model: nn.Module, packing: Packing) -> tuple[Tensor, Tensor]:
+    """Return log-probs and entropies (R, C) of the completions of R packed rows; call it in `tree_attention.packed_attention`."""
+    with compact_head():
+        outputs = model(
+            input_ids=packing.ids, position_ids=packing.positions, shift_labels=packing.labels, fused_lm_head=True,
+            prefix_tree=packing,
+        )  # fmt: skip
+    logps, entropies = (
+        values[0][packing.scores].masked_fill(~packing.is_token, 0.0) for values in (outputs.log_probs, outputs.entropy)
+    )  # (R, C) each; apart, so that entropies get no gradient of zeros
+    return logps, entropies
+
+
+@torch.no_grad()
+def check_head(model: PeftModel, temperature: float, tolerance: float) -> None:
+    """Raise ValueError if TRL's fused head and the model's own logits give log-probs that differ by more than `tolerance` nats.
+
+    TRL reads the caps and scales of logits under the names that most configurations use; a model may use others.
+    """
+    trains_tokens = isinstance(model.get_base_model().get_output_embeddings(), TrainableTokensWrapper)
+    if trains_tokens:
+        raise ValueError(
+            "`trainable_token_indices` changes the embedding of tokens that the model's head shares, and TRL's fused head does not compute "
+            "with such a head. Leave it out, or use a model whose head has its own weights."
+        )
+    ids = torch.arange(8, device=model.device)[None]  # (1, 8)
+    logits = model(input_ids=ids, use_cache=False).logits[:, :-1].float() / temperature  # (1, 7, V)
+    expected = logits.log_softmax(-1).gather(2, ids[:, 1:, None])[..., 0]  # (1, 7)
+    scored, _ = score(model, ids, torch.ones_like(ids), 7)
+    if not (difference := (scored - expected).abs().max().item()) <= tolerance:
+        raise ValueError(
+            f"TRL's fused head does not compute the log-probs of a {type(model.get_base_model()).__name__}: they differ by "
+            f"{difference:.2g} from those of the model's own logits, which replies are sampled from. Its configuration changes logits in a "
+            "way that TRL does not know. Use another base model."
+        )
+
+
+@torch.no_grad()
+def check_rows(model: PeftModel, tolerance: float) -> None:
+    """Raise ValueError if a token's log-probs, without a mask, depend on later tokens or on other rows by more than `tolerance` nats.
+
+    Rows are trained in batches that are padded on the right, or packed, and engines sample token by token.
+    """
+    vocabulary = model.get_base_model().config.get_text_config().vocab_size
+    row = torch.arange(8, device=model.device) % vocabulary  # (8,)
+    rows = torch.stack([row, row.flip(0), torch.cat([row[:4], row[:4]])])  # (3, 8)
+
+    def logprobs(ids: Tensor) -> Tensor:
+        return model(input_ids=ids, use_cache=False).logits.float().log_softmax(-1)  # (N, T, V)
+
+    alone, together = logprobs(row[None])[0], logprobs(rows)  # (8, V), (3, 8, V)
+    pairs = {"other rows of its batch": (alone, together[0]), "later tokens of its row": (alone[:4], together[2, :4])}
+    for what, (one, other) in pairs.items():
+        if not (difference := (one - other).abs().max().item()) <= tolerance:
+            raise ValueError(
+                f"The log-probs that a {type(model.get_base_model()).__name__} computes for a token differ by {difference:.2g} nats with the "
+                f"{what}, so what is trained would not be what was sampled. Use another model, or a version of transformers in which this is corrected."
+            )

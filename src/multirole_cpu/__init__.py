@@ -1,0 +1,1 @@
+"""An engine and faster passes for small models on CPUs."""

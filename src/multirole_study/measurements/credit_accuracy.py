@@ -1,0 +1,432 @@
+"""Bias and variance of credit estimators against the exact effect of each turn, at fixed weights.
+
+A turn's *context* is what the other turns said that came before it or were made at the same time. The exact effect of a reply a in its
+context c is A(c, a) = Q(c, a) - V(c): Q is the expected reward over all that follows, and V the mean of Q over replies that the policy
+could give. With it as the advantage, the mean gradient is the gradient of the expected reward. Both are measured by replaying the episode:
+several replies in the same context, and after each of them several draws of what follows.
+
+An estimator's advantage X(c, a) also depends on chance: on the draw of what follows, on the other episodes of its group, on its forks. With a
+few replies per context, and two independent draws of that chance for each, the mean square of X splits into four parts:
+
+- *effect*: beta^2 E[A^2], the part that is proportional to the exact effect (beta = Cov(X, A) / Var(A) within contexts);
+- *bias*: the other part of E[X | c, a] that depends on the reply, which changes the direction of the mean gradient;
+- *baseline*: E[E[X | c]^2], a part that depends on the context alone. It does not change the mean gradient, but adds variance;
+- *noise*: E[Var(X | c, a)], of other draws.
+
+The share of the effect is the squared correlation of the advantage with the exact effect, if the advantage has the mean zero.
+Baseline and noise are estimated without bias, so that they may be negative where there is nothing. The effect is a squared estimate: it is never
+negative and slightly too large, and bias too small by as much.
+
+Not covered: the length of a gradient's step, which the scale beta changes and AdamW normalises; rows that share their noise; several processes.
+"""
+
+import itertools
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from multirole.callbacks import Trainer
+from multirole.credit.advantages import group_advantages
+from multirole.credit.estimators import (
+    CREDITS,
+    ROW_ESTIMATORS,
+    Judge,
+    Score,
+    compared,
+    critic_minus_generators,
+    leave_one_out,
+    normalised,
+    permuted,
+    shapley_values,
+)
+from multirole.engines.protocol import Request
+from multirole.rollout.replay import Fork, Replay, fork_seed
+from multirole.rollout.rollout import WorkflowError
+from multirole.types import Episode, Problem, Structure, Turn, structure_of
+from multirole.update.rows import episode_rows
+
+Place = tuple[str, int, int]
+"""Role, slot and round of a turn."""
+ITERATION = 2 * 10**6
+"""Iteration number of the measured episodes. Sampling seeds follow from it, so that none repeats an episode of the training run."""
+TAIL, COALITION = 1000, 5000
+"""First draw numbers of what follows and of other roles' turns in a coalition. Draws of a reply have smaller numbers."""
+
+
+def place_of(turn: Turn) -> Place:
+    """Return role, slot and round of a turn."""
+    return turn.role, turn.slot, turn.round
+
+
+def stage_end(episode: Episode, turn: Turn) -> int:
+    """Return the number of turns up to the end of the turn's stage: those before it, and those of its role and round."""
+    stage = turn.role, turn.round
+    return 1 + max(i for i, other in enumerate(episode.turns) if (other.role, other.round) == stage)
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """The sampling seeds of an episode with a changed turn `at`: those of its `context` are kept, the others are numbered draws."""
+
+    at: Place | None = None
+    context: frozenset[Place] = frozenset()
+    reply: int = 0
+    tail: int = 0
+
+    def draw(self, place: Place) -> int:
+        """Return the draw (`replay.fork_seed`) of a turn; 0 keeps its seed."""
+        if place == self.at:
+            return self.reply
+        return 0 if place in self.context or not self.tail else TAIL + self.tail
+
+
+class Redraw(Replay):
+    """Replays an episode: turns at `kept` places that get the same prompt keep their reply, all others are sampled by `seeds`.
+
+    Roles in `base` are played by the base model. `sampled` has the places of the turns that were sampled.
+    """
+
+    def __init__(
+        self, episode: Episode, seeds: Seeds, kept: frozenset[Place], base: frozenset[str] = frozenset()
+    ) -> None:  # fmt: skip
+        super().__init__(Fork(episode, ()), Structure())
+        self.seeds, self.kept, self.base = seeds, kept, base
+        self.sampled: set[Place] = set()
+
+    def step(
+        self, request: Request, role: str, slot: int | None, round: int, nth: int, turns: Sequence[Turn]
+    ) -> Request | Turn | str:
+        """See `Replay.step`."""
+        recorded = self._recorded(request.prompt_ids, role, slot, round, nth)
+        place = (role, slot or 0, round) if recorded is None else place_of(recorded)
+        if recorded is not None and place in self.kept and role not in self.base:
+            return recorded
+        self.sampled.add(place)
+        seed = fork_seed(request.seed, self.seeds.draw(place))
+        if role in self.base:  # whose replies are no draws of the role's
+            return replace(request, adapter=None, seed=fork_seed(seed, 1 + self.seeds.tail))
+        return replace(request, seed=seed)
+
+
+@dataclass
+class Variant:
+    """An episode, the seeds that it was played with, and the number of tokens that were sampled for it."""
+
+    episode: Episode
+    seeds: Seeds = field(default_factory=Seeds)
+    tokens: int = 0
+
+
+class Sizes(NamedTuple):
+    """Numbers of draws: target replies per context, draws of what follows each, replies that a fork estimator compares, episodes of a group."""
+
+    replies: int = 4
+    tails: int = 6
+    branches: int = 4
+    episodes: int = 8
+
+
+SIZES = Sizes()
+
+
+class Moments(NamedTuple):
+    """Products of an estimator and the exact effect in one context, whose means over contexts are the parts of the mean square.
+
+    Args:
+        effect: variance of the exact effect over replies, from two halves of its draws.
+        shared: covariance of the estimator with the exact effect.
+        within: covariance of two independent draws of the estimator over replies, the variance of E[X | c, a].
+        between: product of two independent draws at different replies, E[X | c]^2.
+        square: mean square of the estimator.
+    """
+
+    effect: float
+    shared: float
+    within: float
+    between: float
+    square: float
+
+
+PARTS = ("effect", "bias", "baseline", "noise")
+
+
+def parts_of(moments: Moments) -> dict[str, Any]:
+    """Return the share of each part in the mean square of an estimator, and its `scale` beta, from mean moments; NaN without an advantage.
+
+    The moments may be arrays. Where no exact effect was found (its variance is not positive), the share of the effect is 0.
+    """
+    variance, shared, within, between, square = (np.asarray(value, dtype=float) for value in moments)
+    square = np.where(square > 0, square, np.nan)
+    scale = np.where(variance > 0, shared / np.where(variance > 0, variance, 1.0), 0.0)
+    effect = scale * shared
+    values = effect, within - effect, between, np.asarray(moments.square) - within - between
+    return {name: (value / square)[()] for name, value in zip(PARTS, values, strict=True)} | {"scale": scale[()]}
+
+
+def moments_of(draws: np.ndarray, exact: np.ndarray) -> Moments:
+    """Return the moments of one context from `draws` (K, 2) of an estimator and two estimates (K, 2) of Q, of K replies."""
+
+    def cov(x: np.ndarray, y: np.ndarray) -> float:
+        return float(((x - x.mean()) * (y - y.mean())).sum() / (len(x) - 1))
+
+    first, second = draws.T
+    n = len(draws)
+    different = (first.sum() * second.sum() - (first * second).sum()) / (n * (n - 1))
+    shared = np.mean([cov(draws[:, i], exact[:, j]) for i, j in itertools.product(range(2), repeat=2)])
+    return Moments(
+        cov(*exact.T), float(shared), cov(first, second), float(different), float((draws**2).mean())
+    )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Context:
+    """The moments of every estimator in one context, a turn of one problem's episode."""
+
+    problem: str
+    place: Place
+    moments: dict[str, Moments]
+
+
+class Measurement(NamedTuple):
+    """The contexts, and for each estimator the sampled tokens per trained row, forks included."""
+
+    contexts: list[Context]
+    tokens_per_row: dict[str, float]
+
+
+def measure_credit(
+    trainer: Trainer, problems: Sequence[Problem], score: Score, judge: Judge, sizes: Sizes = SIZES, seed: int = 0
+) -> Measurement:
+    """Measure every estimator in `CREDITS` at every turn of one episode per problem, under the trainer's current weights.
+
+    A turn beside a prompt that was too long is left out if one of its replays ended before it.
+
+    Args:
+        trainer: a `MultiRoleGRPOTrainer` in a single process.
+        problems: the units of any interval; each is attempted 1 + 2 (`sizes.episodes` - 1) times.
+        score: sets `reward` of a list of episodes.
+        judge: sets `is_right` of the turns of scored episodes.
+        sizes: numbers of draws.
+        seed: another one draws other episodes.
+
+    Raises:
+        ValueError: for fewer than two target replies or branches, or fewer than four draws of what follows.
+        WorkflowError: where an episode fails, whatever `max_failed_episodes` is.
+    """
+    if sizes.replies < 2 or sizes.tails < 4 or sizes.branches < 2 or sizes.episodes < 2:
+        raise ValueError(
+            f"`sizes` needs 2 replies, 4 tails, 2 branches and 2 episodes or more, got {sizes}: two draws of an estimator and two of the "
+            "exact effect are compared."
+        )
+    return _Measurer(trainer, score, judge, sizes, ITERATION + seed).measure(problems)
+
+
+class _Measurer:
+    """Plays the episodes of `measure_credit` and evaluates the estimators on them."""
+
+    def __init__(self, trainer: Trainer, score: Score, judge: Judge, sizes: Sizes, iteration: int) -> None:
+        self.trainer, self.score, self.judge, self.sizes, self.iteration = trainer, score, judge, sizes, iteration
+        self.roles = list(trainer.policy)
+        self.structure = structure_of(trainer.workflow)
+        self.coalitions = [frozenset(c) for n in range(len(self.roles)) for c in itertools.combinations(self.roles, n)]
+
+    def measure(self, problems: Sequence[Problem]) -> Measurement:
+        n_pool = 2 * (self.sizes.episodes - 1)
+        attempts = [(problem, index) for problem in problems for index in range(1 + n_pool)]
+        played = [Variant(episode, tokens=_tokens(episode)) for episode in self.trainer.play(attempts, self.iteration)]
+        self._grade(played)
+        firsts, pools = played[:: 1 + n_pool], {}
+        for i, problem in enumerate(problems):
+            rest = played[i * (1 + n_pool) + 1 : (i + 1) * (1 + n_pool)]
+            pools[problem.id] = rest[: n_pool // 2], rest[n_pool // 2 :]
+        turns = [(first.episode, turn) for first in firsts for turn in first.episode.turns]
+        # where a prompt beside the turn is too long, a replay may end before it
+        repeated = [
+            (at, by_tail)
+            for at, by_tail in zip(turns, self._variants(turns), strict=True)
+            if None not in map(_turn_at, by_tail.values())
+        ]
+        variants = [by_tail for _, by_tail in repeated]
+        drawn = [
+            (by_tail[reply, draw + 1], draw)
+            for by_tail, reply, draw in itertools.product(variants, range(self.sizes.replies), range(2))
+        ]
+        everyone = [
+            (variant, draw) for halves in pools.values() for draw, half in enumerate(halves) for variant in half
+        ]
+        values, shapley_tokens = self._shapley([*drawn, *everyone])
+        contexts = []
+        for i, ((episode, turn), by_tail) in enumerate(repeated):
+            draws = self._draws(turn, by_tail, pools[episode.problem.id], values, i)
+            exact = self._exact(by_tail)
+            moments = {name: moments_of(draws[name], exact) for name in CREDITS}
+            contexts.append(Context(episode.problem.id, place_of(turn), moments))
+        return Measurement(contexts, self._costs([variant for variant, _ in everyone], variants, shapley_tokens))
+
+    def _play(self, replays: Iterable[Redraw]) -> list[Variant]:
+        """Play and score replays; each result has the seeds of its replay."""
+        replays = list(replays)
+        attempts = [(replay.fork.episode.problem, replay.fork.episode.index) for replay in replays]
+        episodes = self.trainer.play(attempts, self.iteration, replays=replays)
+        variants = [
+            Variant(episode, replay.seeds, _tokens(episode, replay.sampled))
+            for episode, replay in zip(episodes, replays, strict=True)
+        ]
+        self._grade(variants)
+        return variants
+
+    def _grade(self, variants: Sequence[Variant]) -> None:
+        episodes = [variant.episode for variant in variants]
+        if failures := [episode.failure for episode in episodes if episode.failure is not None]:
+            raise WorkflowError(
+                f"{len(failures)} of {len(episodes)} measured episodes failed. They have no outcome to compare. The last: {failures[-1]}"
+            )
+        if episodes:
+            self.score(episodes)
+            self.judge(episodes)
+
+    def _variants(self, at: Sequence[tuple[Episode, Turn]]) -> list[dict[tuple[int, int], Variant]]:
+        """Return for each turn (reply, draw of what follows) -> the episode.
+
+        Reply 0 is the episode's own. Target replies come first and get all draws of what follows; then, for each of the first two
+        draws, those that fork estimators compare with.
+        """
+        n, n_compared = self.sizes.replies, self.sizes.branches - 1
+        keys = [(reply, 1) for reply in range(n)]
+        keys += [(n + tail * n_compared + i, tail + 1) for tail in range(2) for i in range(n_compared)]
+        replays = []
+        for (episode, turn), (reply, tail) in itertools.product(at, keys):
+            place = place_of(turn)
+            context = frozenset(map(place_of, episode.turns[: stage_end(episode, turn)])) - {place}
+            places = context | ({place} if reply == 0 else frozenset())
+            replays.append(Redraw(episode, Seeds(place, context, reply, tail), places))
+        played = iter(self._play(replays))
+        variants = [{key: next(played) for key in keys} for _ in at]
+        later = []
+        for by_tail, reply, tail in itertools.product(variants, range(n), range(2, self.sizes.tails + 1)):
+            first = by_tail[reply, 1]
+            if self._is_last(first):
+                by_tail[reply, tail] = first  # nothing follows, so that there is nothing to draw
+                continue
+            seeds = replace(first.seeds, tail=tail)
+            later.append(
+                (
+                    by_tail,
+                    (reply, tail),
+                    Redraw(first.episode, seeds, seeds.context | frozenset(filter(None, [seeds.at]))),
+                )
+            )
+        for (by_tail, key, _), variant in zip(later, self._play(replay for *_, replay in later), strict=True):
+            by_tail[key] = variant
+        return variants
+
+    def _is_last(self, variant: Variant) -> bool:
+        turn = _turn_at(variant)
+        return turn is not None and stage_end(variant.episode, turn) == len(variant.episode.turns)
+
+    def _exact(self, by_tail: dict[tuple[int, int], Variant]) -> np.ndarray:
+        """Return two estimates (K, 2) of Q of each target reply, from the draws of what follows that no estimator has."""
+        tails = range(3, self.sizes.tails + 1)
+        values = np.array([
+            [_reward(by_tail[reply, tail].episode) for tail in tails] for reply in range(self.sizes.replies)
+        ])  # fmt: skip  # (K, tails - 2)
+        return np.stack([values[:, ::2].mean(1), values[:, 1::2].mean(1)], axis=1)
+
+    def _shapley(
+        self, drawn: Sequence[tuple[Variant, int]]
+    ) -> tuple[dict[tuple[int, int], dict[str, float]], dict[int, int]]:
+        """Return (id of an episode, draw) -> the Shapley value of each role, and id -> the tokens that were sampled for it.
+
+        As in training, the base's replies have seeds of their own, and so have the turns beside that of the context: they differ in the two
+        draws, since what is said there is chance, not a part of the context.
+        """
+        replays = []
+        for (variant, draw), coalition in itertools.product(drawn, self.coalitions):
+            seeds = variant.seeds
+            if seeds.at is not None:
+                seeds = Seeds(seeds.at, reply=seeds.reply, tail=COALITION + draw)
+            places = frozenset(map(place_of, variant.episode.turns))
+            replays.append(Redraw(variant.episode, seeds, places, frozenset(self.roles) - coalition))
+        played = iter(self._play(replays))
+        values, tokens = {}, {}
+        for variant, draw in drawn:
+            replayed = {coalition: next(played) for coalition in self.coalitions}
+            worth = {coalition: _reward(replay.episode) for coalition, replay in replayed.items()}
+            worth[frozenset(self.roles)] = _reward(variant.episode)
+            values[id(variant.episode), draw] = shapley_values(worth, self.roles)
+            tokens[id(variant.episode)] = sum(replay.tokens for replay in replayed.values())
+        return values, tokens
+
+    def _draws(
+        self, turn: Turn, by_tail: dict[tuple[int, int], Variant], pools: tuple[list[Variant], list[Variant]],
+        values: dict[tuple[int, int], dict[str, float]], context: int,
+    ) -> dict[str, np.ndarray]:  # fmt: skip
+        """Return two draws (K, 2) of every estimator's advantage for the target replies of one context."""
+        n, n_compared = self.sizes.replies, self.sizes.branches - 1
+        draws = {name: np.empty((n, 2)) for name in CREDITS}
+        for reply, draw in itertools.product(range(n), range(2)):
+            drawn = by_tail[reply, draw + 1].episode
+            others = [variant.episode for variant in pools[draw]]
+            shapley = [values[id(episode), draw][turn.role] for episode in (drawn, *others)]
+            advantages = self.row_advantages(drawn, others, place_of(turn), 1000 * context + 10 * reply + draw)
+            compares = [by_tail[n + draw * n_compared + i, draw + 1].episode for i in range(n_compared)]
+            rewards = [_reward(episode) for episode in (drawn, *compares)]
+            advantages |= {
+                "branches": normalised(rewards)[0], "leave_one_out": leave_one_out(rewards)[0],
+                "shapley": compared(shapley, [0] * len(shapley))[0],
+            }  # fmt: skip
+            for name, value in advantages.items():
+                draws[name][reply, draw] = value
+        return draws
+
+    def row_advantages(self, own: Episode, others: Sequence[Episode], place: Place, seed: int) -> dict[str, float]:
+        """Return what each estimator over rows gives a turn of an episode that is compared with others at its problem."""
+        n = 1 + len(others)
+        group = [replace(episode, index=i) for i, episode in enumerate((own, *others))]
+        same: list[Hashable] = [0] * n
+        advantages = group_advantages([_reward(episode) for episode in group], same)
+        for episode, advantage in zip(group, advantages, strict=True):
+            episode.advantage = advantage
+        rows = episode_rows(group, dict(self.trainer.policy), masks_truncated=False)
+        at = next(i for i, turn in enumerate(own.turns) if place_of(turn) == place)
+        estimators: dict[str, Callable[[Any, int], list[float]]] = {
+            **ROW_ESTIMATORS,
+            "critic": lambda rows, n: critic_minus_generators(rows, n, self.structure),
+            "permuted": lambda rows, n: permuted(rows, n, seed),
+        }
+        return {"outcome": advantages[0]} | {name: function(rows, n)[at] for name, function in estimators.items()}
+
+    def _costs(
+        self, pool: Sequence[Variant], variants: Sequence[dict[tuple[int, int], Variant]], shapley_tokens: dict[int, int]
+    ) -> dict[str, float]:  # fmt: skip
+        """Return the sampled tokens per trained row of each estimator."""
+        turns = _mean(len(v.episode.turns) for v in pool)
+        per_row, n_branches = _mean(v.tokens for v in pool) / turns, self.sizes.branches
+        forked = _mean(
+            v.tokens for by_tail in variants for (reply, _), v in by_tail.items() if reply >= self.sizes.replies
+        )
+        costs = dict.fromkeys(CREDITS, per_row)
+        for name in ("branches", "leave_one_out"):  # each turn is trained once, and each of its forks
+            costs[name] = (per_row + (n_branches - 1) * forked) / n_branches
+        costs["shapley"] += _mean(shapley_tokens[id(v.episode)] for v in pool) / turns
+        return costs
+
+
+def _turn_at(variant: Variant) -> Turn | None:
+    """Return the changed turn of a variant; None if its replay ended before it."""
+    return next((turn for turn in variant.episode.turns if place_of(turn) == variant.seeds.at), None)
+
+
+def _tokens(episode: Episode, places: set[Place] | None = None) -> int:
+    """Count the completion tokens of an episode, or of its turns at some places."""
+    return sum(len(t.completion_ids) for t in episode.turns if places is None or place_of(t) in places)
+
+
+def _reward(episode: Episode) -> float:
+    return np.nan if episode.reward is None else episode.reward.value
+
+
+def _mean(values: Iterable[float]) -> float:
+    return float(np.mean(list(values)))
