@@ -122,7 +122,7 @@ def bench_rollout(workflow: str, repeats: int, folder: str) -> tuple[list[float]
     engine.publish(trainer.peft_model, 0)
 
     def rollout() -> None:
-        trainer.rollout.run(attempts(trainer), 0, trainer.sampling)
+        trainer.rollout.run(attempts(trainer), 0, trainer.player.sampling)
 
     rollout()
     requests, counts = list(engine.requests), {"steps": engine.n_steps, "requests": len(engine.requests)}
@@ -200,7 +200,7 @@ def bench_overlap(workflow: str, repeats: int, folder: str) -> list[float]:
     def play(is_lockstep: bool) -> Callable[[], object]:
         trainer = trainer_of(cell, folder, LongTail(TransformersEngine(-1, max_length=2100), is_lockstep))
         trainer.engine.publish(trainer.peft_model, 0)
-        return lambda: trainer.rollout.run(attempts(trainer), 0, trainer.sampling)
+        return lambda: trainer.rollout.run(attempts(trainer), 0, trainer.player.sampling)
 
     return alternate(play(False), play(True), repeats)
 

@@ -73,7 +73,7 @@ def measure(workflow: str, policy: str, problems: str, share: float) -> dict:
             inputs = [rows[i] for i in range(N_PROBLEMS) for _ in range(N_EPISODES)]
             started = time.process_time()
             episodes = trainer._generate_and_score_completions(inputs)
-            trainer._rest_engine()
+            trainer.player.rest()
             seconds["rollout"] = time.process_time() - started
             rows = trainer.prepare_rows(episodes)
             ids = list(dict.fromkeys(row.episode.problem.id for row in rows))

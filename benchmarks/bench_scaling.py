@@ -87,7 +87,7 @@ def measure(roles: int, policy: str, updates: str, episodes: int, group: int, to
         inputs = [trainer.train_rows[i] for i in range(episodes // group) for _ in range(group)]
         marks = [time.process_time()]
         episodes_played = trainer._generate_and_score_completions(inputs)
-        trainer._rest_engine()
+        trainer.player.rest()
         marks.append(time.process_time())
         trainer.update(trainer.model, trainer.prepare_rows(episodes_played))
         marks.append(time.process_time())

@@ -80,7 +80,7 @@ def roll_out(trainer) -> tuple[list, float, int]:
     started = time.process_time()
     episodes = trainer._generate_and_score_completions(inputs)
     seconds = time.process_time() - started
-    trainer._rest_engine()
+    trainer.player.rest()
     return episodes, seconds, sum(len(turn.completion_ids) for episode in episodes for turn in episode.turns)
 
 

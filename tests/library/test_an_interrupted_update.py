@@ -23,7 +23,7 @@ def test_the_attributes_that_trls_loss_reads_are_restored(make_library_trainer, 
         patch.setattr(trainer, "_compute_loss", interrupted)
         trainer.compute_gradient(trainer.model, "shared", rows, len(rows))
     assert seen == {"beta": 0.1, "use_vllm": True}
-    assert (trainer.beta, trainer.use_vllm, trainer._micro_batch) == (0.0, False, None)
+    assert (trainer.beta, trainer.use_vllm, trainer.underway.micro_batch) == (0.0, False, None)
     assert trainer._metrics["train"] == {"reward": [1.0]}
     step, _ = trainer.optimizer_step(trainer.model, "shared", rows, len(rows), 1e-3)
     assert step.grad_norm > 0
@@ -58,9 +58,11 @@ def test_the_log_of_the_next_run_has_its_own_iterations_only(make_library_traine
     is_interrupted, interrupted = True, trainer()
     with pytest.raises(KeyboardInterrupt):
         interrupted.train()
-    assert interrupted._loss_metrics.values and interrupted._weight_sums.sums
-    interrupted._loss_metrics.values = [(name, weight, 1.0) for name, weight, _ in interrupted._loss_metrics.values]
-    interrupted._weight_sums.sums["generator"][3] += 1.0
+    assert interrupted.update_metrics.loss.values and interrupted.update_metrics.weights.sums
+    interrupted.update_metrics.loss.values = [
+        (name, weight, 1.0) for name, weight, _ in interrupted.update_metrics.loss.values
+    ]
+    interrupted.update_metrics.weights.sums["generator"][3] += 1.0
     is_interrupted = False
     assert run(interrupted) == run(trainer())
 

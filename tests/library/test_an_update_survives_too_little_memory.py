@@ -206,7 +206,11 @@ def test_metrics_of_a_broken_iteration_are_those_of_an_unbroken_one(tokenizer, t
         tried = plant(monkeypatch, trainer, "after backward", lambda n, rows, largest=largest: rows > largest)
         steps, _ = trainer.update(trainer.model.train(), rows)
         logs.append(
-            (dict(trainer._metrics["train"]), trainer._weight_sums.collect(lambda own: [own]), steps[0].grad_norm)
+            (
+                dict(trainer._metrics["train"]),
+                trainer.update_metrics.weights.collect(lambda own: [own]),
+                steps[0].grad_norm,
+            )
         )
     assert max(tried)[0] > 3
     (log, weights, norm), (other, same, again) = logs

@@ -192,14 +192,14 @@ def test_a_measurement_leaves_training_as_it_was(make_trainer):
     trainer = make_trainer(Cell("voting", "sp", n_problems=2, n_episodes=4, old_logprobs="recomputed"))
     trainer.args.use_adaptive_entropy = trainer.use_adaptive_entropy = trainer.has_entropy_bonus = True
     trainer._metrics["train"]["reward"].append(0.5)
-    names = ("_metrics", "_logs", "_loss_metrics", "_weight_sums", "entropy_coef", "_last_world_entropy")
+    names = ("_metrics", "_logs", "entropy_coef", "_last_world_entropy")
     before = {name: copy.deepcopy(getattr(trainer, name)) for name in names}
     n_tokens = trainer.state.num_input_tokens_seen
+    loss_metrics = list(trainer.update_metrics.loss.values)
     measure_gradients(trainer, 2)
-    assert trainer.correction is not None and not trainer._weight_sums.sums
-    loss_metrics = before.pop("_loss_metrics").values
+    assert trainer.correction is not None and not trainer.update_metrics.weights.sums
     assert {name: getattr(trainer, name) for name in before} == before
-    assert trainer._loss_metrics.values == loss_metrics and trainer.state.num_input_tokens_seen == n_tokens
+    assert trainer.update_metrics.loss.values == loss_metrics and trainer.state.num_input_tokens_seen == n_tokens
 
 
 def test_one_batch_is_no_measurement(make_trainer):
@@ -211,6 +211,6 @@ def test_a_run_that_plays_ahead_can_be_measured(make_trainer):
     """A measurement plays its own episodes at the present weights."""
     cell = Cell("voting", "sp", n_problems=2, n_episodes=4, engine="transformers")
     trainer, ahead = make_trainer(cell), make_trainer(cell.model_copy(update={"max_staleness": 1}))
-    kept = ahead.ahead
+    kept = ahead.player.ahead
     expected, measured = measure_gradients(trainer, 2), measure_gradients(ahead, 2)
-    assert torch.allclose(measured["shared"].values, expected["shared"].values) and ahead.ahead is kept
+    assert torch.allclose(measured["shared"].values, expected["shared"].values) and ahead.player.ahead is kept

@@ -161,7 +161,7 @@ def test_the_logged_ratios_do_not_depend_on_the_micro_batches(make_library_train
     for tokens in (100_000, 128):
         cut(trainer, rows, tokens)
         trainer.compute_gradient(trainer.model, "shared", rows, len(rows))
-        trainer._loss_metrics.write_to(trainer._metrics["train"])
+        trainer.update_metrics.loss.write_to(trainer._metrics["train"])
         logged.append(trainer._metrics["train"].pop(name)[0])
     assert 0 < logged[0] and logged[1] == pytest.approx(logged[0], abs=1e-6)
 
@@ -177,7 +177,7 @@ def test_a_loss_may_log_a_metric_several_times(make_library_trainer):
 
     trainer._compute_loss = compute_loss
     trainer.compute_gradient(trainer.model, "shared", rows, len(rows))
-    trainer._loss_metrics.write_to(trainer._metrics["train"])
+    trainer.update_metrics.loss.write_to(trainer._metrics["train"])
     assert trainer._metrics["train"]["mine"] == [1.5]
 
 

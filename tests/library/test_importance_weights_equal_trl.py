@@ -131,7 +131,7 @@ def test_the_gap_of_stale_rows_gives_no_alarm(tokenizer, tmp_path, max_staleness
     trainer = library_trainer(
         Voting(), tokenizer, tmp_path, max_staleness=max_staleness, old_logprobs="recomputed", learning_rate=1e-2
     )
-    assert trainer._weight_sums.warns == (max_staleness == 0)
+    assert trainer.update_metrics.weights.warns == (max_staleness == 0)
 
 
 def test_metrics_by_role_and_an_alarm(tokenizer, tmp_path, caplog):

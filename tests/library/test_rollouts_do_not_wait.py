@@ -245,7 +245,7 @@ def test_an_evaluation_waits_for_the_rollouts_ahead(make):
 
     def evaluate(state, control):
         if state.global_step == 1:
-            assert trainer.ahead.pending
+            assert trainer.player.ahead.pending
             trainer.evaluate(trainer.train_dataset.select_columns(["prompt", "task"]).select(range(2)))
 
     watch = Watch(on_step_end=evaluate)
@@ -314,7 +314,7 @@ def test_a_workflow_that_fails_in_the_background_ends_the_run(make):
     with pytest.raises(WorkflowError, match=f"failed on problem '{problem}': KeyError") as error:
         trainer.train()
     assert "raise KeyError" in str(error.value) and list(watch.episodes) == list(range(n_before))
-    assert not trainer.ahead.pending
+    assert not trainer.player.ahead.pending
 
 
 class FailsInItsSecondRollout(TransformersEngine):
@@ -337,14 +337,14 @@ def test_a_failed_engine_gets_no_further_requests(make):
     trainer = make(2, watch, engine)
     with pytest.raises(EngineError, match="The cable is cut") as error:
         trainer.train()
-    assert list(watch.episodes) == [0] and not trainer.ahead.pending
+    assert list(watch.episodes) == [0] and not trainer.player.ahead.pending
     assert engine.n_added - engine.n_late == 17 and engine.n_late < 12  # the other calls of that rollout's first stage
     assert len(error.traceback) == 2
 
 
 def test_the_copy_shares_the_base_and_no_adapter(make):
     trainer = make(1)
-    for model in (trainer.ahead.copy, copy_with_shared_base(trainer.peft_model)):
+    for model in (trainer.player.ahead.copy, copy_with_shared_base(trainer.peft_model)):
         for (name, ours), (same_name, theirs) in zip(
             trainer.peft_model.named_parameters(), model.named_parameters(), strict=True
         ):

@@ -151,7 +151,7 @@ def test_diagnostics_entropy_and_importance_are_those_of_separate_rows(tokenizer
             for role, values in diagnostics.per_role(rows).items()
             for name, value in values.items()
         }
-        weights = trainer._weight_sums.collect(lambda own: [own])
+        weights = trainer.update_metrics.weights.collect(lambda own: [own])
         metrics |= {f"{role}/{name}": value for role, values in weights.items() for name, value in values.items()}
         metrics |= {name: values for name, values in trainer._metrics["train"].items() if name != "advantages"}
         seen.append(metrics)

@@ -15,8 +15,7 @@ from peft import LoraConfig
 from safetensors.torch import load_file
 from trainers import episodes_of, library_trainer, rows_of
 
-from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer
-from multirole import trainer as trainer_module
+from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, trl_parts
 from multirole.engines import vllm as vllm_engine
 from multirole.engines.vllm import VLLMEngine
 from multirole.roles import skill as role_skill
@@ -60,7 +59,7 @@ def train_and_resume(folder: str) -> None:
     options = {"log_completions": True, "eval_strategy": "steps", "eval_steps": 1, "logging_steps": 1}
     unbroken, resumed = build(folder, **options), build(folder, **options)
     if unbroken.accelerator.process_index:
-        trainer_module.save_separately = None  # the first process moves its tables; another one would move them, too
+        trl_parts.save_separately = None  # the first process moves its tables; another one would move them, too
     unbroken.train()
     resumed.train(resume_from_checkpoint=f"{folder}/checkpoint-1")
     one, other = weights(unbroken), weights(resumed)

@@ -7,6 +7,7 @@ import torch
 
 from multirole.credit.advantages import is_equal
 from multirole.types import OVERFLOW, Episode
+from multirole.update.processes import processes
 from multirole.update.rows import Row, loss_mass
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,24 @@ class ZeroRewardWarning:
         self.n_iterations = 0 if any(rewards) else self.n_iterations + 1
         if self.n_iterations == SILENT_ITERATIONS and is_main_process:
             logger.warning(ZERO_REWARD, SILENT_ITERATIONS)
+
+
+def report_no_turns(episodes: list[Episode], number: int, max_prompt_tokens: int, has_sampled: bool) -> None:
+    """Warn of an iteration, counted from 1, in which no episode has a turn; ValueError where the run has sampled nothing so far and probably never will."""
+    n_long = n_overflows(episodes)
+    failures = [episode.failure for episode in episodes if episode.failure is not None]
+    message = (
+        f"No episode of iteration {number} has a turn, so there is nothing to train."
+        + f" In {n_long} of {len(episodes)} episodes the first prompt is longer than `max_prompt_tokens` ({max_prompt_tokens}): raise "
+        "it, or shorten the prompts."
+        * bool(n_long)
+        + "".join(f" The last failure: {failure}" for failure in failures[-1:])
+    )
+    has_reason = bool(n_long or failures)  # perhaps of a few rows; without one, the workflow calls no role
+    if not has_sampled and number >= (SILENT_ITERATIONS if has_reason else 1):
+        raise ValueError(message)
+    if processes().is_main_process:
+        logger.warning("%s The run goes on without an optimizer step.", message)
 
 
 def mean_reward(episodes: list[Episode]) -> float:

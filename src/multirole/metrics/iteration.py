@@ -5,6 +5,8 @@ from collections import defaultdict
 
 from multirole.callbacks import Iteration
 from multirole.metrics.episodes import accuracy, aggregate_metric, n_failed, overflow_rate, text_metrics
+from multirole.update.importance import WeightSums
+from multirole.update.passes.model_passes import MicroBatch
 from multirole.update.processes import gather_objects
 from multirole.update.rows import Row
 
@@ -42,6 +44,29 @@ class LossMetrics:
         for name, values in by_name.items():
             log[name].append(aggregate_metric(name, values))
         self.values.clear()
+
+
+class UpdateMetrics:
+    """What the micro-batches of one update add up to: the metrics of TRL's loss, and the importance weights by role.
+
+    Args:
+        is_per_row: the ratio has one value per row (`importance_sampling_level="sequence"`).
+    """
+
+    def __init__(self, is_per_row: bool) -> None:
+        self.loss = LossMetrics(OF_ROWS + OF_RATIOS * is_per_row)
+        self.weights = WeightSums()
+
+    def add(self, micro: MicroBatch) -> None:
+        """Add a micro-batch whose pass has ended."""
+        self.loss.add(micro.rows if micro.weight else [], micro.logged)
+        if micro.weight and micro.importance is not None:
+            self.weights.add(micro.rows, *micro.importance, micro.batch["completion_mask"])
+
+    def clear(self) -> None:
+        """Forget what an interrupted update has added."""
+        self.loss.values.clear()
+        self.weights.sums.clear()
 
 
 def role_metrics(rows: list[Row], roles: list[str]) -> dict[str, dict[str, float]]:

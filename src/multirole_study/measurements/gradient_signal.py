@@ -287,7 +287,7 @@ Batch = tuple[dict[Part, Tensor], Counter[Part], Counter[Part]]
 
 
 LOGGED = (
-    "_metrics", "_logs", "_pending_metrics", "_pending_extra_logs", "_loss_metrics", "_weight_sums", "entropy_coef", "_last_world_entropy",
+    "_metrics", "_logs", "_pending_metrics", "_pending_extra_logs", "update_metrics", "entropy_coef", "_last_world_entropy",
 )  # fmt: skip
 """The trainer's attributes in which a rollout or a loss counts something for a log or for the next optimizer step."""
 
@@ -295,10 +295,10 @@ LOGGED = (
 @contextmanager
 def _restored(trainer: MultiRoleGRPOTrainer) -> Iterator[None]:
     """Context manager: the trainer plays no episodes ahead, counts and logs nothing, and its engine rests afterwards."""
-    state, ahead = trainer.state, trainer.ahead
+    state, ahead = trainer.state, trainer.player.ahead
     if ahead is not None:
         ahead.wait()
-    trainer.ahead = None
+    trainer.player.ahead = None
     step, n_tokens, n_sampled = state.global_step, state.num_input_tokens_seen, trainer.rollout.sampled_tokens
     kept = {name: getattr(trainer, name) for name in LOGGED}
     for name, value in kept.items():
@@ -309,8 +309,8 @@ def _restored(trainer: MultiRoleGRPOTrainer) -> Iterator[None]:
         for name, value in kept.items():
             setattr(trainer, name, value)
         state.global_step, state.num_input_tokens_seen, trainer.rollout.sampled_tokens = step, n_tokens, n_sampled
-        trainer._rest_engine()
-        trainer.ahead = ahead
+        trainer.player.rest()
+        trainer.player.ahead = ahead
 
 
 @contextmanager
@@ -328,7 +328,7 @@ def _gradients_of_batch(trainer: MultiRoleGRPOTrainer, indices: list[int]) -> di
     """Play one batch of episodes and return adapter -> its gradient by part, rows by part and tokens by part."""
     inputs = [dict(trainer.train_rows[index]) for index in indices]
     rows = trainer.prepare_rows(trainer._generate_and_score_completions(inputs))
-    trainer._rest_engine()
+    trainer.player.rest()
     gradients: dict[str, Batch] = {}
     for adapter in trainer.adapters:
         adapter_rows = [row for row in rows if row.adapter == adapter]

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from multirole.options import MultiRoleGRPOConfig
+from multirole.update.entropy import StepEntropy
 from multirole.update.gradients import PartSums, keeps_rows, merged, plain_lora
 from multirole.update.passes.activation_memory import kept_tokens
 from multirole.update.passes.logprobs import compact_head, has_large_head, score, score_packed
@@ -66,6 +67,7 @@ class MicroBatch:
         added: what interrupted backward passes over these rows have added to the gradient (`PartSums.missing`).
         batch: what TRL's loss is given; set before it is called.
         logged: what TRL's loss has logged.
+        entropy: the entropy terms of the optimizer step; set with `batch`.
         logps, entropies: (N, C) of the completions, with gradient; set by the forward pass.
         importance: the four tensors of `WeightSums.add`, with a `Correction`.
     """
@@ -79,6 +81,7 @@ class MicroBatch:
     added: set[tuple[Tensor, int]] = field(default_factory=set)
     batch: dict[str, Tensor] = field(default_factory=dict)
     logged: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    entropy: StepEntropy = field(default_factory=StepEntropy)
     logps: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     entropies: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     importance: tuple[Tensor, Tensor, Tensor, Tensor] | None = None

@@ -1,0 +1,86 @@
+"""Play episodes for a trainer: publish the adapters that play, share the episodes between processes, and rest the engine."""
+
+import itertools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+
+from peft import PeftModel
+
+from multirole.engines.protocol import Engine, Sampling
+from multirole.rollout.replay import Replay
+from multirole.rollout.rollout import Attempt, Rollout, check_failures
+from multirole.rollout.staleness import RolloutsAhead
+from multirole.types import Episode
+from multirole.update.processes import gather_objects, own_share
+
+
+class Player:
+    """Plays episodes of a workflow under the current adapters of a model.
+
+    Args:
+        rollout: plays the episodes of this process.
+        engine: the engine of the rollout.
+        sampling: of training and of evaluation.
+        max_failed_episodes: largest number of episodes of one call, over all processes, whose workflow may raise.
+        free_memory: called after the engine has gone to sleep.
+
+    Attributes:
+        ahead: plays the next iterations during the update, with `max_staleness`.
+    """
+
+    def __init__(
+        self, rollout: Rollout, engine: Engine, sampling: Sampling, max_failed_episodes: int, free_memory: Callable[[], None]
+    ) -> None:  # fmt: skip
+        self.rollout, self.engine, self.sampling = rollout, engine, sampling
+        self.max_failed_episodes, self.free_memory = max_failed_episodes, free_memory
+        self.policy = rollout.policy
+        self.ahead: RolloutsAhead | None = None
+        self._published: Hashable = None
+
+    @property
+    def has_published(self) -> bool:
+        """Return whether the engine holds adapters and memory, so that it must rest before an update."""
+        return self._published is not None
+
+    def forget_published(self) -> None:
+        """Publish the adapters before the next episode, whatever the engine holds."""
+        self._published = None
+
+    def play(
+        self, model: PeftModel, version: int, weights: Hashable, attempts: Sequence[Attempt], iteration: int,
+        policy: Mapping[str, str | None] | None = None, replays: Sequence[Replay] | None = None,
+    ) -> list[Episode]:  # fmt: skip
+        """Play one episode per attempt under the adapters of `model`. Each process plays a share and gets all of them.
+
+        Args:
+            version: of the adapters, which every turn records.
+            weights: differs whenever the adapters' values do; they are published if the engine has others.
+            policy: replaces the trained map in this call; None runs a role on the base model.
+            replays: one per attempt, for episodes that were played before.
+
+        Raises WorkflowError where more than `max_failed_episodes` fail.
+        """
+        if self._published != weights:
+            self.engine.publish(model, version)
+            self._published = weights
+        self.rollout.policy, self.rollout.version = policy or self.policy, version
+        episodes = self.rollout.run(own_share(attempts), iteration, self.sampling, replays and own_share(replays))
+        played = itertools.chain.from_iterable(gather_objects([(e.turns, e.answer, e.failure) for e in episodes]))
+        episodes = [
+            Episode(*attempt, turns, answer, failure=failure)
+            for attempt, (turns, answer, failure) in zip(attempts, played, strict=True)
+        ]
+        check_failures(episodes, self.max_failed_episodes)
+        return episodes
+
+    def rest(self) -> None:
+        """Free the engine's memory for the trainer until the next episode, unless the engine plays during the update."""
+        if self.ahead is None:
+            self.engine.sleep()
+            self.free_memory()
+        self.forget_published()
+
+    def stop(self) -> None:
+        """Drop the episodes that are played ahead, and publish before the next episode: the engine may hold an interrupted rollout's weights."""
+        if self.ahead is not None:
+            self.ahead.stop()
+        self.forget_published()
