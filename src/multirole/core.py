@@ -1,0 +1,5 @@
+"""Old package, see `moved`."""
+
+from multirole.moved import import_moved
+
+import_moved(__name__)
