@@ -434,7 +434,7 @@ def build_trainer(
 
 def updating_trainer(bench: Bench, **options: Any) -> Any:
     """Build a trainer that is ready for optimizer steps and never plays: with what `train` does before the first one."""
-    from multirole.inputs.validation import add_adapters
+    from multirole.inputs.adapters import add_adapters
 
     model = add_adapters(random_base(bench.shape), lora_config(), list(POLICY))
     trainer = build_trainer(bench, model, tokenizer_of(bench.shape.vocab), IdleEngine(), **options)

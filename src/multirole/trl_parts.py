@@ -39,9 +39,11 @@ from multirole.chat.templates import StartClock
 from multirole.credit.advantages import groups_of_equal_rewards
 from multirole.credit.rewards import answers_as_completions, leave_out_failed, set_rewards, with_equal_columns
 from multirole.engines.protocol import EngineError, RequestRefused
+from multirole.inputs.adapters import train_only
 from multirole.inputs.epochs import EpochCount
+from multirole.inputs.problems import INDEX, checked_evaluation
+from multirole.inputs.reward_functions import checked_reward
 from multirole.inputs.streams import IndexedRows, StreamedRows
-from multirole.inputs.validation import INDEX, checked_evaluation, checked_reward, train_only
 from multirole.metrics.completions_table import save_separately
 from multirole.metrics.iteration import UpdateMetrics
 from multirole.options import MultiRoleGRPOConfig

@@ -6,7 +6,7 @@ from scripted_engine import ScriptedEngine
 from trainers import rows_of
 
 from multirole.credit.advantages import group_advantages, groups_of_equal_rewards
-from multirole.inputs.validation import INDEX
+from multirole.inputs.problems import INDEX
 from multirole.metrics.episodes import evaluation_advantages
 from multirole.workflows import Single
 

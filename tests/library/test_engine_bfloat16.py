@@ -7,7 +7,7 @@ from peft import LoraConfig
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from multirole.inputs.validation import add_adapters
+from multirole.inputs.adapters import add_adapters
 from multirole_cpu import bfloat16_products
 from multirole_cpu.bfloat16_layers import cpu_has_bfloat16, products_in
 from multirole_cpu.engine import TransformersEngine

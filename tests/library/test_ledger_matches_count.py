@@ -7,7 +7,7 @@ import pytest
 from scripted_engine import ScriptedEngine
 from trainers import diagnostics_of, make_episodes
 
-from multirole.inputs.validation import INDEX
+from multirole.inputs.problems import INDEX
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.record import Recorder
 

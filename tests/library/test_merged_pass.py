@@ -7,7 +7,7 @@ from toy_qwen3 import toy_model
 from trainers import diagnostics_of, make_episodes, rows_of
 
 from multirole.callbacks import MultiRoleCallback
-from multirole.inputs.validation import add_adapters
+from multirole.inputs.adapters import add_adapters
 from multirole.update.gradients import plain_lora
 from multirole.update.rows import Row
 from multirole_study.experiment.cell import Cell

@@ -11,7 +11,7 @@ from datasets import Dataset
 from scripted_engine import ScriptedEngine
 from trainers import rows_of
 
-from multirole.inputs.validation import INDEX
+from multirole.inputs.problems import INDEX
 from multirole.metrics.episodes import accuracy, mean_reward, overflow_rate, text_metrics
 from multirole.rollout.rollout import answer_ids
 from multirole.types import Answer, Episode, Reward, user

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM
 from multirole.engines.vllm import VLLMEngine
 from multirole.engines.vllm_serve import serve_command, serve_environment
 from multirole.engines.vllm_server import ServerOptions, VLLMServerEngine
-from multirole.inputs.validation import add_adapters
+from multirole.inputs.adapters import add_adapters
 from multirole.options import MultiRoleGRPOConfig
 from multirole.trainer import MultiRoleGRPOTrainer
 from multirole.workflows import WORKFLOWS

@@ -15,7 +15,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
 
 from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, RoleDiagnostics, Voting, user
 from multirole.callbacks import MultiRoleCallback
-from multirole.inputs.validation import add_adapters, check_dataset, check_shared_base, to_problems
+from multirole.inputs.adapters import add_adapters
+from multirole.inputs.arguments import facts_before_loading
+from multirole.inputs.problems import check_dataset, to_problems
 from multirole.rollout.rollout import chat_template
 from multirole.saving.model_card import base_of
 from multirole.update.processes import check_launch
@@ -227,9 +229,10 @@ def test_a_head_in_float32_is_refused_where_it_is_the_embeddings(train, tmp_path
 def test_adapters_that_change_the_base_cannot_share_it(model_folder):
     base = AutoModelForCausalLM.from_pretrained(model_folder)
     config = LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights="pissa")
+    args = MultiRoleGRPOConfig("unused", use_cpu=True)
     with pytest.raises(ValueError, match="`init_lora_weights='pissa'` changes the base model, so 2 adapters"):
-        check_shared_base(config, ["a", "b"])
-    check_shared_base(config, ["a"])
+        args.check(**facts_before_loading(args, {"x": "a", "y": "b"}, base, config, [len], None, base))
+    args.check(**facts_before_loading(args, {"x": "a"}, base, config, [len], None, base))
     assert list(add_adapters(base, config, ["a"]).peft_config) == ["a"]
 
 

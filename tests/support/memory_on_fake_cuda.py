@@ -24,7 +24,7 @@ from toy_qwen3 import config_of
 from transformers import Qwen3ForCausalLM
 from trl.kernels import chunked_logprob
 
-from multirole.inputs.validation import add_adapters
+from multirole.inputs.adapters import add_adapters
 from multirole.policy import adapter_names
 from multirole.update.gradients import PartSums
 from multirole.update.passes import tree_attention

@@ -12,7 +12,7 @@ from toy_qwen3 import toy_model
 from transformers import PreTrainedTokenizerBase
 
 from multirole.engines.protocol import Engine
-from multirole.inputs.validation import add_adapters
+from multirole.inputs.adapters import add_adapters
 from multirole.options import MultiRoleGRPOConfig
 from multirole.policy import adapter_names, parse_policy
 from multirole.roles.diagnostics import RoleDiagnostics

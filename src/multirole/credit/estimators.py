@@ -31,7 +31,7 @@ from peft import PeftModel
 
 from multirole.callbacks import MultiRoleCallback, Trainer
 from multirole.credit.advantages import group_advantages
-from multirole.inputs.validation import check_base_alone
+from multirole.inputs.adapters import check_base_alone
 from multirole.rollout.replay import Fork, replays_of, same_turn
 from multirole.types import REPLAYING_CREDITS, CreditName, Episode, Structure, structure_of
 from multirole.update.processes import gather_objects, own_share

@@ -23,7 +23,7 @@ from peft import PeftModel
 
 from multirole.callbacks import MultiRoleCallback, Trainer
 from multirole.credit.estimators import Score, play_scored
-from multirole.inputs.validation import check_base_alone
+from multirole.inputs.adapters import check_base_alone
 from multirole.rollout.replay import Fork, How, has_twin
 from multirole.types import Episode, structure_of
 

@@ -25,7 +25,8 @@ from multirole.callbacks import MultiRoleCallback, OptimizerStep, Trainer
 from multirole.credit.estimators import credit_callback
 from multirole.credit.process_reward import ProcessReward
 from multirole.engines.protocol import Engine
-from multirole.inputs.validation import add_adapters, check_reward
+from multirole.inputs.adapters import add_adapters
+from multirole.inputs.reward_functions import check_reward
 from multirole.options import MultiRoleGRPOConfig
 from multirole.policy import adapter_names
 from multirole.roles.diagnostics import RoleDiagnostics

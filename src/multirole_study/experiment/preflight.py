@@ -16,7 +16,7 @@ from multirole.background import in_thread
 from multirole.chat.templates import StartClock, check_chats
 from multirole.engines import SERVED
 from multirole.engines.protocol import Completion, Sampling
-from multirole.inputs.validation import check_reward
+from multirole.inputs.reward_functions import check_reward
 from multirole.rollout.rollout import PromptOverflow, Rollout, is_overflow, warn_of_silent_roles
 from multirole.types import Message, Problem, Turn, Workflow, assistant, user, waits_outside
 from multirole_study.experiment.base_models import locate
