@@ -52,7 +52,7 @@ NAME = $(WORKFLOW)-$(POLICY)$(TASK:%=-%)$(SEED:%=-s%)$(ITERATIONS:%=-i%)$(PRESET
 OUT ?= $(RESULTS_DIR)/$(or $(SCALE),tiny-r)/$(subst &,_,$(subst ?,_,$(subst :,_,$(subst /,_,$(NAME))))).ipynb
 parameter = $(if $2,-$(or $3,r) $1 $(call quoted,$2))
 PARAMETERS = $(call parameter,workflow,$(WORKFLOW)) $(call parameter,policy,$(POLICY)) $(call parameter,task,$(TASK)) \
-	$(call parameter,scale,$(SCALE)) $(call parameter,seed,$(SEED),p) $(call parameter,iterations,$(ITERATIONS),p) \
+	$(call parameter,scale,$(SCALE)) $(call parameter,seed,$(SEED),p) $(call parameter,max_steps,$(ITERATIONS),p) \
 	$(call parameter,preset,$(PRESET)) $(call parameter,results_dir,$(RESULTS_DIR)) $(ARGS)
 
 FOLDER = $(RESULTS_DIR)/$(or $(SCALE),tiny-r)
@@ -68,7 +68,7 @@ help:
 	@echo "             WORKFLOW=$(WORKFLOW) POLICY=$(POLICY), optionally TASK=math SCALE=tiny-r SEED=0 PRESET=paper"
 	@echo "             ITERATIONS=60 RESULTS_DIR=runs OUT=executed.ipynb ARGS=\"-p learning_rate 5e-3\""
 	@echo "make grid    train and evaluate the missing cells of the matrix, then build tables and figures; run it again after a stop"
-	@echo "             SCALE=tiny-r SEEDS=0,1,2 JOBS=2 RESULTS_DIR=runs ARGS=\"'parameters={iterations: 60}' --until train\""
+	@echo "             SCALE=tiny-r SEEDS=0,1,2 JOBS=2 RESULTS_DIR=runs ARGS=\"'parameters={max_steps: 60}' --until train\""
 	@echo "             ARGS: options of grid.yaml, then options of Snakemake, such as --workflow-profile profiles/slurm"
 	@echo "make smollm2 download the base of SCALE=smollm2, SmolLM2-135M-Instruct: 93 MB, about 540 MB in ~/.cache/multirole"
 	@echo "make study   like make grid, with the variants of studies/main.yaml: regimes, updates, judging roles, controls"

@@ -205,8 +205,8 @@ RULES = [
          lambda role_beta, roles: f"`role_beta` names {sorted(set(role_beta) - set(roles))}, but the roles are {list(roles)}."),
     # optimizer steps of an iteration
     Rule(lambda updates, step_tokens: (updates == "tokens") == (step_tokens is not None),
-         "`updates={updates!r}` and `step_tokens={step_tokens}` do not fit together: `updates='tokens'` needs `step_tokens`, such as 4096, and nothing "
-         "else uses it."),
+         "`step_tokens` must be set if `updates='tokens'` and only then, got {step_tokens} with updates={updates!r}: `updates='tokens'` needs "
+         "`step_tokens`, such as 4096, and nothing else uses it."),
     Rule(lambda updates, step_rows: updates == "per_batch" or step_rows is None,
          "`step_rows={step_rows}` needs `updates='per_batch'`, got {updates!r}. Leave it out."),
     Rule(lambda asked_steps: asked_steps >= 1 and asked_steps % 1 == 0,
@@ -257,7 +257,7 @@ RULES = [
              engine == "vllm_server" or (use_vllm and vllm_mode == "server") or not server_option(changed)),
          lambda changed, engine, use_vllm, vllm_mode: (
              f"`{server_option(changed)}={changed[server_option(changed)][0]!r}` is for rollouts on vLLM's servers, but `engine` is {engine!r}. Write "
-             "engine='vllm_server', or use_vllm=True with vllm_mode='server'.")),
+             "engine='vllm_server' too.")),
     # options that mean nothing here
     *(left_at(name, only, why) for name, (only, why) in REFUSED.items()),
     # what was changed after the configuration was made

@@ -18,6 +18,7 @@ from typing import NoReturn
 
 from multirole import __version__
 from multirole.extras import install_advice
+from multirole_study.experiment.old_names import merged
 from multirole_study.experiment.settings import Parameter, UserError, did_you_mean, looked_in, user_errors, value
 
 LOCAL_MODEL = "the base model's folder, if the run used a local model"
@@ -57,7 +58,7 @@ def _read(parser: ArgumentParser, argv: list[str]) -> tuple[Namespace, dict[str,
     argv = [f" {word}" if word[:1] == "-" and isinstance(value(word), int | float) else word for word in argv]
     options = parser.parse_args(argv)
     from_file = _parameters_of(options.parameters) if options.parameters else {}
-    return options, from_file | {name: value(text) for name, text in options.pair}
+    return options, merged(from_file, {name: value(text) for name, text in options.pair})
 
 
 def _parameters_of(path: Path) -> dict[str, object]:
@@ -228,7 +229,9 @@ def vllm_server(argv: list[str]) -> int:
     with user_errors():
         if not 0 < options.port < 2**16:
             raise ValueError(f"--port must be from 1 to 65535, got {options.port}.")
-        share = launch.vllm_memory if "vllm_memory" in parameters else server.MEMORY_SHARE
+        share = (
+            launch.vllm_gpu_memory_utilization if "vllm_gpu_memory_utilization" in parameters else server.MEMORY_SHARE
+        )
         command = server.command_of(cell, launch, options.host, options.port, argv[split + 1 :], share)
         if not options.print:
             server.check_installed()

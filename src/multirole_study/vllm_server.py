@@ -29,7 +29,7 @@ def command_of(
     Raises ValueError for what `serve_command` refuses.
     """
     return serve_command(
-        str(locate(cell)), len(adapter_names(cell.policy)), cell.lora_rank, cell.max_prompt_tokens + cell.max_response_tokens,
+        str(locate(cell)), len(adapter_names(cell.policy)), cell.lora_r, cell.max_prompt_tokens + cell.max_completion_length,
         getattr(torch, dtype_of(cell)), host, port, more, gpu_memory_utilization=memory_share, **launch.vllm_sizes(),
     )  # fmt: skip
 

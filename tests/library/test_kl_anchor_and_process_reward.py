@@ -22,7 +22,7 @@ def adapters(folder, step: int) -> dict[str, bytes]:
 
 
 def test_neutral_values_are_the_default_run_to_the_last_bit(finished, tmp_path):
-    neutral = {"kl_anchor": {"generator": 0.0}, "process_reward": 0.0}
+    neutral = {"role_beta": {"generator": 0.0}, "process_reward": 0.0}
     one, other = finished, run_cell(SMALL_RUN.replace(**neutral), tmp_path)
     assert adapters(one, 4).keys() == {"generator", "aggregator"} and adapters(one, 4) == adapters(other, 4)
     assert table(one, "ledger").equals(table(other, "ledger")) and table(one, "eval").equals(table(other, "eval"))
@@ -76,7 +76,7 @@ def test_the_reference_keeps_the_weights_of_every_adapter(make_library_trainer):
 
 
 def test_the_cells_anchor_is_the_librarys(make_trainer):
-    trainer = make_trainer(Cell("voting", "sp", kl_anchor={"aggregator": 20.0}))
+    trainer = make_trainer(Cell("voting", "sp", role_beta={"aggregator": 20.0}))
     assert trainer.role_betas == {"generator": 0.0, "aggregator": 20.0}
 
 
@@ -157,7 +157,7 @@ def test_an_episode_without_a_reward_gets_no_process_advantage(make_library_trai
 
 
 def test_role_maps_are_part_of_the_name_and_not_of_the_single_agent():
-    cell = Cell("voting", "sp", kl_anchor={"aggregator": 0.1}, process_reward=0.5)
-    assert cell.changed() == {"kl_anchor": {"aggregator": 0.1}, "process_reward": 0.5}
+    cell = Cell("voting", "sp", role_beta={"aggregator": 0.1}, process_reward=0.5)
+    assert cell.changed() == {"role_beta": {"aggregator": 0.1}, "process_reward": 0.5}
     assert cell.id not in (Cell("voting", "sp").id, Cell("voting", "sp", process_reward=0.5).id)
     assert cell.sibling("single", "sp").changed() == {"process_reward": 0.5}

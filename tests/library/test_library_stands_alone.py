@@ -176,7 +176,7 @@ for line in given:
 """
 CELL = "-p workflow voting -p policy ip"
 ARGUMENTS = {
-    "plan": CELL, "doctor": CELL, "fetch": "tiny-r", "train": f"{CELL} -p iterations 1", "evaluate": CELL, "inspect": "nowhere",
+    "plan": CELL, "doctor": CELL, "fetch": "tiny-r", "train": f"{CELL} -p max_steps 1", "evaluate": CELL, "inspect": "nowhere",
     "role_value": CELL, "signal": "nowhere", "credit": "nowhere", "serve": "nowhere", "vllm_server": CELL, "pack": "nowhere",
     "paper": "nowhere", "questions": "nowhere", "clock": "--power", "leaderboard": "nowhere", "rates": "nowhere",
     "notebooks": "nowhere",
@@ -262,7 +262,7 @@ def test_the_study_needs_what_its_extra_has(environment, tmp_path):
 @pytest.mark.slow
 def test_the_study_alone_trains_and_shows_a_cell(environment, tmp_path):
     lines = [
-        f"train {CELL} -p iterations 1 -p n_problems 2 -p n_episodes 2 -p n_validation 4 -p n_train 8",
+        f"train {CELL} -p max_steps 1 -p n_problems 2 -p num_generations 2 -p n_validation 4 -p n_train 8",
         "inspect runs/tiny-r",
         "pack runs/tiny-r",
     ]

@@ -31,8 +31,8 @@ from multirole_study.experiment.run_folder import is_done
 
 ROWS = Path(__file__).parents[1] / "data" / "dapo_rows.jsonl"
 SMALL = {
-    "iterations": 2, "n_problems": 2, "n_episodes": 2, "n_validation": 2, "eval_every": 2, "save_every": 2,
-    "warmup_iterations": 0, "lora_rank": 4, "max_response_tokens": 24, "max_prompt_tokens": 3000, "dtype": "float32",
+    "max_steps": 2, "n_problems": 2, "num_generations": 2, "n_validation": 2, "eval_steps": 2, "save_steps": 2,
+    "warmup_steps": 0, "lora_r": 4, "max_completion_length": 24, "max_prompt_tokens": 3000, "dtype": "float32",
     "temperature": 1.0,
 }  # fmt: skip
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,

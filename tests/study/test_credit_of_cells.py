@@ -9,8 +9,8 @@ from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.run import run_cell
 
 SMALL = {
-    "iterations": 1, "n_problems": 2, "n_episodes": 2, "n_validation": 2, "n_train": 4, "eval_every": 1, "save_every": 1,
-    "max_response_tokens": 24,
+    "max_steps": 1, "n_problems": 2, "num_generations": 2, "n_validation": 2, "n_train": 4, "eval_steps": 1, "save_steps": 1,
+    "max_completion_length": 24,
 }  # fmt: skip
 
 

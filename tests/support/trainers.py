@@ -24,8 +24,8 @@ from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import make_trainer
 
 SMALL_RUN = Cell(
-    "voting", "ip", iterations=4, n_problems=2, n_episodes=2, n_validation=4, n_train=8, eval_every=1, save_every=3,
-    max_response_tokens=24, warmup_iterations=0, learning_rate=5e-3,
+    "voting", "ip", max_steps=4, n_problems=2, num_generations=2, n_validation=4, n_train=8, eval_steps=1, save_steps=3,
+    max_completion_length=24, warmup_steps=0, learning_rate=5e-3,
 )  # fmt: skip
 """A cell that is evaluated after each of its four iterations and saved after two. The fixture `finished` is its run."""
 
@@ -105,7 +105,7 @@ def rows_of(trainer: MultiRoleGRPOTrainer, episodes: list[Episode]) -> list[Row]
 
 def make_episodes(cell: Cell, **kwargs) -> list[Episode]:
     """Return finished episodes of a cell; see `episodes_of`."""
-    return episodes_of(cell.make_workflow().roles, cell.n_episodes, **kwargs)
+    return episodes_of(cell.make_workflow().roles, cell.num_generations, **kwargs)
 
 
 def episodes_of(

@@ -55,14 +55,14 @@ from multirole_study.experiment.released_code import RENDERERS, RowAdvantages, R
 from multirole_study.experiment.run_folder import adapters_folder
 from multirole_study.experiment.schedule_clock import UpdateCallClock
 from multirole_study.experiment.storage import reporting, writing
-from multirole_study.experiment.trl_names import TRL_NAMES
 from multirole_study.tasks import Task
 
-SAME_NAME = (
-    "seed", "policy", "temperature", "learning_rate", "weight_decay", "max_grad_norm", "updates", "step_tokens",
-    "old_logprobs", "max_prompt_tokens", "max_staleness", "max_failed_episodes",
+ARGUMENTS = (
+    "seed", "policy", "max_steps", "num_generations", "max_completion_length", "max_prompt_tokens", "temperature", "learning_rate", "warmup_steps",
+    "weight_decay", "max_grad_norm", "epsilon", "epsilon_high", "delta", "beta", "role_beta", "old_logprobs", "updates", "step_tokens", "eval_steps",
+    "save_steps", "max_staleness", "max_failed_episodes",
 )  # fmt: skip
-"""Settings of a cell that have the same name in `MultiRoleGRPOConfig`."""
+"""Settings of a cell that `MultiRoleGRPOConfig` takes."""
 
 
 def load_model(cell: Cell) -> tuple[PeftModel, PreTrainedTokenizerBase]:
@@ -75,7 +75,7 @@ def load_model(cell: Cell) -> tuple[PeftModel, PreTrainedTokenizerBase]:
     check_loaded(path, loading)
     tokenizer = AutoTokenizer.from_pretrained(path)
     lora = LoraConfig(
-        r=cell.lora_rank, lora_alpha=cell.lora_alpha, lora_dropout=0.0, bias="none", target_modules="all-linear",
+        r=cell.lora_r, lora_alpha=cell.lora_alpha, lora_dropout=0.0, bias="none", target_modules="all-linear",
         task_type="CAUSAL_LM",
     )  # fmt: skip
     model = add_adapters(base, lora, adapter_names(cell.policy))
@@ -91,23 +91,21 @@ def load_adapters(model: PeftModel, folder: Path) -> None:
 
 
 def training_args(cell: Cell, output_dir: str, launch: Launch = ONE_PROCESS) -> MultiRoleGRPOConfig:
-    """Translate the cell's settings to TRL's names."""
+    """Return the configuration of a cell's trainer."""
     fsdp = {"version": 2, "reshard_after_forward": True, "state_dict_type": "FULL_STATE_DICT",
             "cpu_ram_efficient_loading": False}  # fmt: skip
     if cell.model is None:  # a user-supplied model declares its own unsplit layers
         fsdp["transformer_layer_cls_to_wrap"] = [layer_class(cell)]
-    settings, n_episodes, launch = dict(cell), cell.n_problems * cell.n_episodes, cell.launched(launch)
+    n_episodes, launch = cell.n_problems * cell.num_generations, cell.launched(launch)
     return MultiRoleGRPOConfig(
-        **{name: value for name, value in cell if name in SAME_NAME},
-        **{trl_name: settings[name] for trl_name, name in TRL_NAMES.items()},
+        **{name: value for name, value in cell if name in ARGUMENTS},
         output_dir=output_dir,
         generation_batch_size=n_episodes,
         per_device_train_batch_size=n_episodes // processes().num_processes,
-        role_beta=cell.anchors,
         lr_scheduler_type="cosine" if cell.lr_schedule == "cosine" else "constant_with_warmup",
         engine=engine_of(cell),
         micro_batch_tokens=launch.pass_tokens(cell.scale),
-        vllm_gpu_memory_utilization=launch.vllm_memory,
+        vllm_gpu_memory_utilization=launch.vllm_gpu_memory_utilization,
         **launch.vllm_sizes(),
         **launch.vllm_servers(),
         eval_strategy="steps",

@@ -93,7 +93,7 @@ def preflight_checks(cell: Cell, launch: Launch = ONE_PROCESS) -> list[Check]:
         checks[engine]() if engine in checks else Check("rollout engine", ENGINE_DESCRIPTIONS[engine]),
         Check("dtype", f"{dtype_of(cell)} base, float32 adapters", advice if is_unsupported_dtype else ""),
         Check("disk", f"{shutil.disk_usage(existing).free / GIB:.1f} GiB free at {existing}"),
-        *([_staleness(cell, launch)] if cell.max_staleness else []),
+        *([_staleness(cell)] if cell.max_staleness else []),
     ]
 
 
@@ -102,11 +102,9 @@ def blocking_problems(checks: list[Check]) -> list[str]:
     return [f"{check.name}: {check.status}. {check.advice}" for check in checks if check.advice]
 
 
-def _staleness(cell: Cell, launch: Launch) -> Check:
+def _staleness(cell: Cell) -> Check:
     """Check that the engine can play episodes during the update."""
     name, status = "rollouts during the update", f"max_staleness={cell.max_staleness}, engine {engine_of(cell)!r}"
-    if launch.n_processes > 1 or launch.is_sharded:
-        return Check(name, status, "It works in one process without sharding. Use n_processes=1, or max_staleness=0.")
     is_exact = has_cuda() or dtype_of(cell) == "float32"
     if engine_of(cell) == "vllm_server" or engine_of(cell) == "transformers" and is_exact:
         return Check(name, status)

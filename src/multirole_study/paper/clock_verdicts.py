@@ -34,7 +34,7 @@ UNKNOWN = f"{MIDDLE}, not yet known"
 
 def zero_iteration(run: Run) -> float:
     """Return the iteration at which the rate of a cosine with a clock per update call is first 0."""
-    return run.cell.iterations / len(set(run.cell.policy.values()))
+    return run.cell.max_steps / len(set(run.cell.policy.values()))
 
 
 def late(run: Run) -> float:

@@ -49,7 +49,7 @@ def measure(
 
     Args:
         evaluation: the cell, and which checkpoints of its own run.
-        n_problems: the first validation problems, with `evaluation.n_rollouts` episodes each.
+        n_problems: the first validation problems, with `evaluation.num_generations_eval` episodes each.
         n_draws: replays of each episode under "resample" and "base".
         n_inspected: number of these problems, from the first, whose turns are changed one by one. Episodes that the run did not record,
             or that play differently from the record, are left out.
@@ -82,7 +82,7 @@ def measure(
     reward = TaskReward(task, problems)
     with claim(run):  # two measurements would erase each other's rows
         trainer = make_trainer(cell, str(run), launch, problems=(problems, problems), started=recorded_start(run))
-        attempts = [(problem, index) for problem in problems for index in range(evaluation.n_rollouts)]
+        attempts = [(problem, index) for problem in problems for index in range(evaluation.num_generations_eval)]
         shares, rows = shares_of(run), list[dict[str, object]]()
         try:
             for step in steps:
@@ -93,7 +93,7 @@ def measure(
                 reward.score_answers(episodes)
                 measured = role_values(trainer, episodes, reward.score_answers, -1, n_draws=n_draws)
                 new = [about | {"step": step, **row_of(one), **shares.get(one.role, {})} for one in measured]
-                inspected = as_recorded(run, step, episodes[:: evaluation.n_rollouts][:n_inspected])
+                inspected = as_recorded(run, step, episodes[:: evaluation.num_generations_eval][:n_inspected])
                 turns = turn_effects(trainer, inspected, reward.score_answers, -1, n_draws=N_TURN_DRAWS)
                 add_steps(run / ROLE_VALUE_FILE, new)  # at once, so that an interruption loses no finished step
                 if turns:
