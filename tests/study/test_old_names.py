@@ -141,3 +141,13 @@ def test_commands_take_either_name_and_print_the_same(monkeypatch, capsys, tmp_p
         main()
         printed.append(capsys.readouterr().out)
     assert printed[0] == printed[1] and Cell("voting", "sp", max_steps=3, n_problems=4).id in printed[0]
+
+
+def test_the_docs_list_every_earlier_name():
+    text = (ROOT / "docs" / "running.md").read_text(encoding="utf-8")
+    rows = [
+        line.split("|")[1:-1] for line in text.splitlines() if "earlier name" not in line and line.startswith("| `")
+    ]
+    cells = [re.findall(r"`(\w+)`", cell) for row in rows if len(row) == 4 for cell in row]
+    listed = {old[0]: names[0] for names, old in zip(cells[::2], cells[1::2], strict=True) if old}
+    assert listed == OLD_NAMES
