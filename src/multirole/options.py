@@ -11,7 +11,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
-from multirole.rules import broken_rules
+from multirole.rules import RULES, broken_rules
 
 
 def parse_role_beta(text: str) -> dict[str, float]:
@@ -188,7 +188,8 @@ class MultiRoleGRPOConfig(GRPOConfig):
         options = {option.name: plain(vars(self)[option.name]) for option in fields(self)}
         defaults = {option.name: option.default for option in fields(self)}
         changed = {name: (value, defaults[name]) for name, value in options.items() if value != defaults[name]}
-        for message in broken_rules(options | {"changed": changed}, facts or None):
+        rules = [rule for rule in RULES if not facts or facts.keys() & {*rule.reads}]
+        for message in broken_rules(options | {"changed": changed} | facts, rules):
             raise ValueError(message)
 
     def _check_types(self) -> None:

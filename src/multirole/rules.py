@@ -8,7 +8,7 @@ To add a rule, add a line. docs/trl.md shows the table `REFUSED`.
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -54,11 +54,9 @@ CHOICES = {
     "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
 }
 """Values of fields of `GRPOConfig` that TRL checks only after the first rollout, or not at all."""
-POSITIVE = (
-    "micro_batch_tokens", "max_prompt_tokens", "max_turns", "max_completion_length", "step_tokens", "step_rows", "num_iterations",
-)  # fmt: skip
+POSITIVE = ("micro_batch_tokens", "max_prompt_tokens", "max_turns", "max_completion_length", "num_iterations")
+POSITIVE_OR_NONE = ("step_tokens", "step_rows")
 """Numbers of 1 or more."""
-MAY_BE_NONE = ("step_tokens", "step_rows")
 NOT_NEGATIVE = ("max_failed_episodes", "max_staleness", "vllm_server_max_retries")
 """Numbers of 0 or more."""
 SET_BY_TRAINER = ("add_generation_prompt", "tokenize", "return_dict")
@@ -124,6 +122,11 @@ def reading(name: str, holds: Callable[[Any], Any], message: str) -> Rule:
     return Rule(holds_of, message.replace("NAME", name))
 
 
+def one_of(name: str, words: tuple[object, ...]) -> Rule:
+    """Return the rule that an option has one of several values."""
+    return reading(name, lambda value: value in words, f"`NAME` must be one of {list(words)}, got {{NAME!r}}.")
+
+
 def left_at(name: str, only: Any, why: str) -> Rule:
     """Return the rule that an option has its only value, or None."""
     accepted = only if isinstance(only, tuple) else (only,)
@@ -158,6 +161,7 @@ def idle_correction(changed: Mapping[str, Any]) -> str | None:
     )
 
 
+POSITIVE_INTEGER = "`NAME` must be a positive integer, got {NAME!r}."
 OPTIMIZER_ADVICE = "Use an optimizer with a schedule, such as 'adamw_torch'."
 SET_AFTERWARDS = (
     "does not fit `generation_batch_size={generation_batch_size}` on {world_size} process(es): one of the two was set after the configuration was "
@@ -169,11 +173,10 @@ NO_LENGTH = (
 )
 RULES = [
     # values of one option
-    *(reading(name, lambda value, among=among: value in among, f"`NAME` must be one of {list(among)}, got {{NAME!r}}.")
-      for name, among in CHOICES.items()),
+    *(one_of(name, words) for name, words in CHOICES.items()),
     *(reading(name, lambda value: is_count(value, 0), "`NAME` must be 0 or more, got {NAME!r}.") for name in NOT_NEGATIVE),
-    *(reading(name, lambda value, name=name: is_count(value, 1) or (value is None and name in MAY_BE_NONE),
-              "`NAME` must be a positive integer, got {NAME!r}.") for name in POSITIVE),
+    *(reading(name, lambda value: is_count(value, 1), POSITIVE_INTEGER) for name in POSITIVE),
+    *(reading(name, lambda value: value is None or is_count(value, 1), POSITIVE_INTEGER) for name in POSITIVE_OR_NONE),
     *(reading(name, lambda value: value > 0, "`NAME` must be a positive number of seconds, got {NAME!r}.")
       for name in ("vllm_server_timeout", "vllm_server_request_timeout")),
     Rule(lambda vllm_mode: vllm_mode in ("colocate", "server"), "`vllm_mode` must be 'colocate' or 'server', got {vllm_mode!r}."),
@@ -302,13 +305,8 @@ RULES = [
 """All rules. Where several are broken, the first is reported."""
 
 
-def broken_rules(values: Mapping[str, Any], facts: Mapping[str, Any] | None = None) -> Iterator[str]:
-    """Yield the message of every rule that the values of settings break, of those whose settings and facts are all known.
-
-    With `facts`, only the rules that read one of them.
-    """
-    known = {**values, **(facts or {})}
-    for rule in RULES:
-        reads = rule.reads
-        if known.keys() >= {*reads} and (facts is None or facts.keys() & {*reads}) and (message := rule.broken(known)):
+def broken_rules(values: Mapping[str, Any], rules: Iterable[Rule] = RULES) -> Iterator[str]:
+    """Yield the message of every rule that the values of settings and facts break, of those rules whose values are all known."""
+    for rule in rules:
+        if values.keys() >= {*rule.reads} and (message := rule.broken(values)):
             yield message

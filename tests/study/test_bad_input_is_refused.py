@@ -12,6 +12,7 @@ from bad_inputs import END, START, table
 from trainers import slow_but
 
 from multirole_study.experiment.cell import EVALUATION_NAMES, Cell
+from multirole_study.experiment.cell_rules import RULES
 from multirole_study.experiment.evaluation import Evaluation, evaluation_parameters
 from multirole_study.experiment.launch import Launch
 from multirole_study.experiment.run_folder import differing_options, folder_of, open_folder
@@ -268,3 +269,11 @@ def test_an_evaluation_has_no_parameters_of_training_only():
     assert names[:3] == ["adapters", "checkpoints", "num_generations_eval"] and not {"n_processes", "sharding"} & set(
         names
     )
+
+
+def test_rules_of_cells_read_settings_and_facts_that_exist(monkeypatch):
+    """A rule that reads an unknown name would never be applied."""
+    given = {}
+    monkeypatch.setattr("multirole_study.experiment.cell.broken_rules", lambda values, *_: given.update(values) or [])
+    Cell("voting", "sp")
+    assert {name for rule in RULES for name in rule.reads} <= given.keys()

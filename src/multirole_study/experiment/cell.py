@@ -8,7 +8,7 @@ from these declarations. This module imports neither torch nor trl.
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -17,12 +17,12 @@ from pydantic import PrivateAttr
 
 from multirole.policy import parse_policy
 from multirole.rules import broken_rules
-from multirole.types import REPLAYING_CREDITS, CreditName, Workflow
+from multirole.types import CreditName, Workflow
 from multirole.workflows import WORKFLOWS
+from multirole_study.experiment.cell_rules import RULES
 from multirole_study.experiment.launch import MEMORY_SETTINGS, Launch
 from multirole_study.experiment.old_names import OLD_NAMES, current_name, with_current_names, with_old_names
 from multirole_study.experiment.presets import (
-    OTHER_BASES,
     ROUNDS,
     SMOLLM2,
     SMOLLM2_ARITHMETIC,
@@ -37,7 +37,6 @@ from multirole_study.experiment.presets import (
 from multirole_study.experiment.settings import (
     Parameter,
     Settings,
-    looked_in,
     option,
     parameters,
     unknown_name,
@@ -239,41 +238,16 @@ class Cell(Settings):
         )  # fmt: skip
         self._workflow, self._task, self._gym = objects_by_name.get("workflow"), objects_by_name.get("task"), gym
         self._digests = {f"{name}_sha256": entry[1] for name, entry in user_objects.items() if entry is not None}
-        if problems := list(self._problems()):
-            raise ValueError("\n".join(problems))
+        if broken := self._broken_rules():
+            raise ValueError("\n".join(broken))
 
-    def _problems(self) -> Iterator[str]:
-        """Yield a message for each combination of settings that cannot work, the library's rules first, and for each missing path."""
-        yield from broken_rules(dict(self) | {"roles": list(self.policy)})
-        if not self.treatment.keys() <= {*MEMORY_SETTINGS}:
-            yield (
-                f"`fixed_launch` must set some of {', '.join(MEMORY_SETTINGS)}, such as 'micro_batch_tokens=512', got {self.fixed_launch!r}."
-            )
-        if self.n_train is not None and self.n_train < self.n_problems:
-            yield f"`n_train` must be at least `n_problems` ({self.n_problems}), got {self.n_train}."
-        if self.warmup_steps > self.ticks and "warmup_steps" in self.changed():  # the preset's may exceed a trial
-            yield f"`warmup_steps` must be at most the {self.ticks} ticks of `max_steps`, got {self.warmup_steps}."
-        if self.updates == "tokens" and self.minibatch_split == "sequential":
-            yield "`updates='tokens'` has no full step to divide a partial one by. Write minibatch_split='even'."
-        if self.max_staleness and self.credit in REPLAYING_CREDITS:
-            yield (
-                f"`credit={self.credit!r}` replays episodes under the weights that played them, and `max_staleness={self.max_staleness}` trains "
-                "on older ones. Write max_staleness=0."
-            )
-        if self.credit != "outcome" and self.advantage_group != "episode":
-            yield (
-                f"`credit={self.credit!r}` decides what is compared, so `advantage_group` must be 'episode', got {self.advantage_group!r}."
-            )
-        for name, path in (("model", self.model), ("data", self.data)):
-            if path is not None and name == "data" and self._task is not None:
-                yield "`data` replaces the rows of task='math' or 'code', but a user-supplied task has its own rows. Leave `data` out."
-            elif path is not None and name == "data" and (is_small(self.scale) or self._gym):
-                yield f"`data` replaces the rows of task='math' or 'code' at a paper scale and cannot be used here; got {path!r}. Write scale='0.6b'."
-            elif name == "model" and path in OTHER_BASES:
-                if not is_tiny(self.scale) or self.task == "code":
-                    yield f"`model={path!r}` is a base for scale='tiny-r' and task='math', got scale={self.scale!r} and task={self.task_label!r}. Leave `model` out."
-            elif path is not None and not (path and Path(path).expanduser().exists()):
-                yield f"`{name}` must be an existing local path, got {path!r}{looked_in(path)}. Leave it out for the pinned download."
+    def _broken_rules(self) -> list[str]:
+        """Return a message for each rule of the library and of cells that the settings break."""
+        facts = {
+            "roles": list(self.policy), "ticks": self.ticks, "changed": self.changed(), "treatment": self.treatment,
+            "task_label": self.task_label, "has_own_task": self._task is not None, "has_gym_task": self._gym is not None,
+        }  # fmt: skip
+        return [*broken_rules(dict(self) | {"roles": list(self.policy)}), *broken_rules(dict(self) | facts, RULES)]
 
     @property
     def ticks(self) -> int:

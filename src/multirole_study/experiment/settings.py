@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from multirole_study.experiment.old_names import OLD_NAMES
+from multirole_study.experiment.old_names import OLD_NAMES, with_current_names
 
 
 class UserError(ValueError):
@@ -76,7 +76,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     def __init__(self, **values: Any) -> None:
-        fields = type(self).model_fields
+        fields, values = type(self).model_fields, with_current_names(values)
         read = {
             name: read_number(value, fields[name].annotation) if name in fields else value
             for name, value in values.items()
