@@ -69,7 +69,9 @@ class Launch(Settings):
     def check(self, cell: Settings) -> None:
         """Raise ValueError unless these options fit a cell's settings and each other: by the library's rules, and by those of `n_problems` and `sharding`."""
         changed = {name: (value, vars(ONE_PROCESS)[name]) for name, value in self if value != vars(ONE_PROCESS)[name]}
-        settings = dict(cell) | dict(self) | {"use_vllm": False, "vllm_mode": "colocate"}
+        planned = {name for name, value in self if name in MEMORY_SETTINGS and value is None}  # not known yet
+        options = {name: value for name, value in self if name not in planned}
+        settings = dict(cell) | options | {"use_vllm": False, "vllm_mode": "colocate"}
         facts = {"changed": changed, "world_size": self.n_processes, "is_sharded": self.is_sharded}
         problems = list(broken_rules(settings | facts))
         if settings["n_problems"] % self.n_processes:
