@@ -220,8 +220,9 @@ def test_every_loss_of_trl_is_accepted():
     named = {name for values in compared for name in re.findall(r"\w+", values)}
     assert named == set(CHOICES["loss_type"])
     for name, values in CHOICES.items():
+        used_with = {"old_logprobs": "recomputed"} if name == "vllm_importance_sampling_mode" else {}
         for value in values:
-            config(**{name: value})
+            config(**{name: value}, **used_with)
 
 
 def test_role_beta_is_text_like_a_policy_or_json():
