@@ -14,25 +14,25 @@ from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.presets import Shape
 
 REPLY_SHARE = 1250 / 5120
-"""Mean length of a reply as a fraction of its cap."""
+"""Assumed mean length of a reply as a fraction of its cap."""
 INSTRUCTION_TOKENS = 150
-"""Tokens of a prompt without the replies in it: the question and the role's instructions."""
+"""Assumed tokens of a prompt without the replies in it: the question and the role's instructions."""
 CORRECT_VERDICTS = 0.6
-"""Fraction of the drafts that Eval-Opt's evaluator accepts in each round."""
+"""Assumed fraction of the drafts that Eval-Opt's evaluator accepts in each round."""
 SILENT_ROWS = 0.4
-"""Fraction of the rows whose group has equal rewards, so that they have no gradient."""
+"""Assumed fraction of the rows whose group has equal rewards, so that they have no gradient."""
 BANDWIDTH_USED = 0.75
-"""Fraction of the memory bandwidth that decoding reaches."""
+"""Assumed fraction of the memory bandwidth that decoding reaches."""
 PREFILL_MFU, UPDATE_MFU = 0.4, 0.25
-"""Fraction of the dense bfloat16 FLOP/s that prefill and update reach."""
+"""Assumed fraction of the dense bfloat16 FLOP/s that prefill and update reach."""
 STEP_OVERHEAD = 0.0015
-"""Seconds of a decoding step with few requests, in addition to reading the weights."""
+"""Assumed seconds of a decoding step with few requests, in addition to reading the weights."""
 UPDATE_IMBALANCE = 1.1
-"""Factor for the update on several processes: the slowest one, and all_reduce."""
+"""Assumed factor for the update on several processes: the slowest one, and all_reduce."""
 DEFAULT_VALIDATION = 256
 """Assumed validation problems of a cell that uses all rows of a file, because the file is not read here."""
 SWITCH_SECONDS, GRADE_SECONDS = 8.0, 6.0
-"""Seconds per iteration for sleep, wake-up and publishing, and for grading and records, which processes share."""
+"""Assumed seconds per iteration for sleep, wake-up and publishing, and for grading and records, which processes share."""
 
 
 class Gpu(NamedTuple):

@@ -42,9 +42,9 @@ from multirole_study.experiment.run_folder import N_KEPT, folder_of
 
 BYTES = {"float32": 4, "bfloat16": 2}
 PROCESS_BYTES = round(0.75 * GIB)
-"""Memory of one process without the counted tensors: 0.59 to 0.64 GiB were measured on a CPU; not measured on a GPU."""
+"""Memory of one process without the counted tensors: 0.59 to 0.64 GiB were measured on a CPU; on a GPU it is assumed."""
 VLLM_GRAPHS = GIB
-"""vLLM's CUDA graphs and sampling buffers, which stay allocated when it sleeps (not measured)."""
+"""vLLM's CUDA graphs and sampling buffers, which stay allocated when it sleeps; assumed, not measured."""
 HEAD_TOKENS, HEAD_COLUMNS = 4096, 32768
 """Tokens and columns of a tile in TRL's fused LM head."""
 ENGINE_ROWS = 384
@@ -58,7 +58,7 @@ LOGIT_BYTES = 24
 MAX_GRAPH_ROWS = 512
 """Largest batch for which vLLM captures a CUDA graph."""
 STEP_TOKENS, STEP_FRACTION = (16384, 8192, 4096, 2048), 0.05
-"""Candidates for the tokens of a vLLM step. The largest whose workspace fits into this fraction of its memory is used (not measured)."""
+"""Candidates for the tokens of a vLLM step. The largest whose workspace fits into this fraction of its memory is used; the fraction is assumed, not measured."""
 SHORT_REQUEST = 0.25
 """Assumed length of a request in the shortest stage, prompt and reply, as a fraction of the reply's cap."""
 CHECKPOINTING_ABOVE = 0.8
