@@ -34,14 +34,6 @@ REWARD_ARGUMENTS = (*TRL_REWARD_ARGUMENTS, "episodes")
 RESERVED_COLUMNS = (*REWARD_ARGUMENTS, "environments")
 """Names that a dataset's columns may not have; TRL passes `environments` to the reward functions of environments."""
 
-CreditName = Literal[
-    "outcome", "agent", "agent_turn", "joint_return", "mean_over_turns", "critic", "branches", "leave_one_out", "shapley",
-    "permuted",
-]  # fmt: skip
-"""The estimators of `core.credit`: how the outcome of an episode becomes the advantages of its turns."""
-REPLAYING_CREDITS: tuple[CreditName, ...] = ("branches", "leave_one_out", "shapley")
-"""The estimators that replay episodes under the weights that played them."""
-
 
 @dataclass(frozen=True)
 class Problem:
@@ -50,7 +42,7 @@ class Problem:
     `question` is the dataset's "prompt", or the text of the last user message if the prompt is a conversation; `history` then holds the
     messages before it: system messages and earlier turns. `reference` is the data that the reward function compares with
     (for a dataset, its other columns); no role may see it. `task` names the prompt templates of the built-in workflows
-    (`workflows.prompts`).
+    (`workflows.prompts`). `prompt` is the dataset's, which reward functions get; None for a problem that no row was made into.
     """
 
     id: str
@@ -58,6 +50,7 @@ class Problem:
     question: str
     reference: Any
     history: list[Message] = field(default_factory=list, hash=False)
+    prompt: Any = field(default=None, repr=False, compare=False)
 
     @property
     def messages(self) -> list[Message]:

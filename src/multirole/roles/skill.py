@@ -14,9 +14,8 @@ from typing import Any
 import pandas as pd
 
 from multirole.callbacks import MultiRoleCallback, Trainer
-from multirole.roles.turn_grading import Scorer, grade
+from multirole.credit.turn_grading import grade_answers
 from multirole.types import Episode, Structure, structure_of
-from multirole.update.processes import gather_objects
 
 MAX_GRADED_EPISODES = 512
 """Number of an evaluation's episodes whose turns are graded."""
@@ -108,22 +107,18 @@ def _share(part: pd.DataFrame) -> pd.Series:
 class SkillWatch(MultiRoleCallback):
     """Callback that measures every role's skill at each evaluation: `rows`, and `<prefix>_<role>_<measure>` in the evaluation's metrics.
 
-    The first process measures, for all. `scorer` grades the solvers' turns.
+    The trainer's reward functions grade the solvers' turns, so one of them must set `episode.reward` to a [`Reward`] with `is_correct`.
     """
 
-    def __init__(self, scorer: Scorer) -> None:
-        self.scorer = scorer
+    def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
 
     def on_episodes_evaluated(
         self, trainer: Trainer, episodes: list[Episode], metrics: dict[str, float], prefix: str
     ) -> None:
-        rows: list[dict[str, Any]] = []
-        if trainer.is_world_process_zero():
-            structure = structure_of(trainer.workflow)
-            solvers = [role for role, duty in structure.duties.items() if duty.kind == "solves"]
-            grade(episodes[:MAX_GRADED_EPISODES], solvers, self.scorer)
-            rows = role_skills(frame_of(episodes[:MAX_GRADED_EPISODES]), structure)
-        self.rows = gather_objects(rows)[0]  # each process chooses its best checkpoint by its own `metrics`
+        structure = structure_of(trainer.workflow)
+        solvers = [role for role, duty in structure.duties.items() if duty.kind == "solves"]
+        grade_answers(episodes[:MAX_GRADED_EPISODES], solvers, trainer.score)
+        self.rows = role_skills(frame_of(episodes[:MAX_GRADED_EPISODES]), structure)
         metrics |= {f"{prefix}_{row['role'] or 'workflow'}_{row['measure']}": row["skill"] for row in self.rows
                     if row["measure"] != "workflow" and row["skill"] == row["skill"]}  # fmt: skip

@@ -15,8 +15,9 @@ from typing import Any, Literal
 
 from pydantic import PrivateAttr
 
+from multirole.credit import ESTIMATORS, load_estimator
 from multirole.policy import parse_policy
-from multirole.types import REPLAYING_CREDITS, CreditName, Workflow
+from multirole.types import Workflow
 from multirole.workflows import WORKFLOWS
 from multirole_study.experiment.launch import MEMORY_SETTINGS, Launch
 from multirole_study.experiment.presets import (
@@ -35,6 +36,7 @@ from multirole_study.experiment.presets import (
 from multirole_study.experiment.settings import (
     Parameter,
     Settings,
+    did_you_mean,
     looked_in,
     option,
     parameters,
@@ -145,7 +147,9 @@ class Cell(Settings):
     advantage_group: Literal["episode", "role", "slot"] = option(
         "unit that GRPO compares within a problem, episodes or the rows of a role or slot", "episode", released="role"
     )
-    credit: CreditName = option("estimator of each turn's credit, see docs/role_value.md", "outcome")
+    credit: str = option(
+        "estimator of each turn's credit, such as critic or shapley, see docs/role_value.md", "outcome"
+    )
     credit_branches: int = option(
         "replies compared at each turn, if credit is branches or leave_one_out", 4, ge=2, le=100
     )
@@ -260,7 +264,11 @@ class Cell(Settings):
             yield f"`step_tokens` must be set, for example to 4096, if `updates='tokens'`, and only then; got {self.step_tokens} with `updates={self.updates!r}`."
         if self.updates == "tokens" and self.minibatch_split == "sequential":
             yield "`updates='tokens'` has no full step to divide a partial one by. Write minibatch_split='even'."
-        if self.max_staleness and self.credit in REPLAYING_CREDITS:
+        if self.credit not in ESTIMATORS:
+            yield f"`credit` must be one of {', '.join(ESTIMATORS)}, got {self.credit!r}." + did_you_mean(
+                self.credit, ESTIMATORS
+            )
+        elif self.max_staleness and self.replays_episodes:
             yield (
                 f"`credit={self.credit!r}` replays episodes under the weights that played them, and `max_staleness={self.max_staleness}` trains "
                 "on older ones. Write max_staleness=0."
@@ -300,7 +308,7 @@ class Cell(Settings):
             "n_workers": "orch_workers",
         }
         idle = [name for name, workflow in used_by.items() if name in self.changed() and self.workflow_name != workflow]
-        if "credit_branches" in self.changed() and self.credit not in ("branches", "leave_one_out"):
+        if "credit_branches" in self.changed() and not load_estimator(self.estimator).has_branches:
             idle.append("credit_branches")
         if idle:
             said.append(
@@ -309,6 +317,17 @@ class Cell(Settings):
         return said
 
     # ---- workflow, task and policy
+
+    @property
+    def estimator(self) -> str:
+        """The library's `credit`: of the released code's `advantage_group`, or the cell's."""
+        released = {"role": "agent", "slot": "multirole_study.experiment.released_code:SlotCredit"}
+        return released.get(self.advantage_group, self.credit)
+
+    @property
+    def replays_episodes(self) -> bool:
+        """Whether the estimator of credit plays episodes again."""
+        return self.estimator != "outcome" and load_estimator(self.estimator).replays_episodes
 
     @property
     def workflow_name(self) -> str:

@@ -1,6 +1,5 @@
 """Build a cell's model, reward and trainer from its settings, as a user of the library would by hand."""
 
-import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,26 +21,14 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 from multirole.callbacks import MultiRoleCallback, OptimizerStep, Trainer
-from multirole.credit.estimators import credit_callback
-from multirole.credit.process_reward import ProcessReward
 from multirole.engines.protocol import Engine
 from multirole.inputs.validation import add_adapters, check_reward
 from multirole.options import MultiRoleGRPOConfig
 from multirole.policy import adapter_names
 from multirole.roles.diagnostics import RoleDiagnostics
 from multirole.roles.skill import SkillWatch
-from multirole.roles.turn_grading import judge
 from multirole.trainer import MultiRoleGRPOTrainer
-from multirole.types import (
-    REPLAYING_CREDITS,
-    Answer,
-    Episode,
-    Problem,
-    Reward,
-    Workflow,
-    structure_of,
-    waits_outside,
-)
+from multirole.types import Answer, Episode, Problem, Reward, Workflow, structure_of, waits_outside
 from multirole.update.processes import full_tensor, gather_objects, local_shard, processes
 from multirole_study.experiment.base_models import layer_class, locate
 from multirole_study.experiment.cell import Cell
@@ -50,7 +37,7 @@ from multirole_study.experiment.hardware import dtype_of, engine_of
 from multirole_study.experiment.launch import ONE_PROCESS, Launch
 from multirole_study.experiment.preflight import check_loaded, load_problems
 from multirole_study.experiment.record import Recorder, Recording, TextSignatures
-from multirole_study.experiment.released_code import RENDERERS, RowAdvantages, RowCuts
+from multirole_study.experiment.released_code import RENDERERS, RowCuts
 from multirole_study.experiment.run_folder import adapters_folder
 from multirole_study.experiment.schedule_clock import UpdateCallClock
 from multirole_study.experiment.storage import reporting, writing
@@ -59,7 +46,7 @@ from multirole_study.tasks import Task
 
 SAME_NAME = (
     "seed", "policy", "temperature", "learning_rate", "weight_decay", "max_grad_norm", "updates", "step_tokens",
-    "old_logprobs", "max_prompt_tokens", "max_staleness", "max_failed_episodes",
+    "old_logprobs", "max_prompt_tokens", "max_staleness", "max_failed_episodes", "credit_branches", "process_reward",
 )  # fmt: skip
 """Settings of a cell that have the same name in `MultiRoleGRPOConfig`."""
 
@@ -103,6 +90,7 @@ def training_args(cell: Cell, output_dir: str, launch: Launch = ONE_PROCESS) -> 
         generation_batch_size=n_episodes,
         per_device_train_batch_size=n_episodes // processes().num_processes,
         role_beta=cell.anchors,
+        credit=cell.estimator,
         lr_scheduler_type="cosine" if cell.lr_schedule == "cosine" else "constant_with_warmup",
         engine=engine_of(cell),
         micro_batch_tokens=launch.pass_tokens(cell.scale),
@@ -126,7 +114,7 @@ def training_args(cell: Cell, output_dir: str, launch: Launch = ONE_PROCESS) -> 
 
 
 class TaskReward:
-    """Wraps a task's outcome reward (paper A.7) as a TRL reward function and as a scorer of single turns."""
+    """Wraps a task's outcome reward (paper A.7) as a TRL reward function."""
 
     __name__ = "outcome_reward"
 
@@ -218,8 +206,6 @@ class CellTrainer(MultiRoleGRPOTrainer):
 def update_rules(cell: Cell) -> list[MultiRoleCallback]:
     """Return the callbacks that replace the library's update rules where the cell's settings differ from them."""
     rules: list[MultiRoleCallback] = []
-    if cell.advantage_group != "episode":
-        rules.append(RowAdvantages(by_slot=cell.advantage_group == "slot"))
     if cell.row_order != "shuffled" or cell.minibatch_split != "even":
         rules.append(RowCuts(cell.row_order, cell.minibatch_split))
     if cell.lr_clock != "iteration":
@@ -249,16 +235,12 @@ def make_trainer(
     reward = TaskReward(ahead[0] if ahead else task, [*train, *validation])
     diagnostics = RoleDiagnostics()
     study_callbacks: list[TrainerCallback] = [*update_rules(cell), *ahead, Divergence(), TextSignatures(), diagnostics]
-    verdicts = functools.partial(judge, task=reward, structure=structure_of(workflow))
-    if credit := credit_callback(cell.credit, verdicts, reward.score_answers, cell.credit_branches):
-        study_callbacks.insert(0, credit)
-    if cell.process_reward:
-        study_callbacks.append(ProcessReward(cell.process_reward, verdicts))
-    skills = SkillWatch(reward)
-    replays, has_own_ids = cell.credit in REPLAYING_CREDITS, isinstance(task, Task)
+    skills = SkillWatch()
     study_callbacks += [
         skills,
-        Recording(recorder, diagnostics, skills, counts_forks=replays, with_questions=has_own_ids),
+        Recording(
+            recorder, diagnostics, skills, counts_forks=cell.replays_episodes, with_questions=isinstance(task, Task)
+        ),
     ]
     trainer = CellTrainer(
         model=peft_model,
