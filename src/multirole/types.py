@@ -212,7 +212,7 @@ class Structure:
 
     Args:
         duties: role -> its duty. For a role without a duty, format and length are measured but no skill.
-        twins: name of a trivial workflow -> a function that takes, for each slot, whether the solver's first turn is right, and
+        trivial_workflows: name of a trivial workflow -> a function that takes, for each slot, whether the solver's first turn is right, and
             returns whether the trivial workflow's answer is right.
         edges: the arrows of the diagram; without them only the order of the roles is drawn.
         chats: for each kind of call, the chat roles of its messages after the problem's history. They are rendered with the tokenizer's chat
@@ -220,7 +220,7 @@ class Structure:
     """
 
     duties: Mapping[str, Duty] = field(default_factory=dict)
-    twins: Mapping[str, Callable[[Sequence[bool]], bool]] = field(default_factory=dict)
+    trivial_workflows: Mapping[str, Callable[[Sequence[bool]], bool]] = field(default_factory=dict)
     edges: tuple[Edge, ...] = ()
     chats: tuple[tuple[str, ...], ...] = ()
 

@@ -178,7 +178,7 @@ def test_the_twin_of_a_role_is_the_trivial_workflow(tokenizer, workflow, role, t
     solver = workflow.structure.solver
     first = [next(t for t in e.turns if (t.role, t.slot, t.round) == (solver, 0, 0)).text for e in episodes]
     assert [replayed.answer.text for replayed in twins] == first and not engine.requests
-    assert [workflow.structure.twins[twin]([flag]) for flag in (True, False)] == [True, False]
+    assert [workflow.structure.trivial_workflows[twin]([flag]) for flag in (True, False)] == [True, False]
     assert first != [e.answer.text for e in episodes]
 
 

@@ -1,11 +1,11 @@
 """Measure on the turns of an evaluation how much each role adds over a trivial role in its place.
 
 Accuracy does not say whether a role still works: an aggregator whose selections cannot be parsed always gives candidate 1, and
-an evaluator that always says "Incorrect" only runs the loop to its end. Every *measure* compares a role with its trivial
-twin; METRICS.md (`skills.parquet`) has a table of them.
+an evaluator that always says "Incorrect" only runs the loop to its end. Every *measure* compares a role with a
+trivial one; METRICS.md (`skills.parquet`) has a table of them.
 
-The workflow declares what a role does (`Structure.duties`); a role without a duty has only format and length. The twin of
-Eval-Opt is its first draft. Three drafts regardless of the verdicts would be another twin, but these are not recorded.
+The workflow declares what a role does (`Structure.duties`); a role without a duty has only format and length. The trivial
+workflow of Eval-Opt is its first draft. Three drafts regardless of the verdicts would be another one, but these are not recorded.
 """
 
 from collections.abc import Iterator
