@@ -30,7 +30,7 @@ def load_estimator(name: str) -> "type[CreditEstimator]":
     """
     from multirole.credit.estimator import CreditEstimator  # it imports torch, which the names do not need
 
-    module_name, _, attribute = name.partition(":")
+    module_name, _, attribute = str(name).partition(":")
     if not attribute and name not in ESTIMATORS:
         raise ValueError(f"`credit` must be one of {list(ESTIMATORS)} or 'module:Class', got {name!r}.")
     if not attribute:
