@@ -241,6 +241,8 @@ class StockHooks(GRPOTrainer):
     has_own_render: bool
     _evaluation_sets: tuple[Any, Any]  # as they were given, and checked
     _logs: dict[str, Any]
+    _pending_metrics: dict[str, list[float]]
+    _pending_extra_logs: dict[str, list[Any]]
     chat_template_kwargs: dict[str, Any]
     _tag_names = ["trl", "grpo", "multi-role"]  # noqa: RUF012
     _name = "Multi-role GRPO"
