@@ -88,6 +88,14 @@ class MultiRoleGRPOConfig(GRPOConfig):
             Largest number of updates between the adapters that sample a row and those that train it. With 0, the rollout waits for the update; with k, the
             next k iterations are played while it runs, by an engine that supports this (`"vllm_server"`, or `"transformers"` in float32). The correction is
             the PPO ratio with `old_logprobs="sampled"`, and TRL's importance weights with `"recomputed"`.
+        credit (`str`, defaults to `"outcome"`):
+            Estimator of each turn's advantage: a name in `multirole.credit.ESTIMATORS`, such as `"critic"` or `"leave_one_out"`, or `"module:Class"` of a
+            [`CreditEstimator`]. By default every turn has TRL's group-relative advantage of its episode.
+        credit_branches (`int`, defaults to `4`):
+            Replies to each prompt, the episode's own included, with `credit="branches"` or `"leave_one_out"`; at least 2.
+        process_reward (`float`, defaults to `0.0`):
+            Weight of a second advantage, that of a turn's own correctness within its problem, role and round. A reward function must set
+            `episode.reward` to a [`Reward`] with `is_correct`.
         role_beta (`dict[str, float]`, *optional*):
             KL weights of individual roles, which replace `beta`; also as text, `"judge=0.1,solver=0"`, or as JSON.
         micro_batch_tokens (`int`, defaults to `16384`):
@@ -133,6 +141,9 @@ class MultiRoleGRPOConfig(GRPOConfig):
     step_rows: int | None = None
     old_logprobs: Literal["sampled", "recomputed"] = "sampled"
     max_staleness: int = 0
+    credit: str = "outcome"
+    credit_branches: int = 4
+    process_reward: float = 0.0
     role_beta: dict[str, float] | str | None = None
     micro_batch_tokens: int = 16384
     max_prompt_tokens: int = 2048

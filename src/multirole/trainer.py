@@ -26,6 +26,7 @@ from transformers.trainer_utils import EvalLoopOutput, denumpify_detensorize
 
 from multirole.callbacks import Iteration, OptimizerStep, require_value
 from multirole.chat.templates import Renderer, chat_template, check_chats
+from multirole.credit import credit_callbacks
 from multirole.engines import check_engine, load_engine
 from multirole.engines.protocol import Engine, Sampling
 from multirole.inputs.adapters import changes_base, load_processor, named_adapters, train_only, with_adapters
@@ -165,6 +166,7 @@ class MultiRoleGRPOTrainer(StockHooks):
             None if eval_dataset is None else checked_evaluation(eval_dataset, reward_funcs),
         )
         check_engine(args.engine)
+        credit = credit_callbacks(args, callbacks or [])
         self.role_betas = kl_weights(args, self.policy)
         self._set_train_rows(train_dataset, args)
         peft_model = with_adapters(model, peft_config, self.adapters, args)
@@ -180,7 +182,7 @@ class MultiRoleGRPOTrainer(StockHooks):
             if not any(isinstance(function, str) for function in reward_funcs):
                 args.model_init_kwargs = None  # used; TRL would warn that they are not, or load reward models with them
         self.init_stock(
-            peft_model, reward_funcs, args, callbacks, workflow.name, train_dataset=train_dataset, eval_dataset=eval_dataset,
+            peft_model, reward_funcs, args, [*credit, *(callbacks or [])], workflow.name, train_dataset=train_dataset, eval_dataset=eval_dataset,
             processing_class=processing_class, reward_processing_classes=reward_processing_classes, optimizers=optimizers,
         )  # fmt: skip
         switched_off = disable_noise(self.peft_model, args.neftune_noise_alpha)

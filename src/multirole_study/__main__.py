@@ -322,7 +322,7 @@ def signal(argv: list[str]) -> int:
     if options.batches < 2:
         parser.error(f"--batches must be 2 or more, got {options.batches}: noise is what differs between batches.")
     _check_run(options.folder)
-    from multirole_study.experiment.role_gradients import measure_run
+    from multirole_study.measurements.signal_of_run import measure_run
 
     with user_errors():
         sys.stdout.write(f"{measure_run(options.folder, options.at, options.batches, options.model)} is written\n")
@@ -341,7 +341,7 @@ def credit(argv: list[str]) -> int:
     parser.add_argument("--model", help=LOCAL_MODEL)
     options = parser.parse_args(argv)
     _check_run(options.folder)
-    from multirole_study.experiment.credit_measurement import measure_run
+    from multirole_study.measurements.credit_of_run import measure_run
 
     with user_errors():
         path = measure_run(options.folder, options.at, options.problems, model=options.model)

@@ -21,7 +21,6 @@ import psutil
 from tabulate import tabulate
 
 from multirole.policy import adapter_names
-from multirole.types import REPLAYING_CREDITS
 from multirole.update.passes.activation_memory import bytes_per_token, kept_tokens
 from multirole.workflows import WORKFLOWS
 from multirole_study import hours
@@ -367,7 +366,7 @@ def settled(cell: Cell, launch: Launch, gpu_bytes: int | None = None) -> Launch:
 
 def has_estimate(cell: Cell) -> bool:
     """Return whether the time of a cell can be estimated: at a paper scale with its base model, on a GPU with vLLM, without replays."""
-    is_usual = cell.model is None and cell.credit not in REPLAYING_CREDITS
+    is_usual = cell.model is None and not cell.replays_episodes
     return cell.scale in PAPER_SCALES and is_usual and cell.engine in ("auto", "vllm")
 
 

@@ -79,7 +79,15 @@ def to_problem(row: dict[str, Any], index: int) -> Problem:
     except ValueError as error:
         raise ValueError(f"Row {index}: {error}") from error
     name = problem_name(row.get("id"), index)
-    return Problem(name, str(row.get("task") or ""), question["content"], columns, history)
+    return Problem(name, str(row.get("task") or ""), question["content"], columns, history, row["prompt"])
+
+
+def to_row(problem: Problem) -> dict[str, Any]:
+    """Return the row that a problem was made of (`to_problem`), or one with its prompt, id and task if it was made otherwise."""
+    if problem.prompt is None:
+        prompt = problem.messages if problem.history else problem.question
+        return {"prompt": prompt, "id": problem.id, "task": problem.task}
+    return problem.reference | {"prompt": problem.prompt}
 
 
 def problem_name(name: Any, index: int) -> str:

@@ -15,9 +15,10 @@ from typing import Any, Literal
 
 from pydantic import PrivateAttr
 
+from multirole.credit import ESTIMATORS, load_estimator
 from multirole.policy import parse_policy
 from multirole.rules import broken_rules
-from multirole.types import CreditName, Workflow
+from multirole.types import Workflow
 from multirole.workflows import WORKFLOWS
 from multirole_study.experiment.cell_rules import RULES
 from multirole_study.experiment.launch import MEMORY_SETTINGS, Launch
@@ -145,7 +146,9 @@ class Cell(Settings):
     advantage_group: Literal["episode", "role", "slot"] = option(
         "unit that GRPO compares within a problem, episodes or the rows of a role or slot", "episode", released="role"
     )
-    credit: CreditName = option("estimator of each turn's credit, see docs/role_value.md", "outcome")
+    credit: str = option(
+        "estimator of each turn's credit, such as critic or shapley, see docs/role_value.md", "outcome"
+    )
     credit_branches: int = option(
         "replies compared at each turn, if credit is branches or leave_one_out", 4, ge=2, le=100
     )
@@ -246,6 +249,7 @@ class Cell(Settings):
         facts = {
             "roles": list(self.policy), "ticks": self.ticks, "changed": self.changed(), "treatment": self.treatment,
             "task_label": self.task_label, "has_own_task": self._task is not None, "has_gym_task": self._gym is not None,
+            "replays_episodes": self.credit in ESTIMATORS and self.replays_episodes,
         }  # fmt: skip
         return [*broken_rules(dict(self) | {"roles": list(self.policy)}), *broken_rules(dict(self) | facts, RULES)]
 
@@ -269,7 +273,7 @@ class Cell(Settings):
             "n_workers": "orch_workers",
         }
         idle = [name for name, workflow in used_by.items() if name in self.changed() and self.workflow_name != workflow]
-        if "credit_branches" in self.changed() and self.credit not in ("branches", "leave_one_out"):
+        if "credit_branches" in self.changed() and not load_estimator(self.estimator).has_branches:
             idle.append("credit_branches")
         if idle:
             said.append(
@@ -278,6 +282,17 @@ class Cell(Settings):
         return said
 
     # ---- workflow, task and policy
+
+    @property
+    def estimator(self) -> str:
+        """The library's `credit`: of the released code's `advantage_group`, or the cell's."""
+        released = {"role": "agent", "slot": "multirole_study.experiment.released_code:SlotCredit"}
+        return released.get(self.advantage_group, self.credit)
+
+    @property
+    def replays_episodes(self) -> bool:
+        """Whether the estimator of credit plays episodes again."""
+        return self.estimator != "outcome" and load_estimator(self.estimator).replays_episodes
 
     @property
     def workflow_name(self) -> str:

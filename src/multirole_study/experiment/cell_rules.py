@@ -1,16 +1,16 @@
 """The rules of a cell's settings that the library does not have, in the library's form (`multirole.rules`). Each is one line of data.
 
 They read settings, and these facts: `ticks` of the learning-rate schedule, the names that were `changed` from the preset, the `treatment` that
-`fixed_launch` holds, `task_label`, and whether the task is the user's (`has_own_task`) or of reasoning-gym (`has_gym_task`).
+`fixed_launch` holds, `task_label`, whether the estimator `replays_episodes`, and whether the task is the user's (`has_own_task`) or of reasoning-gym (`has_gym_task`).
 """
 
 from pathlib import Path
 
+from multirole.credit import ESTIMATORS
 from multirole.rules import Rule
-from multirole.types import REPLAYING_CREDITS
 from multirole_study.experiment.launch import MEMORY_SETTINGS
 from multirole_study.experiment.presets import OTHER_BASES, is_small, is_tiny
-from multirole_study.experiment.settings import looked_in
+from multirole_study.experiment.settings import did_you_mean, looked_in
 
 
 def exists(path: str) -> bool:
@@ -34,7 +34,9 @@ RULES = [
          "`warmup_steps` must be at most the {ticks} ticks of `max_steps`, got {warmup_steps}."),
     Rule(lambda updates, minibatch_split: updates != "tokens" or minibatch_split != "sequential",
          "`updates='tokens'` has no full step to divide a partial one by. Write minibatch_split='even'."),
-    Rule(lambda credit, max_staleness: not max_staleness or credit not in REPLAYING_CREDITS,
+    Rule(lambda credit: credit in ESTIMATORS,
+         lambda credit: f"`credit` must be one of {', '.join(ESTIMATORS)}, got {credit!r}." + did_you_mean(credit, ESTIMATORS)),
+    Rule(lambda replays_episodes, credit, max_staleness: not (max_staleness and replays_episodes),
          "`credit={credit!r}` replays episodes under the weights that played them, and `max_staleness={max_staleness}` trains on older ones. Write "
          "max_staleness=0."),
     Rule(lambda credit, advantage_group: credit == "outcome" or advantage_group == "episode",

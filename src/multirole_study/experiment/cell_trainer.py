@@ -1,6 +1,5 @@
 """Build a cell's model, reward and trainer from its settings, as a user of the library would by hand."""
 
-import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,8 +21,6 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 from multirole.callbacks import MultiRoleCallback, OptimizerStep, Trainer
-from multirole.credit.estimators import credit_callback
-from multirole.credit.process_reward import ProcessReward
 from multirole.engines.protocol import Engine
 from multirole.inputs.adapters import add_adapters
 from multirole.inputs.reward_functions import check_reward
@@ -31,18 +28,8 @@ from multirole.options import MultiRoleGRPOConfig
 from multirole.policy import adapter_names
 from multirole.roles.diagnostics import RoleDiagnostics
 from multirole.roles.skill import SkillWatch
-from multirole.roles.turn_grading import judge
 from multirole.trainer import MultiRoleGRPOTrainer
-from multirole.types import (
-    REPLAYING_CREDITS,
-    Answer,
-    Episode,
-    Problem,
-    Reward,
-    Workflow,
-    structure_of,
-    waits_outside,
-)
+from multirole.types import Answer, Episode, Problem, Reward, Workflow, structure_of, waits_outside
 from multirole.update.processes import full_tensor, gather_objects, local_shard, processes
 from multirole_study.experiment.base_models import layer_class, locate
 from multirole_study.experiment.cell import Cell
@@ -51,7 +38,7 @@ from multirole_study.experiment.hardware import dtype_of, engine_of
 from multirole_study.experiment.launch import ONE_PROCESS, Launch
 from multirole_study.experiment.preflight import check_loaded, load_problems
 from multirole_study.experiment.record import Recorder, Recording, TextSignatures
-from multirole_study.experiment.released_code import RENDERERS, RowAdvantages, RowCuts
+from multirole_study.experiment.released_code import RENDERERS, RowCuts
 from multirole_study.experiment.run_folder import adapters_folder
 from multirole_study.experiment.schedule_clock import UpdateCallClock
 from multirole_study.experiment.storage import reporting, writing
@@ -60,7 +47,7 @@ from multirole_study.tasks import Task
 ARGUMENTS = (
     "seed", "policy", "max_steps", "num_generations", "max_completion_length", "max_prompt_tokens", "temperature", "learning_rate", "warmup_steps",
     "weight_decay", "max_grad_norm", "epsilon", "epsilon_high", "delta", "beta", "role_beta", "old_logprobs", "updates", "step_tokens", "eval_steps",
-    "save_steps", "max_staleness", "max_failed_episodes",
+    "save_steps", "max_staleness", "max_failed_episodes", "credit_branches", "process_reward",
 )  # fmt: skip
 """Settings of a cell that `MultiRoleGRPOConfig` takes."""
 
@@ -102,6 +89,7 @@ def training_args(cell: Cell, output_dir: str, launch: Launch = ONE_PROCESS) -> 
         output_dir=output_dir,
         generation_batch_size=n_episodes,
         per_device_train_batch_size=n_episodes // processes().num_processes,
+        credit=cell.estimator,
         lr_scheduler_type="cosine" if cell.lr_schedule == "cosine" else "constant_with_warmup",
         engine=engine_of(cell),
         micro_batch_tokens=launch.pass_tokens(cell.scale),
@@ -125,7 +113,7 @@ def training_args(cell: Cell, output_dir: str, launch: Launch = ONE_PROCESS) -> 
 
 
 class TaskReward:
-    """Wraps a task's outcome reward (paper A.7) as a TRL reward function and as a scorer of single turns."""
+    """Wraps a task's outcome reward (paper A.7) as a TRL reward function."""
 
     __name__ = "outcome_reward"
 
@@ -217,8 +205,6 @@ class CellTrainer(MultiRoleGRPOTrainer):
 def update_rules(cell: Cell) -> list[MultiRoleCallback]:
     """Return the callbacks that replace the library's update rules where the cell's settings differ from them."""
     rules: list[MultiRoleCallback] = []
-    if cell.advantage_group != "episode":
-        rules.append(RowAdvantages(by_slot=cell.advantage_group == "slot"))
     if cell.row_order != "shuffled" or cell.minibatch_split != "even":
         rules.append(RowCuts(cell.row_order, cell.minibatch_split))
     if cell.lr_clock != "iteration":
@@ -248,16 +234,12 @@ def make_trainer(
     reward = TaskReward(ahead[0] if ahead else task, [*train, *validation])
     diagnostics = RoleDiagnostics()
     study_callbacks: list[TrainerCallback] = [*update_rules(cell), *ahead, Divergence(), TextSignatures(), diagnostics]
-    verdicts = functools.partial(judge, task=reward, structure=structure_of(workflow))
-    if credit := credit_callback(cell.credit, verdicts, reward.score_answers, cell.credit_branches):
-        study_callbacks.insert(0, credit)
-    if cell.process_reward:
-        study_callbacks.append(ProcessReward(cell.process_reward, verdicts))
-    skills = SkillWatch(reward)
-    replays, has_own_ids = cell.credit in REPLAYING_CREDITS, isinstance(task, Task)
+    skills = SkillWatch()
     study_callbacks += [
         skills,
-        Recording(recorder, diagnostics, skills, counts_forks=replays, with_questions=has_own_ids),
+        Recording(
+            recorder, diagnostics, skills, counts_forks=cell.replays_episodes, with_questions=isinstance(task, Task)
+        ),
     ]
     trainer = CellTrainer(
         model=peft_model,

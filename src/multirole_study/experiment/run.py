@@ -24,14 +24,14 @@ import torch
 from transformers import AutoTokenizer, TrainerCallback
 
 from multirole.chat.templates import StartClock
+from multirole.credit.turn_grading import grade_answers
 from multirole.engines.protocol import EngineError
-from multirole.roles.turn_grading import grade
 from multirole.update.processes import gather_objects, processes
 from multirole.update.threads import use_fitting_threads
 from multirole_study.experiment.announce import announced, say
 from multirole_study.experiment.base_models import check_base_of_run, locate, shape_of
 from multirole_study.experiment.cell import Cell
-from multirole_study.experiment.cell_trainer import TaskReward, load_adapters, make_trainer
+from multirole_study.experiment.cell_trainer import load_adapters, make_trainer
 from multirole_study.experiment.evaluation import Evaluation, solver_of, steps_by_name, steps_of
 from multirole_study.experiment.launch import ONE_PROCESS, Launch, is_launched, spawn
 from multirole_study.experiment.preflight import load_problems, preflight
@@ -181,7 +181,6 @@ def _play(evaluation: Evaluation, launch: Launch, folder: Path, steps: list[int]
     if not torch.cuda.is_available():
         use_fitting_threads(shape_of(cell).parameters)
     problems = task.problems("validation", cell.n_validation)
-    reward = TaskReward(task, problems)
     names = steps_by_name(folder_of(source, launch.results_dir)) if source else {}
     named = [
         f"{step} ({', '.join(is_)})" if (is_ := [n for n in names if names[n] == step]) else str(step) for step in steps
@@ -209,8 +208,8 @@ def _play(evaluation: Evaluation, launch: Launch, folder: Path, steps: list[int]
                 episodes = [episode for episode in episodes if episode.failure is None]
             if not episodes:
                 raise UserError(f"All episodes at iteration {step} failed, so that there is nothing to evaluate.")
-            reward([], [], episodes)
-            grade(episodes, [solver_of(cell)], reward)
+            trainer.score(episodes)
+            grade_answers(episodes, [solver_of(cell)], trainer.score)
             rows = [
                 outcome_row(step, episode)
                 | {

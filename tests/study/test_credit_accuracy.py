@@ -2,16 +2,14 @@
 
 import numpy as np
 import pytest
-from test_credit_estimators import score, trainer_of
-from test_forks_are_exact import CHANCE, PROBLEM, SAMPLING, beside, relay
+from two_tokens import CHANCE, PROBLEM, SAMPLING, beside, relay, trainer_of
 
-from multirole.credit.estimators import CREDITS, permuted
 from multirole.rollout.rollout import WorkflowError
-from multirole.types import Episode, Problem, Reward, Turn
-from multirole.update.rows import Row
+from multirole.types import Problem
 from multirole_study.measurements.credit_accuracy import (
+    MEASURED,
     Moments,
-    Redraw,
+    SeededReplay,
     Seeds,
     Sizes,
     measure_credit,
@@ -49,7 +47,7 @@ def measured(request):
     tokenizer = request.getfixturevalue("tokenizer")
     rollout = relay(tokenizer)
     problems = [Problem(str(i), "tiny_chain", "q", None) for i in range(60)]
-    return measure_credit(trainer_of(rollout, N), problems, score, lambda episodes: None, Sizes(4, 6, 4, N))
+    return measure_credit(trainer_of(rollout, N), problems, Sizes(4, 6, 4, N))
 
 
 def estimates(measured, role, name):
@@ -71,7 +69,7 @@ def agrees(measured, role, name, **exact):
 def test_the_last_turn_has_the_moments_of_enumeration(measured):
     """Its reply decides the outcome: given k, Q(x) = 1 and Q(y) = 0, so that Var(A) = p (1 - p)."""
     variance = sum(p * LAST[k] * (1 - LAST[k]) for k, p in P_OF_K.items())
-    for name in CREDITS:
+    for name in MEASURED:
         agrees(measured, "last", name, effect=variance)
     # R minus the mean of 3 others of the same prompt
     agrees(measured, "last", "leave_one_out", shared=variance, within=variance, between=0.0, square=variance * 4 / 3)
@@ -114,7 +112,7 @@ def test_a_replay_keeps_the_given_turns_and_redraws_the_others(tokenizer):
     context = frozenset({place_of(slot_1)})
 
     def replayed(n_tail):
-        replay = Redraw(episode, Seeds(place_of(slot_0), context, 0, n_tail), context | {place_of(slot_0)})
+        replay = SeededReplay(episode, Seeds(place_of(slot_0), context, 0, n_tail), context | {place_of(slot_0)})
         (one,) = rollout.run([(PROBLEM, 0)], 3, SAMPLING, [replay])
         assert one.turns[:2] == [slot_0, slot_1] and replay.sampled == {place_of(last)}
         return one.turns[2].text
@@ -122,29 +120,11 @@ def test_a_replay_keeps_the_given_turns_and_redraws_the_others(tokenizer):
     k = sum(turn.text == "x" for turn in (slot_0, slot_1))
     said = [replayed(tail) for tail in range(1, 401)]
     assert abs(said.count("x") / 400 - LAST[k]) < 4 * (LAST[k] * (1 - LAST[k]) / 400) ** 0.5
-    base = Redraw(episode, Seeds(), frozenset(map(place_of, episode.turns)), frozenset({"first"}))
+    base = SeededReplay(episode, Seeds(), frozenset(map(place_of, episode.turns)), frozenset({"first"}))
     n_requests = len(rollout.engine.requests)
     rollout.run([(PROBLEM, 0)], 3, SAMPLING, [base])
     adapters = [request.adapter for request in rollout.engine.requests[n_requests:]]
     assert adapters[:2] == [None, None] and set(adapters[2:]) <= {"last"}
-
-
-def test_the_placebo_permutes_the_advantages_of_a_group():
-    def rows_of(problem, advantages):
-        rows = []
-        for index, advantage in enumerate(advantages):
-            episode = Episode(Problem(problem, "", "", None), index, reward=Reward(0.0), advantage=advantage)
-            episode.turns = [Turn("a", slot, 0, [1], [2], [0.0], "", "stop") for slot in range(2)]
-            rows += [Row(episode, turn, "a") for turn in episode.turns]
-        return rows
-
-    rows = [*rows_of("p", [1.0, 2.0, 3.0, 4.0]), *rows_of("q", [5.0, 6.0, 7.0, 8.0])]
-    drawn = [permuted(rows, 4, seed) for seed in range(400)]
-    for values in drawn:
-        assert sorted(values[:8:2]) == [1, 2, 3, 4] and sorted(values[8::2]) == [5, 6, 7, 8]
-        assert values[::2] == values[1::2]  # one value for all turns of an episode
-    unchanged = sum(values[0] == 1.0 for values in drawn) / 400
-    assert abs(unchanged - 1 / 4) < 4 * (0.1875 / 400) ** 0.5 and permuted(rows, 4, 7) == drawn[7]
 
 
 def test_an_episode_that_failed_is_not_scored_as_a_wrong_one(tokenizer):
@@ -160,15 +140,15 @@ def test_an_episode_that_failed_is_not_scored_as_a_wrong_one(tokenizer):
 
     rollout.workflow.run = fails
     with pytest.raises(WorkflowError, match="1 of 15 measured episodes failed.*AssertionError"):
-        measure_credit(trainer_of(rollout, N), [PROBLEM], score, lambda episodes: None)
+        measure_credit(trainer_of(rollout, N), [PROBLEM])
 
 
 def test_a_turn_that_a_replay_did_not_reach_is_left_out(tokenizer):
     """A prompt beside it was too long, and the replay came there sooner."""
-    measurement = measure_credit(trainer_of(beside(tokenizer), N), [PROBLEM], score, lambda episodes: None)
+    measurement = measure_credit(trainer_of(beside(tokenizer), N), [PROBLEM])
     assert [context.place for context in measurement.contexts] == [("first", 0, 0), ("last", 0, 0)]
 
 
 def test_too_few_draws_are_refused(tokenizer):
     with pytest.raises(ValueError, match="`sizes` needs 2 replies, 4 tails"):
-        measure_credit(trainer_of(relay(tokenizer), N), [PROBLEM], score, lambda episodes: None, Sizes(tails=2))
+        measure_credit(trainer_of(relay(tokenizer), N), [PROBLEM], Sizes(tails=2))
