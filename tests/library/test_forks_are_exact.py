@@ -13,9 +13,10 @@ from multirole.rollout.replay import Fork, same_turn
 from multirole.rollout.rollout import Rollout, WorkflowError
 from multirole.types import Answer, Duty, Problem, Structure, user
 from multirole.workflows import EvalOpt, OrchWorkers, Single, Voting
+from multirole_study.tasks.tiny_chain import PROMPTS
 
 SAMPLING = Sampling(64, 1.0)
-PROBLEM = Problem("7", "tiny_chain", "1+1", None)
+PROBLEM = Problem("7", PROMPTS, "1+1", None)
 
 # ---- a policy of two tokens whose probabilities are known
 

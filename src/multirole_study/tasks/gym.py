@@ -35,8 +35,8 @@ from multirole_study.tasks.sources import question_id
 from multirole_study.tasks.splits import check_split, split_of
 
 PREFIX = "gym:"
-PROMPTS = "gym"
-"""The name of the prompt template set."""
+PROMPTS = "multirole_study:tasks/prompts/gym"
+"""The prompt templates of the roles (`multirole.workflows.prompts`)."""
 SPLITS = ("train", "validation")
 PROBLEMS_PER_SEED = 500
 """The number of problems per generator seed."""
