@@ -14,7 +14,7 @@ import `math_answers.compare`, load nothing else.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.3.0"
 
 if TYPE_CHECKING:  # the same names again, because type checkers do not read strings
     from math_answers.extraction import extract

@@ -112,3 +112,13 @@ def test_a_file_that_cannot_be_pairs_is_refused(text: str, message: str, tmp_pat
     path.write_text(text, encoding="utf-8")
     with pytest.raises(ValueError, match=message):
         read_pairs(path)
+
+
+def test_the_examples_of_readme_have_the_verdicts_that_it_gives_them():
+    text = (FOLDER / "README.md").read_text(encoding="utf-8")
+    examples = re.findall(r"`([^`]+)` (=|≠) `([^`]+)`", text)
+    assert len(examples) >= 60
+    verdicts = grade([(answer, reference) for answer, _, reference in examples])
+    assert [(*example, verdict == "correct") for example, verdict in zip(examples, verdicts, strict=True)] == [
+        (*example, example[1] == "=") for example in examples
+    ]
