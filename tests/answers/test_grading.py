@@ -24,7 +24,8 @@ TOWER = (r"9^{9^{9^{9}}}", "1")
 
 @pytest.fixture(scope="module", autouse=True)
 def shorter_limits():
-    """Half the time per comparison, so that towers end sooner, and one worker."""
+    """Half the time per comparison, so that towers end sooner, and one new worker."""
+    sandbox.close()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grading, "LIMITS", dataclasses.replace(grading.LIMITS, test_seconds=1.0, workers=1))
         yield

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import multirole_sandbox as sandbox
 from math_answers import extract
@@ -82,7 +82,6 @@ class Gym:
     malformed_reward: float = 0.0
     fallback: Fallback = "none"
     unboxed_reward: float = 1.0
-    prompts: ClassVar[str] = PROMPTS
 
     @property
     def name(self) -> str:
