@@ -4,21 +4,26 @@
     python -m math_answers.against_math_verify            # the pairs of this package; or a file with the columns answer, reference, expected
     python -m math_answers.against_math_verify --write    # also record both graders' verdicts in the file
 
-math-verify is called as its documentation says, `verify(parse(reference), parse(answer))`, with both texts in `\\boxed{}`. Both graders work on one
-pair at a time. The time is wall-clock time after a first comparison, which starts this package's worker; math-verify grades in this process.
+math-verify is called as its documentation says, `verify(parse(reference), parse(answer))`, with both texts in `\\boxed{}`, pair by pair in this process.
+This package gets all pairs in one call, as from a reward function, with one worker. Times are CPU time of all processes, which other work on the machine
+hardly changes; the start of the worker is measured on its own.
 """
 
 import argparse
 import dataclasses
 import logging
+import resource
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
-from statistics import median
+from typing import Any
 
+import multirole_sandbox as sandbox
 from math_answers import grading
+from math_answers.decide import decide
 from math_answers.pairs import PAIRS, Pair, read_pairs, write_pairs
 
 GROUPS = {
@@ -26,11 +31,6 @@ GROUPS = {
     "variations of reported pairs": lambda pair: pair.source.startswith("kind of "),
     "written for this package": lambda pair: pair.source in ("own", ""),
 }
-
-
-def ours(pair: Pair) -> str:
-    """Return this package's verdict."""
-    return grading.grade([(pair.answer, pair.reference)])[0]
 
 
 def math_verify(pair: Pair) -> str:
@@ -41,14 +41,24 @@ def math_verify(pair: Pair) -> str:
     return "yes" if verify(gold, answer) else "no"
 
 
-def timed(function: Callable[[Pair], str], pairs: Iterable[Pair]) -> tuple[list[str], list[float]]:
-    """Return a function's results and the wall-clock seconds of each call."""
-    results, seconds = [], []
-    for pair in pairs:
-        started = time.perf_counter()
-        results.append(function(pair))
-        seconds.append(time.perf_counter() - started)
-    return results, seconds
+def timed(function: Callable[[Pair], Any], pairs: Iterable[Pair]) -> tuple[list, float]:
+    """Return a function's results and its CPU seconds."""
+    started = time.process_time()
+    return [function(pair) for pair in pairs], time.process_time() - started
+
+
+def graded(pairs: list[Pair]) -> tuple[list[str], float]:
+    """Return this package's verdicts, and the CPU seconds of this process and of a new worker."""
+    sandbox.close()
+    started = _cpu_seconds()
+    verdicts = grading.grade([(pair.answer, pair.reference) for pair in pairs])
+    sandbox.close()  # the time of a process is known when it has ended
+    return list(verdicts), _cpu_seconds() - started
+
+
+def _cpu_seconds() -> float:
+    usages = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
 def table(pairs: list[Pair]) -> str:
@@ -81,13 +91,17 @@ def main() -> int:
     )
     parser.add_argument("--write", action="store_true", help="record both graders' verdicts in the file")
     options = parser.parse_args()
+    if find_spec("math_verify") is None:
+        parser.error("math-verify is not installed. Write: pip install math-verify==0.9.0")
     pairs = read_pairs(options.pairs)
     logging.disable(logging.CRITICAL)  # math-verify warns of every text that it cannot read
     grading.LIMITS = dataclasses.replace(grading.LIMITS, workers=1)
     first = Pair("2x", "x+x", "yes")
-    ours(first), math_verify(first)
-    verdicts, seconds = timed(ours, pairs)
+    math_verify(first)
+    start = graded([first])[1]
+    verdicts, seconds = graded(pairs)
     theirs, their_seconds = timed(math_verify, pairs)
+    decided, by_text = timed(lambda pair: decide(pair.answer, pair.reference), pairs)
     pairs = [pair._replace(verdict=a, math_verify=b) for pair, a, b in zip(pairs, verdicts, theirs, strict=True)]
     if options.write:
         write_pairs(pairs, options.pairs)
@@ -95,11 +109,10 @@ def main() -> int:
         f"math-verify {version('math-verify')}, sympy {version('sympy')}, {len(pairs):,} pairs of {options.pairs.name}\n"
     )
     print(table(pairs))
-    means = [1000 * sum(times) / len(times) for times in (seconds, their_seconds)]
-    medians = [1000 * median(times) for times in (seconds, their_seconds)]
+    ours, base = (1000 * total / len(pairs) for total in (seconds - start, their_seconds))
     print(
-        f"\nmilliseconds per pair: mean {means[0]:.1f} and {means[1]:.1f} (ratio {means[0] / means[1]:.2f}), "
-        f"median {medians[0]:.2f} and {medians[1]:.2f} (ratio {medians[0] / medians[1]:.2f})"
+        f"\nCPU time per pair: math_answers {ours:.1f} ms, math-verify {base:.1f} ms, ratio {ours / base:.2f}. The start of a worker takes {start:.1f} s.\n"
+        f"{sum(isinstance(item, str) for item in decided):,} pairs are decided by their texts; reading a pair takes {1000 * by_text / len(pairs):.2f} ms."
     )
     return 0
 
