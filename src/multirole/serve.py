@@ -26,8 +26,7 @@ from multirole.engines.generate import GenerateEngine
 from multirole.engines.protocol import Sampling
 from multirole.openai.arguments import add_serving_arguments
 from multirole.openai.serving import ModelServer, listening
-from multirole.policy import saved_adapters
-from multirole.saving.checkpoints import SERVING, newest_of, numbered_checkpoints, saved_args
+from multirole.saving.checkpoints import SERVING, newest_of, numbered_checkpoints, saved_adapters, saved_args
 from multirole_cpu.engine import TransformersEngine
 from multirole_cpu.qwen3 import unsupported
 

@@ -189,7 +189,6 @@ def serve(argv: list[str]) -> int:
     """Serve the roles of a run, or of a saved model, as models of OpenAI's API, until Ctrl-C."""
     from multirole.access import check_host
     from multirole.openai.arguments import add_serving_arguments
-    from multirole.policy import saved_adapters
 
     parser = _parser(serve)
     parser.add_argument(
@@ -200,6 +199,8 @@ def serve(argv: list[str]) -> int:
     )
     add_serving_arguments(parser)
     options = parser.parse_args(argv)
+    from multirole.saving.checkpoints import saved_adapters  # loads torch, which --help does not need
+
     if not saved_adapters(options.folder) and not any(options.folder.glob("checkpoint-*")):
         _check_run(options.folder)
     with user_errors():

@@ -18,6 +18,7 @@ from multirole_study.measurements.credit_accuracy import (
     place_of,
     stage_end,
 )
+from multirole_study.tasks.tiny_chain import PROMPTS
 
 FIRST, N = 0.6, 8
 """P("x") of both turns of the first role, and the number of episodes of a group."""
@@ -46,7 +47,7 @@ def test_parts_by_hand():
 def measured(request):
     tokenizer = request.getfixturevalue("tokenizer")
     rollout = relay(tokenizer)
-    problems = [Problem(str(i), "tiny_chain", "q", None) for i in range(60)]
+    problems = [Problem(str(i), PROMPTS, "q", None) for i in range(60)]
     return measure_credit(trainer_of(rollout, N), problems, Sizes(4, 6, 4, N))
 
 

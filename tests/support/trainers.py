@@ -22,6 +22,7 @@ from multirole.update import adapter_update
 from multirole.update.rows import Row, episode_rows
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import make_trainer
+from multirole_study.tasks.tiny_chain import PROMPTS
 
 SMALL_RUN = Cell(
     "voting", "ip", max_steps=4, n_problems=2, num_generations=2, n_validation=4, n_train=8, eval_steps=1, save_steps=3,
@@ -73,7 +74,7 @@ def library_trainer(
     args = MultiRoleGRPOConfig(str(folder / "library"), report_to="none", **usual | config)
     trainer = MultiRoleGRPOTrainer(
         build_model(tokenizer, parse_policy(args.policy, list(workflow.roles))), workflow, reward_funcs or no_reward, args,
-        Dataset.from_dict({"prompt": [f"question {i}" for i in range(n_prompts)], "task": ["tiny_chain"] * n_prompts}),
+        Dataset.from_dict({"prompt": [f"question {i}" for i in range(n_prompts)], "task": [PROMPTS] * n_prompts}),
         processing_class=tokenizer, engine=engine, callbacks=callbacks,
     )  # fmt: skip
     return ready(trainer)
@@ -121,7 +122,7 @@ def episodes_of(
     episodes = []
     for p in range(n_problems):
         for index in range(n_episodes):
-            episode = Episode(Problem(str(p), "tiny_chain", f"question {p}", None), index, answer=Answer(""))
+            episode = Episode(Problem(str(p), PROMPTS, f"question {p}", None), index, answer=Answer(""))
             for round in range(rounds):
                 for role, slots in roles.items():
                     for slot in range(slots):

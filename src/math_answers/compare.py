@@ -1,11 +1,11 @@
-r"""Compare mathematical answers. `math_answer.py` runs this in the sandbox, one process per comparison.
+r"""Compare mathematical answers. `grading` runs this in the sandbox, one process per comparison.
 
 The sandbox's workers import this file and call `preload` before they enter the sandbox. math-verify's parser
 (latex2sympy2_extended) reads single expressions. The rest is implemented here, because math-verify compares a fixed number of
 digits, treats a set as a tuple, and reads lists, bases, upright letters and words differently:
 
   * A text is split into lists, sets, tuples, intervals and equations here (`read`), then compared part by part.
-  * Numbers and expressions are compared exactly (`math_numbers`).
+  * Numbers and expressions are compared exactly (`numbers`).
 """
 
 import importlib
@@ -16,15 +16,16 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
-import math_numbers
 import sympy
 from latex2sympy2_extended import NormalizationConfig
 from latex2sympy2_extended.latex2sympy2 import ConversionConfig, latex2sympy
 from latex2sympy2_extended.logic import And
 from latex2sympy2_extended.math_normalization import normalize_latex
 from latex2sympy2_extended.sets import FiniteSet
-from math_numbers import NotReal, TooLarge, equal_expressions
 from sympy.core.relational import Relational
+
+from math_answers import numbers
+from math_answers.numbers import NotReal, TooLarge, equal_expressions
 
 # Packages that sympy imports inside functions. They are preloaded, because no file can be opened later.
 PRELOAD = (
@@ -248,7 +249,7 @@ def _read_expression(text: str) -> Value:
         return Words(text)
     if _ABOUT.match(text) or _ENDLESS.search(text):
         return Words(text)
-    if any(min(int(k), int(n) - int(k)) > math_numbers.LARGEST_FACTORIAL for n, k in _BINOMIAL.findall(text)):
+    if any(min(int(k), int(n) - int(k)) > numbers.LARGEST_FACTORIAL for n, k in _BINOMIAL.findall(text)):
         raise TooLarge
     try:
         value = latex2sympy(
@@ -456,13 +457,13 @@ def _equal_equations(a: Equation, b: Equation) -> bool:
     first, second = (_numerator(left - right) for left, right in ((a.left, a.right), (b.left, b.right)))
     if first.free_symbols != second.free_symbols or not first.free_symbols:
         return False
-    return math_numbers.ratio_sign(first, second) != 0
+    return numbers.ratio_sign(first, second) != 0
 
 
 def _numerator(value: Value) -> Value:
     functions = value.atoms(sympy.core.function.AppliedUndef)
     value = value.xreplace({function: sympy.Symbol(str(function), real=True) for function in functions})
-    value = value.xreplace({number: math_numbers.exact_float(number) for number in value.atoms(sympy.Float)})
+    value = value.xreplace({number: numbers.exact_float(number) for number in value.atoms(sympy.Float)})
     return sympy.fraction(sympy.together(value.doit()))[0]
 
 
@@ -504,12 +505,12 @@ def _links(value: Value) -> list[Relational]:
 def _equal_links(a: Relational, b: Relational) -> bool:
     if type(a) is not type(b):
         return False
-    sign = math_numbers.ratio_sign(a.lhs - a.rhs, b.lhs - b.rhs)
+    sign = numbers.ratio_sign(a.lhs - a.rhs, b.lhs - b.rhs)
     return sign > 0 or (sign < 0 and isinstance(a, sympy.Ne))
 
 
 def _exact(value: Value) -> Value:
-    return value.xreplace({number: math_numbers.exact_float(number) for number in value.atoms(sympy.Float)})
+    return value.xreplace({number: numbers.exact_float(number) for number in value.atoms(sympy.Float)})
 
 
 def _sets_of(value: Value) -> list[Value]:
@@ -549,7 +550,7 @@ def _as_set(value: Value) -> Value | None:
 
 
 def _number(value: Value) -> Value:
-    return math_numbers.evaluate(value, {}, False)
+    return numbers.evaluate(value, {}, False)
 
 
 def _evaluated_set(value: Value) -> Value:
@@ -649,7 +650,7 @@ def equal_progressions(gold: Value, value: Value, integer: str) -> bool:
         symbols = [symbol for symbol in side.free_symbols if symbol.name == integer]
         if len(symbols) != 1 or side.free_symbols - set(symbols):
             return False
-        points = [math_numbers.evaluate(side, {symbols[0]: sympy.Integer(k)}, False) for k in (0, 1, 2, 5)]
+        points = [numbers.evaluate(side, {symbols[0]: sympy.Integer(k)}, False) for k in (0, 1, 2, 5)]
         step = points[1] - points[0]
         if not (
             equal_expressions(points[2], points[0] + 2 * step) and equal_expressions(points[3], points[0] + 5 * step)

@@ -1,7 +1,7 @@
 r"""Rewrite a mathematical answer as plain LaTeX that math-verify's parser reads, and split off its unit.
 
 `normalize` removes variations of notation: styles, spaces, Unicode characters, thousands separators, `\frac12`, `sqrt(2)`,
-mixed numbers, repeating decimals. `split_unit` (in `math_units`) removes the unit. Everything here is text; nothing is
+mixed numbers, repeating decimals. `split_unit` (in `units`) removes the unit. Everything here is text; nothing is
 evaluated.
 """
 
@@ -10,7 +10,7 @@ import unicodedata
 from fractions import Fraction
 from math import prod
 
-from multirole.chat.replies import INVISIBLE, closing_brace
+from math_answers.replies import INVISIBLE, closing_brace
 
 _UNICODE = {
     "–": "-", "—": "-", "−": "-", "‐": "-", "‑": "-", "‒": "-", "―": "-", "。": ".", "×": r"\times ", "÷": r"\div ", "·": r"\cdot ", "⋅": r"\cdot ", "∙": r"\cdot ", "∗": "*",

@@ -1,89 +1,21 @@
-r"""Decide whether a mathematical answer equals the reference: `extract_boxed(text)` and `grade_answers(pairs)`.
+"""Decide pairs whose texts determine the verdict: equal texts, words, choices, dates, numerals, units and plain numbers.
 
-Equal texts, words, units and plain numbers are decided here. The rest is compared in the sandbox (`math_compare.py`),
-because sympy evaluates model-written text.
-
-Verdicts of `grade_answers`, of which only "correct" earns a reward:
-  "correct"     the same value, set, interval or expression
-  "wrong"       something else
-  "unparsable"  empty, unbalanced braces, or no mathematics that the parser can read
-  "timeout"     not decided within 2 s of CPU time, 30 s of wall-clock time, 512 MiB and the stack, or a number of more
-                than 4 million bits
-  "too_long"    more than 1,000 characters, or 4,000 in normal form
-
-Departures from the released code, whose grader is string equality or a sympy comparison inside the trainer: 2/4 is 1/2
-and 84/2 is 42 here; the text after the last `</think>` counts, not after the first, and a thought that is cut off is no
-answer; `<|begin_of_box|>` is ignored; `\boxed {5}` with a space is a box, and so is `\fbox{5}`.
-
-Conventions:
-  * Numbers are exact: 0.33 is not 1/3, 3.14 is not pi, 1/2004! is not 1/2006!. Variables are real, and
-    positive under roots and logarithms, as in answer keys: `\ln x^2` is `2\ln x`. |x| is not x.
-  * A unit that only one side has is ignored. Two units must be the same, or convert exactly: 100 cm are 1 m.
-  * 50% is 50 and 1/2, but 0.5% is not 0.5. A degree sign is a unit, and 90 degrees are also pi/2.
-    "2 hours 30 minutes" is 2.5 hours, `45^\circ 30'` is 45.5 degrees.
-  * Number words are factors, not units: 5 lakh are 500000, 5百万 are 5000000. A counted noun is ignored: 8 real solutions are 8.
-  * A numeral has one value. One with a base has that base, so `1010_2` is 10 and not 1010; one without a base is read in the
-    reference's base, or in base ten: 4210 is `4210_5` only where the reference is. `20_2` is no numeral.
-  * `142 \bmod 100` is 42, and `-1 \pmod 7` is 6 or -1.
-  * 1,000 and 1{,}000 and "1 000" and 1.000.000 are thousands, 1e3 is 1000; 2 1/2 is 5/2; any other number with a space in
-    it is unparsable. 3,14 is 3.14 if the reference is a decimal with a point (as in math-verify), else a list.
-  * (2)(3) is 6, a product; math-verify's parser adds the factors, as if they were a mixed number.
-  * 0.333... is 1/3, since the period is written three times; 3.14... is no number.
-  * "1,2" is a set of two values, and also the pair (1,2) in this order. {1,2} is not (1,2). (1,2) is a pair and the
-    open interval alike. [1,2] is closed. "x<1 or x>3" is a union; with a comma or "and", relations are a union or an intersection.
-  * `x=5` equals 5 in both directions, `y=5` does not equal `x=5`; x > 2 is (2, oo). X is not x, e and i are constants,
-    but names alone on the left side.
-  * A letter of a multiple choice may have its text behind it: (B) 42 is B, but `B\cup C` is not. Where the reference has
-    both, either is right, and both must agree: D and aspirin are (D) aspirin, (D) ibuprofen is not.
-  * Letters that the answerer chooses are compared by meaning (`math_letters`): bound ones, declared ones, and constants of
-    integration. `2n\pi, n\in\mathbb{Z}` is `2k\pi, k\in\mathbb{Z}`, x^2+c is x^2+C; without the constant, x^2 is wrong.
-  * Two formats of one date are equal (`math_dates`); 3/5/2024 and 1/2 are no dates.
-  * `x\approx 3` is no value, and `\sqrt{2}\approx 1.4` is `\sqrt{2}`. f'(x) is not f(x). 3:00 PM is 15:00, and 3:00.
-    `k\pi, k\in\mathbb{Z}` is `k\pi`, and the same numbers as `\pi-k\pi, k\in\mathbb{Z}`.
-`tests/data/math_pairs.tsv` and `tests/data/reported_pairs.tsv` have about 2,100 examples, including known errors.
+Everything here is text; nothing is evaluated. `compare` decides the rest in the sandbox.
 """
 
-import json
 import re
-from collections.abc import Sequence
 from fractions import Fraction
-from pathlib import Path
 
-import multirole_sandbox as sandbox
-from multirole.chat.replies import closing_brace, ends_in_broken_box, find_boxes, text_outside_thoughts
-from multirole_sandbox import Limits, SandboxError
-from multirole_study.tasks.math_dates import read_date
-from multirole_study.tasks.math_letters import settle_letters
-from multirole_study.tasks.math_text import is_prose, normalize, words_of
-from multirole_study.tasks.math_units import inner_units_removed, split_unit
+from math_answers.dates import read_date
+from math_answers.letters import settle_letters
+from math_answers.replies import closing_brace
+from math_answers.text import is_prose, normalize, words_of
+from math_answers.units import inner_units_removed, split_unit
 
 MAX_CHARACTERS = 1000
 """The largest length of an answer or a reference."""
 LONGEST_NORMALIZED = 4 * MAX_CHARACTERS
 """The largest length of an answer in normal form, in which a cent sign has 12 characters."""
-MODULE = Path(__file__).with_name("math_compare.py")
-LIMITS = Limits(
-    test_seconds=2.0,  # per comparison; most take hundredths
-    idle_factor=15.0,
-    problem_seconds=86_400.0,
-    full_timeouts=1_000_000,
-    memory_bytes=512 << 20,
-    output_bytes=4096,
-    workers=min(4, Limits().workers),  # each holds sympy
-)
-
-MAX_UNWRAPPED = 20_000
-"""The longest box content that is searched for inner boxes; longer answers are "too_long" anyway."""
-MAX_NESTING = 5
-"""Boxes inside of boxes that are replaced by their content."""
-_JOINT = re.compile(
-    r"(?:[\s$&.*]|\\[,;:! ()\[\]]|~|\\q?quad|\\text\s*\{|\\(?:mathrm|textrm|mbox)\s*\{|\})*"
-    r"(?:,|;|(?<![A-Za-z])(?:and|or)(?![A-Za-z])|(?:,\s*)?(?:and|or)(?![A-Za-z]))"
-    r"(?:[\s$&]|\\[,;:! ()\[\]]|~|\\q?quad|and|or|\\text\s*\{|\})*"
-    r"(?P<name>[A-Za-z](?:_\w|_\{\w+\})?\s*=\s*)?[\s$]*"
-)
-"""Matches the text between boxes of one answer: a comma, "and" or "or", and optionally the next value's name."""
-_NAME_BEFORE = re.compile(r"(?<![A-Za-z\\])([A-Za-z](?:_\w|_\{\w+\})?)\s*=\s*\$?\s*$")
 _RATIONAL = re.compile(r"[+-]?(?:(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d{1,3})?|\d+/0*[1-9]\d*)", re.ASCII)
 _SPACED = re.compile(r"[+-]?[\d.,]*\d \d")
 _BASE = re.compile(
@@ -131,7 +63,7 @@ _REJECTED = re.compile(
     r"\s*(?:\\text\s*\{\s*)?(?:is|are|was)(?:n't| not| wrong| false| incorrect)(?![A-Za-z])", re.IGNORECASE
 )
 """Matches the words behind a letter that is no choice: A is wrong."""
-# possessive, as the patterns of math_units: "1 to 1 to 1 ..." would take exponential time
+# possessive, as the patterns of `units`: "1 to 1 to 1 ..." would take exponential time
 _RATIO = re.compile(r"\d++(?:/\d++)?+(?:(?::|\s*+(?:\\text\{)?+\s*+to\s*+\}?+\s*+)\d++(?:/\d++)?+)++", re.ASCII)
 _DECIMAL_COMMA = re.compile(r"[+-]?(?:0,\d+|\d+,(?:\d{1,2}|\d{4,}))", re.ASCII)
 """Matches 3,14, which is also a list; 3,141 is a number of thousands."""
@@ -156,82 +88,12 @@ _RESIDUE = re.compile(
     r"(?:[a-z]\\equiv)?(-?\d+)(?:\\pmod|\\bmod|\\mod|\(\\bmod|\(\\mod|\\text\{mod\}|\(?mod)\s*\{?(\d+)\}?\)?"
 )
 
-
-def extract_boxed(text: str) -> str | None:
-    """Return the content of the last box in linear time; None without a box or with unbalanced braces.
-
-    Adjacent boxes ("\\boxed{3} and \\boxed{5}", "x=\\boxed{1}, y=\\boxed{2}") are one answer, "3, 5". The last
-    box decides even if it is truncated or has no braces and an earlier box is complete (the released code's rule). Text
-    inside thoughts is ignored.
-    """
-    text = text_outside_thoughts(text)
-    boxes = find_boxes(text)
-    if not boxes or ends_in_broken_box(text, boxes[-1].end):
-        return None
-    while len(boxes) > 1 and not boxes[-1].content:  # "inside \\boxed{}" is a mention
-        boxes.pop()
-    contents, names = [boxes[-1].content], []
-    for box, after in zip(boxes[-2::-1], boxes[:0:-1], strict=True):
-        joint = _JOINT.fullmatch(text[box.end : after.start]) if after.start - box.end <= 60 else None
-        if joint is None or not box.content:
-            break
-        contents.append(box.content)
-        names.append(joint["name"] or "")
-    first = boxes[len(boxes) - len(contents)]
-    name = _NAME_BEFORE.search(text, max(0, first.start - 40), first.start)
-    labels = [f"{name[1]}=" if name and any(names) else "", *reversed(names)]
-    if (
-        len(set(contents)) == 1 and len({label.strip() for label in labels} - {""}) < 2
-    ):  # said again, not a second value
-        return _unwrapped(contents[0])
-    parts = [label.strip() + _unwrapped(content) for label, content in zip(labels, reversed(contents), strict=True)]
-    return ", ".join(dict.fromkeys(parts))
-
-
-def _unwrapped(content: str) -> str:
-    """Return a box's content with inner boxes replaced by their content."""
-    for _ in range(MAX_NESTING):
-        inner = find_boxes(content) if len(content) <= MAX_UNWRAPPED else []
-        for box in reversed(inner):
-            content = content[: box.start] + box.content + content[box.end :]
-        if not inner:
-            break
-    return content
-
-
-def grade_answers(pairs: Sequence[tuple[str, str]]) -> list[str]:
-    """Return one verdict (see the module) per (answer, reference) pair, both without their box. Thread-safe.
-
-    A verdict depends only on its pair. Raises ValueError for a reference of more than 1,000 characters, and SandboxError if
-    the comparison cannot run.
-    """
-    for _, reference in pairs:
-        if len(reference) > MAX_CHARACTERS:
-            raise ValueError(
-                f"References may have at most {MAX_CHARACTERS} characters, got {len(reference)}: "
-                f"{reference[:40]!r}... Shorten it, or leave the problem out."
-            )
-    decided = [decide(answer, reference) for answer, reference in pairs]
-    undecided = list(dict.fromkeys(item for item in decided if not isinstance(item, str)))
-    verdicts = dict(zip(undecided, _compare(undecided), strict=True))
-    return [item if isinstance(item, str) else verdicts[item] for item in decided]
-
-
 Undecided = tuple[tuple[str, ...], str, str, str]
 """The answer with its letters named in each possible way, the reference, the allowed factors of the answer, and the letter of any integer."""
 
 
-def _compare(pairs: list[Undecided]) -> list[str]:
-    """Run the comparisons in the sandbox; one that does not finish normally is a "timeout"."""
-    results = sandbox.call(MODULE, "judge", [list(pair) for pair in pairs], LIMITS)
-    words = [json.loads(output) if reason == "passed" else "timeout" for reason, output in results]
-    if broken := [word for word in words if word.startswith("broken")]:
-        raise SandboxError(f"math-verify could not be run inside the sandbox: {broken[0]}")
-    return words
-
-
 def decide(answer: str, reference: str) -> str | Undecided:
-    """Return the verdict if the texts determine it, else what `math_compare.judge` compares."""
+    """Return the verdict if the texts determine it, else what `compare.judge` compares."""
     if len(answer) > MAX_CHARACTERS:
         return "too_long"
     ours, gold = normalize(answer), normalize(reference)

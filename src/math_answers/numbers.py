@@ -1,4 +1,4 @@
-"""Decide exactly whether two sympy expressions are equal. Runs only in the sandbox, imported by `math_compare`.
+"""Decide exactly whether two sympy expressions are equal. Runs only in the sandbox, imported by `compare`.
 
 Rational values are compared as fractions. Irrational constants are evaluated with as many digits as the numbers in them
 require, so that no fixed number of digits acts as a tolerance. Expressions with variables are compared exactly at rational

@@ -4,7 +4,7 @@ r"""Rename the letters that an answerer chooses to those of the reference: `sett
   * letters that are declared: 2n\pi, n\in\mathbb{Z} is 2k\pi, k\in\mathbb{Z}
   * constants of integration: \frac{x^3}{3}+c is \frac{x^3}{3}+C, y=Ce^{2x} is y=Ae^{2x}
 
-Every other letter is the question's: 2n+1 is not 2x+1, g(x)=x not f(x)=x, and A not B. Texts are in normal form (`math_text.normalize`).
+Every other letter is the question's: 2n+1 is not 2x+1, g(x)=x not f(x)=x, and A not B. Texts are in normal form (`text.normalize`).
 """
 
 import re
