@@ -19,9 +19,13 @@ def install_advice(error: ModuleNotFoundError, user: str) -> str | None:
     module = str(error.name).partition(".")[0]
     if error.name is None or find_spec(module) is not None:
         return None
+    return f"{user} needs the package {module}, which is not installed: {install_command(module)}."
+
+
+def install_command(module: str) -> str:
+    """Return how to install the package of a module, to end a sentence with."""
     extra = extra_of(module)
-    advice = "install it" if extra is None else f"run `pip install '.[{extra}]'` in a clone of the repository"
-    return f"{user} needs the package {module}, which is not installed: {advice}."
+    return "install it" if extra is None else f"run `pip install '.[{extra}]'` in a clone of the repository"
 
 
 def extra_of(module: str) -> str | None:
@@ -30,10 +34,10 @@ def extra_of(module: str) -> str | None:
         texts = requires("multirole") or []
     except PackageNotFoundError:  # a working tree on PYTHONPATH
         return None
-    distribution = DISTRIBUTIONS.get(module, module)
+    distribution = DISTRIBUTIONS.get(module, module).replace("_", "-")
     for text in texts:
-        extra, name = re.search(r"extra == ['\"](\w+)", text), re.match(r"[\w.-]+", text)
-        if extra and name and name[0].lower() == distribution:
+        extra, name = re.search(r"extra == ['\"]([\w-]+)", text), re.match(r"[\w.-]+", text)
+        if extra and name and name[0].lower().replace("_", "-") == distribution:
             return extra[1]
     return None
 

@@ -8,7 +8,7 @@ import json
 import logging
 from pathlib import Path
 
-from multirole.engines import SERVED
+from multirole_cpu import SERVED
 from multirole_study.embedded import embedded_model
 from multirole_study.experiment import smollm2
 from multirole_study.experiment.cell import Cell
