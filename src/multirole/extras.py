@@ -19,17 +19,18 @@ def install_advice(error: ModuleNotFoundError, user: str) -> str | None:
     module = str(error.name).partition(".")[0]
     if error.name is None or find_spec(module) is not None:
         return None
-    return f"{user} needs the package {module}, which is not installed: {install_command(module)}."
-
-
-def install_command(module: str) -> str:
-    """Return how to install the package of a module, to end a sentence with."""
     extra = extra_of(module)
-    return "install it" if extra is None else f"run `pip install '.[{extra}]'` in a clone of the repository"
+    advice = "install it" if extra is None else command_for(extra)
+    return f"{user} needs the package {module}, which is not installed: {advice}."
+
+
+def command_for(extra: str) -> str:
+    """Say how to install an extra of this project, to end a sentence with."""
+    return f"run `pip install '.[{extra}]'` in a clone of the repository"
 
 
 def extra_of(module: str) -> str | None:
-    """Return the extra of this project that has a package, such as "study" for "tabulate"; None if none has."""
+    """Return the first extra of this project that has a package, such as "study" for "tabulate"; None if none has."""
     try:
         texts = requires("multirole") or []
     except PackageNotFoundError:  # a working tree on PYTHONPATH

