@@ -1,4 +1,8 @@
-"""Compute log-probs under a large vocabulary on a CPU, for TRL's fused head."""
+"""Compute log-probs under a large vocabulary on a CPU, for TRL's fused head.
+
+`large_head` replaces private names of TRL 1.16: `_ChunkedLogProbFunction` and `_CHUNKED_LOGPROB_CHUNK_SIZE` of `trl.trainer.utils`, and
+`TOKEN_CHUNK_SIZE` of `trl.kernels.chunked_logprob`.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -58,6 +58,8 @@ __all__ = [
     "require", "take_seconds",
 ]  # fmt: skip
 
+__version__ = "0.3.0"
+
 logger = logging.getLogger(__name__)
 
 _INTEGER_KEY = re.compile(r'"-?[0-9]+"\s*:')

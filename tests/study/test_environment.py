@@ -118,8 +118,9 @@ def test_a_clone_installs_each_of_its_packages_in_the_versions_that_they_ask_for
     lines = (ROOT / "requirements-clone.txt").read_text().splitlines()
     folders = [line.removeprefix("-e ") for line in lines if not line.startswith("#")]
     assert sorted(folders) == sorted(str(path.parent.relative_to(ROOT)) for path in files)
-    versions = {canonicalize_name(each["project"]["name"]): each["project"]["version"] for each in settings}
-    asked = [text for each in settings for text in each["project"].get("dependencies", [])]
+    projects = [each["project"] for each in settings]
+    versions = {canonicalize_name(each["name"]): metadata.version(each["name"]) for each in projects}
+    asked = [text for each in projects for text in each.get("dependencies", [])]
     asked += [text for texts in settings[0]["tool"]["multirole"]["extras"].values() for text in texts]
     among = [r for r in map(Requirement, asked) if canonicalize_name(r.name) in versions]
     assert {canonicalize_name(r.name) for r in among} == set(versions), "an extra or a package brings each of them"
