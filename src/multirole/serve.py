@@ -2,7 +2,8 @@
 
     python -m multirole.serve FOLDER            # the library alone; `multirole serve FOLDER` also serves runs of the study
 
-The base is the one that the adapters name, or `--model`. It computes in float32 on the processor, on the engine "transformers" or "generate".
+The base is the one that the adapters name, or `--model`. It computes in float32 on the processor, on the engine "transformers", where it is
+installed and implements the base, or "generate".
 """
 
 import argparse
