@@ -123,9 +123,7 @@ def imported(package: str) -> set[str]:
     nodes = [node for path in files for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
-    modules = (
-        {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {package, "math_numbers"}
-    )  # the sandbox's
+    modules = {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {package, "math_numbers"}  # a file
     return {canonicalize_name(name if name in OURS else DISTRIBUTIONS.get(name, [name])[0]) for name in modules}
 
 
@@ -146,7 +144,12 @@ def test_what_is_imported_is_required_and_nothing_else():
 
 @pytest.mark.parametrize("name", sorted(SETTINGS.keys() - {"multirole"}))
 def test_what_another_distribution_imports_is_required_and_nothing_else(name):
-    assert imported(name.replace("-", "_")) == declared(SETTINGS[name]["project"].get("dependencies", []))
+    project = SETTINGS[name]["project"]
+    asked = [
+        *project.get("dependencies", []),
+        *(t for texts in project.get("optional-dependencies", {}).values() for t in texts),
+    ]
+    assert imported(name.replace("-", "_")) == declared(asked)
 
 
 def test_each_wheel_holds_its_packages_and_nothing_else(wheels):
@@ -308,6 +311,10 @@ def test_the_engine_for_cpus_and_its_passes_are_found_where_their_wheel_is_insta
 
 
 USES = {
+    "math-answers": """
+from math_answers import extract, grade
+print(*grade([("100 cm", "1 m"), ("1/3", "0.33")]), extract(r"So the answer is \\boxed{42}."))
+""",
     "multirole-sandbox": """
 from multirole_sandbox import grade
 tests = [{"input": "2", "output": "4"}, {"input": "3", "output": "6"}]
@@ -315,7 +322,7 @@ print(grade("print(2 * int(input()))", tests).reward, grade("print(4)", tests).r
 """,
 }
 """Distribution -> a use of it that prints what `PRINTED` has."""
-PRINTED = {"multirole-sandbox": "1.0 0.5"}
+PRINTED = {"math-answers": "correct wrong 42", "multirole-sandbox": "1.0 0.5"}
 
 
 @pytest.mark.parametrize("name", sorted(SETTINGS.keys() & USES.keys()))
