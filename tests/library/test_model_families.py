@@ -21,8 +21,8 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 
 from multirole.engines.protocol import Request
 from multirole.update.passes.tree_attention import can_share_prefixes
-from multirole_cpu.bfloat16_layers import needs_no_autocast
 from multirole_cpu.engine import TransformersEngine
+from multirole_cpu.half_model import is_covered
 from multirole_cpu.qwen3 import unsupported
 from multirole_study.experiment.base_models import shape_of
 from multirole_study.experiment.cell import Cell
@@ -172,8 +172,8 @@ def test_a_subclass_with_other_layers_has_no_fast_path():
                 layer.self_attn = BoundedAttention(config, i)
 
     model, parent = small(BoundedLlama, LlamaConfig), small(*LLAMA)
-    assert can_share_prefixes(parent) and needs_no_autocast(parent) and not list(unsupported(parent))
-    assert not can_share_prefixes(model) and not needs_no_autocast(model)
+    assert can_share_prefixes(parent) and is_covered(parent) and not list(unsupported(parent))
+    assert not can_share_prefixes(model) and not is_covered(model)
     assert list(unsupported(model)) == ["it is a BoundedLlama"]
     BoundedLlama.__name__ = "LlamaForCausalLM"
     assert list(unsupported(model)) == ["it is a LlamaForCausalLM of other code"]

