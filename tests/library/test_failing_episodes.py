@@ -151,7 +151,7 @@ def test_by_default_the_first_failure_ends_the_run_with_a_short_message(make_lib
     with pytest.raises(WorkflowError, match="failed on problem '1': KeyError") as error:
         trainer.train()
     frames = [entry.path.name for entry in error.traceback]
-    assert frames == ["test_failing_episodes.py", "trainer.py"]
+    assert frames == ["test_failing_episodes.py", "trl_parts.py"]
     where = error.value.__cause__.__traceback__
     assert where.tb_frame.f_code.co_filename == __file__ and where.tb_next is None  # where a debugger begins
 
