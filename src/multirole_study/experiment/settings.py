@@ -6,7 +6,7 @@ import json
 import math
 import re
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, Union, get_args, get_origin
@@ -106,9 +106,9 @@ class Settings(BaseModel):
 def unknown_name(name: str, known: Iterable[str]) -> str:
     """Return the error message for an unknown setting. A name that is like an earlier one gets the present one."""
     known = list(known)
-    earlier = {old: new for old, new in OLD_NAMES.items() if new in known}
-    nearest = did_you_mean(name, {word: word for word in known} | earlier)
-    return f"`{name}` is not a known parameter." + (nearest or f" Known are {', '.join(known)}.")
+    nearest = nearest_word(name, [*known, *(old for old, new in OLD_NAMES.items() if new in known)])
+    advice = f" Did you mean {OLD_NAMES.get(nearest, nearest)!r}?" if nearest else f" Known are {', '.join(known)}."
+    return f"`{name}` is not a known parameter." + advice
 
 
 def looked_in(path: str | Path) -> str:
@@ -116,11 +116,16 @@ def looked_in(path: str | Path) -> str:
     return "" if Path(path).expanduser().is_absolute() else f", which is looked for in {Path.cwd()}"
 
 
-def did_you_mean(name: object, known: Iterable[str] | Mapping[str, str]) -> str:
-    """Return a sentence that suggests the nearest known word, or what a mapping has for it, or an empty string."""
-    words = {word.lower(): known[word] if isinstance(known, Mapping) else word for word in known}
-    nearest = difflib.get_close_matches(str(name).lower(), words, n=1)
-    return f" Did you mean {words[nearest[0]]!r}?" if nearest else ""
+def did_you_mean(name: object, known: Iterable[str]) -> str:
+    """Return a sentence that suggests the nearest known word, or an empty string."""
+    nearest = nearest_word(name, known)
+    return f" Did you mean {nearest!r}?" if nearest else ""
+
+
+def nearest_word(name: object, known: Iterable[str]) -> str:
+    """Return the known word that is most like a name, whatever its case, or an empty string."""
+    words = {word.lower(): word for word in known}
+    return next((words[word] for word in difflib.get_close_matches(str(name).lower(), words, n=1)), "")
 
 
 def choices(annotation: Any) -> tuple[str, ...]:
