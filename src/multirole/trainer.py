@@ -84,8 +84,8 @@ logger = logging.getLogger(__name__)
 class MultiRoleGRPOTrainer(StockHooks):
     """Trains every role of a workflow with GRPO on one outcome reward per episode.
 
-    A subclass of TRL's `GRPOTrainer`. [`StockHooks`] lists what it overrides besides `training_step` and `evaluation_loop`; everything else, the
-    loss included, is inherited.
+    A subclass of TRL's `GRPOTrainer`: everything that neither this class nor its parent `multirole.trl_parts.StockHooks` overrides is inherited, the
+    loss included.
 
     Args:
         model (`str`, `PreTrainedModel` or `PeftModel`):
@@ -144,7 +144,7 @@ class MultiRoleGRPOTrainer(StockHooks):
         environment_factory: None = None,
     ) -> None:
         reward_funcs = check_arguments(
-            model, workflow, reward_funcs, args, peft_config, quantization_config=quantization_config, tools=tools,
+            model, workflow, reward_funcs, args, peft_config, engine, quantization_config=quantization_config, tools=tools,
             rollout_func=rollout_func, environment_factory=environment_factory,
         )  # fmt: skip
         assert workflow is not None  # or it has been refused

@@ -29,9 +29,13 @@ ORDER = "MultiRoleGRPOTrainer(model, workflow, reward_funcs, args, train_dataset
 
 
 def check_arguments(
-    model: Any, workflow: Any, reward_funcs: Any, args: Any, peft_config: Any, **unsupported: Any
+    model: Any, workflow: Any, reward_funcs: Any, args: Any, peft_config: Any, engine: Any, **unsupported: Any
 ) -> list[Any]:
     """Return the reward functions as a list; raise TypeError or ValueError for arguments that cannot work."""
+    if isinstance(engine, str):
+        raise TypeError(
+            f"`engine` must be an engine that is built already, got the name {engine!r}. Write `args=MultiRoleGRPOConfig(..., engine={engine!r})`."
+        )
     for name, value in unsupported.items():
         if value is not None:
             raise ValueError(f"`{name}` is not supported by multi-role training: {OTHER_THAN_TRL[name]}.")
