@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pandas as pd
 
+from multirole_study.compare.corrections import corrected
+from multirole_study.compare.intervals import t_interval
+from multirole_study.compare.rules import ALPHA
 from multirole_study.experiment.progress import result_lines
 from multirole_study.paper.grid import Grid
 from multirole_study.paper.questions import answers, difference_of_bases
 from multirole_study.paper.results import Results
-from multirole_study.paper.statistics import ALPHA, corrected, t_interval
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -3,29 +3,28 @@
 The unit is a seed. Its number is the mean over validation problems, which are the same for all seeds of a cell, so that evaluation
 noise is part of the spread between seeds. Statements over several cells have the cell as their unit, and its number is its mean
 over seeds: with equally many seeds in every cell, that is the mixed model with cells as random effects and cells - 1 degrees
-of freedom. All intervals are Student's t.
+of freedom. Intervals of means are Student's t; those of counts are exact, or Newcombe's for a difference.
 """
 
 import math
-from pathlib import Path
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
-import yaml
-from numpy.typing import ArrayLike
-from scipy.stats import nct, t
+from scipy.stats import binom, binomtest, fisher_exact, nct, pearsonr, permutation_test, rankdata, t
+from statsmodels.stats.proportion import confint_proportions_2indep
 
-RULES = yaml.safe_load(Path(__file__).with_name("claims.yaml").read_text(encoding="utf-8"))["rules"]
-ALPHA, MARGIN = RULES["alpha"], RULES["margin"]
-
+from multirole_study.compare.rules import ALPHA, MARGIN, RULES
 
 SMALLEST_SD = 1e-9
 """Numbers that spread less are equal up to rounding. Accuracies on few problems can be, in few seeds."""
+PERMUTATIONS = 9999
+"""The largest number of permutations in a rank correlation's test; if more are possible, so many are drawn at random."""
 
 
 class Interval(NamedTuple):
-    """A mean over units with its t interval; `p` tests the mean against 0, `p_match` tests |mean| >= `MARGIN` (TOST).
+    """A mean over units with its 95 % interval; `p` tests the mean against 0 on both sides, `p_match` tests |mean| >= margin (TOST).
 
     For a single unit everything except the mean is NaN. Units that are all equal have an `sd` of 0, but no bounds and no p either: they do not
     say how far other units would differ.
@@ -40,8 +39,14 @@ class Interval(NamedTuple):
     seeds: int
 
 
-def t_interval(values: pd.Series | np.ndarray | list[float]) -> Interval:
-    """Return the mean of one number per unit, with its interval."""
+NO_UNITS = Interval(*[math.nan] * 6, 0)
+
+
+# ---- means
+
+
+def t_interval(values: pd.Series | np.ndarray | list[float], margin: float = MARGIN) -> Interval:
+    """Return the mean of one number per unit, with its interval. `margin` is that of equivalence, in the unit of the values."""
     values = np.asarray(values, float)
     n, mean = len(values), float(values.mean()) if len(values) else math.nan
     if n < 2:
@@ -52,7 +57,7 @@ def t_interval(values: pd.Series | np.ndarray | list[float]) -> Interval:
     error = sd / math.sqrt(n)
     half = t.ppf(1 - ALPHA / 2, n - 1) * error
     p = 2 * t.sf(abs(mean) / error, n - 1)
-    return Interval(mean, mean - half, mean + half, float(p), float(t.sf((MARGIN - abs(mean)) / error, n - 1)), sd, n)
+    return Interval(mean, mean - half, mean + half, float(p), float(t.sf((margin - abs(mean)) / error, n - 1)), sd, n)
 
 
 def crossed_interval(values: np.ndarray) -> Interval:
@@ -90,37 +95,12 @@ def untested(interval: Interval) -> Interval:
     return interval._replace(p=math.nan, p_match=math.nan)
 
 
-ALL_CELLS = "all cells"
-"""Workflow of the lines that pool cells, or the beginning of their run's name."""
-
-
-def holm(p_values: ArrayLike) -> np.ndarray:
-    """Return p-values after Holm's step-down correction, in the same order.
-
-    As statsmodels' `multipletests(..., method="holm")`, which also collects garbage at every call: half a second with torch loaded.
-    """
-    p = np.asarray(p_values, dtype=float)
-    order = np.argsort(p)
-    result = np.empty_like(p)
-    result[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(len(p), 0, -1)), 1)
-    return result
-
-
-def corrected(table: pd.DataFrame) -> pd.DataFrame:
-    """Add `p_holm` and `p_match_holm` to rows of numbers: Holm's correction over the differences and changes of the table.
-
-    Lines that pool cells are a separate family. Only differences of accuracies can be equivalent: `MARGIN` is in points.
-    """
-    table = table.assign(p_holm=np.nan, p_match_holm=np.nan)
-    nothing = pd.Series("", table.index)
-    is_pooled = (table.get("workflow", nothing) == ALL_CELLS) | table.get("run", nothing).str.startswith(ALL_CELLS)
-    units = {"p": ("difference", "change"), "p_match": ("difference",)}
-    for name, tested in units.items() if "p" in table else ():
-        for members in (is_pooled, ~is_pooled):
-            family = members & table["unit"].isin(tested) & table[name].notna()
-            if family.any():
-                table.loc[family, f"{name}_holm"] = holm(table.loc[family, name])
-    return table
+def resampled(values: np.ndarray, statistic: Callable[[np.ndarray], float]) -> Interval:
+    """Return a statistic of `values` (seeds, ...) with its 95 % percentile interval over seeds drawn with replacement. Every call draws the same seeds."""
+    rng = np.random.default_rng(0)
+    draws = rng.integers(len(values), size=(RULES["resamples"], len(values)))
+    low, high = np.nanquantile([statistic(values[draw]) for draw in draws], [ALPHA / 2, 1 - ALPHA / 2])
+    return NO_UNITS._replace(mean=statistic(values), low=float(low), high=float(high), seeds=len(values))
 
 
 def seeds_needed(sd: float, effect: float) -> int | None:
@@ -133,15 +113,48 @@ def seeds_needed(sd: float, effect: float) -> int | None:
     return None
 
 
-def split_half_peak(correct: pd.DataFrame) -> np.ndarray:
-    """Return the outcomes (P,) of a run at a peak that was chosen on other problems.
+# ---- counts of runs
 
-    `correct` is problems x steps. The best trained step is chosen on every second problem and evaluated on the others, and vice
-    versa, so that each problem counts once and none chooses the checkpoint at which it is scored.
-    """
-    trained = correct.loc[:, correct.columns > 0]
-    outcomes = np.empty(len(correct))
-    for half in (0, 1):
-        chosen = trained.iloc[1 - half :: 2].mean().idxmax()
-        outcomes[half::2] = trained[chosen].iloc[half::2]
-    return outcomes
+
+def exact_share(count: int, n: int) -> Interval:
+    """Return count / n with its exact (Clopper and Pearson's) interval, without tests; NaN for no runs."""
+    if not n:
+        return NO_UNITS
+    low, high = binomtest(count, n).proportion_ci(1 - ALPHA)
+    return NO_UNITS._replace(mean=count / n, low=float(low), high=float(high), seeds=n)
+
+
+def difference_of_shares(a: int, n: int, b: int, m: int) -> Interval:
+    """Return a / n - b / m with Newcombe's interval, and the p of Fisher's exact test: twice that of the smaller side."""
+    low, high = confint_proportions_2indep(a, n, b, m, method="newcomb", alpha=ALPHA)
+    p = min(1.0, 2 * min(one_sided_fisher(a, b, n, m)))
+    return NO_UNITS._replace(mean=a / n - b / m, low=float(low), high=float(high), p=p, seeds=n)
+
+
+def one_sided_fisher(a: int, b: int, n: int, m: int) -> tuple[float, float]:
+    """Return the p of a / n above b / m, and of a / n below b / m."""
+    outcomes = [[a, n - a], [b, m - b]]
+    return float(fisher_exact(outcomes, "greater")[1]), float(fisher_exact(outcomes, "less")[1])
+
+
+def chance_to_decide(share: float, other: float, n: int, level: float) -> float:
+    """Return the probability that Fisher's one-sided test of n runs each decides that `other` is larger, from all of its outcomes."""
+    likely = [[float(binom.pmf(count, n, rate)) for count in range(n + 1)] for rate in (share, other)]
+    pairs = [(b, a) for b in range(n + 1) for a in range(n + 1)]
+    return sum(likely[0][b] * likely[1][a] for b, a in pairs if one_sided_fisher(a, b, n, n)[0] < level)
+
+
+# ---- ranks
+
+
+def rank_correlation(x: list[float], y: list[float]) -> tuple[float, float]:
+    """Return Spearman's correlation and its two-sided p by permutation, exact if there are at most `PERMUTATIONS` permutations."""
+    ranks = rankdata(y)
+
+    def statistic(permuted: np.ndarray, axis: int) -> np.ndarray:
+        return pearsonr(permuted, np.broadcast_to(ranks, permuted.shape), axis=axis).statistic
+
+    test = permutation_test(
+        (rankdata(x),), statistic, permutation_type="pairings", n_resamples=PERMUTATIONS, rng=np.random.default_rng(0)
+    )
+    return float(test.statistic), float(test.pvalue)
