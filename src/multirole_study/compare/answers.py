@@ -8,9 +8,9 @@ line becomes an interval (`estimates`) of the seeds that its looks read (`looks`
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pandas as pd
 
@@ -28,10 +28,10 @@ class Question:
     """What is asked of every line: a measure, how it is estimated, when it is read, and by which rule it is decided."""
 
     measure: Measure
-    options: dict[str, object] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict)
     minus_measure: Measure | None = None
     estimate: str = "mean"
-    estimated_by: dict[str, object] = field(default_factory=dict)
+    estimated_by: Mapping[str, object] = field(default_factory=dict)
     """Options of the estimate, such as its margin."""
     rule: Rule = field(default_factory=Rule)
     looks: Looks = field(default_factory=Looks)

@@ -28,14 +28,15 @@ def values_of(runs: Mapping[int, "Run"], measure: Measure, **options: object) ->
 
 
 def numbers_of(
-    measure: Measure, arm: Runs, minus: Runs | None = None, *, minus_measure: Measure | None = None, **options: object
-) -> pd.DataFrame:
+    measure: Measure, arm: Runs, minus: Runs | None = None, *, minus_measure: Measure | None = None,
+    roles: Mapping[str, str] | None = None, **options: object,
+) -> pd.DataFrame:  # fmt: skip
     """Return a row per run of an arm: workflow, task, seed and `value`, and `minus`, the value of the other arm's run of the same seed.
 
     Runs without a partner in `minus` are left out. `minus_measure` is what is read of the partner, by default the same measure; with a
-    measure of pairs the partner has no value of its own. `roles` among the options gives the role of each workflow.
+    measure of pairs the partner has no value of its own. `roles` gives the option `role` by workflow.
     """
-    roles, rows = options.pop("roles", {}), []
+    roles, rows = roles or {}, []
     for (workflow, task), runs in arm.items():
         others = runs if minus is None else minus.get((workflow, task), {})
         chosen = options | ({"role": roles[workflow]} if workflow in roles else {})

@@ -1,5 +1,7 @@
 """Correct p-values for the number of tests: Holm's step-down over a family, or over the differences of a table."""
 
+from collections.abc import Callable
+
 import numpy as np
 import pandas as pd
 from numpy.typing import ArrayLike
@@ -25,7 +27,7 @@ def holm_over_declared(p_values: list[float]) -> list[float]:
     return list(holm(np.nan_to_num(p_values, nan=1.0)))
 
 
-CORRECTIONS = {"holm": holm_over_declared, "none": list}
+CORRECTIONS: dict[str, Callable[[list[float]], list[float]]] = {"holm": holm_over_declared, "none": list}
 """Name of a correction -> a function of the p-values of a family."""
 
 

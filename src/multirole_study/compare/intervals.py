@@ -39,7 +39,8 @@ class Interval(NamedTuple):
     seeds: int
 
 
-NO_UNITS = Interval(*[math.nan] * 6, 0)
+NO_UNITS = Interval(math.nan, math.nan, math.nan, math.nan, math.nan, math.nan, 0)
+"""The interval of nothing."""
 
 
 # ---- means
@@ -50,10 +51,10 @@ def t_interval(values: pd.Series | np.ndarray | list[float], margin: float = MAR
     values = np.asarray(values, float)
     n, mean = len(values), float(values.mean()) if len(values) else math.nan
     if n < 2:
-        return Interval(mean, *[math.nan] * 5, n)
+        return NO_UNITS._replace(mean=mean, seeds=n)
     sd = float(values.std(ddof=1))
     if sd < SMALLEST_SD:
-        return Interval(mean, *[math.nan] * 4, 0.0, n)
+        return NO_UNITS._replace(mean=mean, sd=0.0, seeds=n)
     error = sd / math.sqrt(n)
     half = t.ppf(1 - ALPHA / 2, n - 1) * error
     p = 2 * t.sf(abs(mean) / error, n - 1)

@@ -25,7 +25,7 @@ from multirole_study.experiment.settings import did_you_mean
 if TYPE_CHECKING:
     from multirole_study.experiment.cell import Cell
     from multirole_study.paper.grid import Grid
-    from multirole_study.paper.results import Results
+    from multirole_study.paper.results import Results, Run
 
 CHECKED = ConfigDict(extra="forbid")
 
@@ -187,16 +187,14 @@ class CompareStudy:
 
     def answers(self, results: "Results", declared: DeclaredQuestion) -> list[Answer]:
         """Answer a question for each of its lines."""
-        lines = []
-        for place, *names in self.lines(declared):
-            lines.append(
-                Line(
-                    *(
-                        {place: find_runs(results, self.cells(results.grid, arm, place))} if arm else None
-                        for arm in names
-                    )
-                )
-            )
+
+        def runs(arm: str, place: Place) -> dict[Place, dict[int, "Run"]]:
+            return {place: find_runs(results, self.cells(results.grid, arm, place))}
+
+        lines = [
+            Line(runs(arm, place), None if minus is None else runs(minus, place))
+            for place, arm, minus in self.lines(declared)
+        ]
         return answers(self.question(declared), lines)
 
     def table(self, results: "Results") -> pd.DataFrame:
