@@ -75,12 +75,12 @@ MEASURES: dict[str, Measure] = {}
 """Name -> measure."""
 
 
-def measure(unit: str = "difference", has_margin: bool = False, is_partial: bool = False, name: str = "") -> Callable:
+def measure(unit: str = "difference", has_margin: bool = False, is_partial: bool = False) -> Callable:
     """Register a function of a run as a measure under its name."""
 
     def register(function: Callable[..., float]) -> Callable[..., float]:
-        own = name or function.__name__
-        MEASURES[own] = Measure(own, function, unit, has_margin, is_partial)
+        name = function.__name__
+        MEASURES[name] = Measure(name, function, unit, has_margin, is_partial)
         return function
 
     return register
