@@ -35,7 +35,7 @@ RUN python3.12 -m venv /opt/venv \
 # Editable, so that a checkout mounted over /artifact is used. chmod: files of a checkout may be unreadable for others. The
 # link and the stamp let `make` use this environment instead of creating one.
 COPY . .
-RUN pip install --no-deps --no-build-isolation -e . \
+RUN pip install --no-deps --no-build-isolation -r requirements-clone.txt \
     && python -m compileall -q src \
     && ln -s /opt/venv .venv \
     && touch .venv/setup.stamp \

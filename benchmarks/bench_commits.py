@@ -24,7 +24,7 @@ CELLS = ["voting sp math", "voting ip math", "eval_opt sp math", "eval_opt ip ma
          "orch_workers ip math", "single sp math"]  # fmt: skip
 HERE = Path(__file__).resolve().parents[1]
 MODEL = HERE / "src" / "multirole_study" / "models" / "tiny-r"
-PROMPTS = HERE / "src" / "multirole" / "workflows" / "prompts" / "tiny_chain"
+PROMPTS = HERE / "src" / "multirole_study" / "tasks" / "prompts" / "tiny_chain"
 N_PROBLEMS, N_EPISODES, LENGTHS = 8, 8, (6 * 272, 272)
 
 

@@ -46,8 +46,8 @@ from multirole_study.experiment.run import run_cell
 from multirole_study.experiment.run_folder import adapters_folder, folder_of, is_done
 
 PARAMETERS = {
-    "workflow": "voting", "policy": "ip", "task": "math", "scale": "smollm2", "seed": 0, "old_logprobs": "recomputed", "iterations": 4,
-    "n_problems": 2, "n_episodes": 8, "n_validation": 16, "eval_every": 4, "save_every": 1,
+    "workflow": "voting", "policy": "ip", "task": "math", "scale": "smollm2", "seed": 0, "old_logprobs": "recomputed", "max_steps": 4,
+    "n_problems": 2, "num_generations": 8, "n_validation": 16, "eval_steps": 4, "save_steps": 1,
 }  # fmt: skip
 N_PROBLEMS, N_EPISODES = 6, 2
 NOISE = 0.003
@@ -102,7 +102,7 @@ def distances(runs: Path) -> dict[str, float]:
     model, result = load_model(cell_of())[0], {}
     for name in sorted(model.peft_config):
         on, off = (
-            load_file(adapters_of(runs, arm, PARAMETERS["iterations"]) / name / "adapter_model.safetensors")
+            load_file(adapters_of(runs, arm, PARAMETERS["max_steps"]) / name / "adapter_model.safetensors")
             for arm in ("on", "off")
         )
         start = get_peft_model_state_dict(model, adapter_name=name)

@@ -20,8 +20,15 @@ from measuring import shown, spread, write
 
 CELLS = ["voting sp", "eval_opt ip"]
 SHORT = {
-    "tiny-r": {"iterations": 6, "n_train": 256, "n_validation": 8, "eval_every": 6, "save_every": 6},
-    "smollm2": {"iterations": 3, "n_problems": 2, "n_episodes": 8, "n_validation": 2, "eval_every": 3, "save_every": 3},
+    "tiny-r": {"max_steps": 6, "n_train": 256, "n_validation": 8, "eval_steps": 6, "save_steps": 6},
+    "smollm2": {
+        "max_steps": 3,
+        "n_problems": 2,
+        "num_generations": 8,
+        "n_validation": 2,
+        "eval_steps": 3,
+        "save_steps": 3,
+    },
 }
 """Scale -> the parameters of its cells."""
 SETTINGS = {"one thread": (1, 1), "two threads": (1, 2), "two processes": (2, 1)}

@@ -87,13 +87,13 @@ def stock(cell, model, tokenizer, rows, micro: int):
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
-    n = cell.n_problems * cell.n_episodes
+    n = cell.n_problems * cell.num_generations
     return GRPOTrainer(
         model=model,
         reward_funcs=lambda completions, **_: [float(i % 2) for i in range(len(completions))],
         args=GRPOConfig(
             tempfile.mkdtemp(), per_device_train_batch_size=micro, gradient_accumulation_steps=n // micro,
-            num_generations=cell.n_episodes, max_completion_length=cell.max_response_tokens, loss_type="grpo", beta=0.0,
+            num_generations=cell.num_generations, max_completion_length=cell.max_completion_length, loss_type="grpo", beta=0.0,
             learning_rate=0.0, max_steps=4, bf16=False, gradient_checkpointing=False, report_to="none", save_strategy="no",
             logging_steps=1000, use_cpu=True, disable_tqdm=True,
         ),
@@ -266,7 +266,7 @@ def comlrl() -> dict:
     path, task = locate(cell), cell.make_task()
     tokenizer = AutoTokenizer.from_pretrained(path)
     problems = task.problems("train", 8)
-    lora = LoraConfig(r=cell.lora_rank, lora_alpha=cell.lora_alpha, target_modules="all-linear")
+    lora = LoraConfig(r=cell.lora_r, lora_alpha=cell.lora_alpha, target_modules="all-linear")
     agents = [get_peft_model(AutoModelForCausalLM.from_pretrained(path), lora) for _ in range(4)]
 
     def chat(text: str) -> str:
@@ -285,7 +285,7 @@ def comlrl() -> dict:
         formatters=lambda row, external_prompts=None: chat(external_prompts or row["prompt"]),
         external_transition=transition, wandb_config=None,
         args=MAGRPOConfig(
-            num_agents=4, num_generations=8, num_turns=2, max_new_tokens=cell.max_response_tokens, temperature=1.0, top_p=1.0,
+            num_agents=4, num_generations=8, num_turns=2, max_new_tokens=cell.max_completion_length, temperature=1.0, top_p=1.0,
             top_k=None, agent_learning_rate=0.0, early_termination_threshold=None, eval_interval=0, rollout_buffer_size=8,
         ),
     )  # fmt: skip

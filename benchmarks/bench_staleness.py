@@ -22,7 +22,7 @@ from multirole_study.experiment.run import run_cell
 from multirole_study.experiment.run_folder import folder_of, is_done
 from multirole_study.experiment.settings import value
 
-USUAL = {"workflow": "voting", "policy": "sp", "seed": 100, "iterations": 30, "old_logprobs": "recomputed"}
+USUAL = {"workflow": "voting", "policy": "sp", "seed": 100, "max_steps": 30, "old_logprobs": "recomputed"}
 LAST = 10
 """Iterations whose training accuracy is averaged."""
 

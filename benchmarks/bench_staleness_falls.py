@@ -36,8 +36,8 @@ from multirole_study.experiment.run_folder import folder_of, is_done
 from multirole_study.falls import first_fall
 
 PARAMETERS = {
-    "workflow": "voting", "task": "math", "scale": "tiny-r", "learning_rate": 0.006, "lr_schedule": "constant", "iterations": 24,
-    "n_problems": 2, "n_episodes": 8, "n_validation": 128, "eval_every": 4, "save_every": 12,
+    "workflow": "voting", "task": "math", "scale": "tiny-r", "learning_rate": 0.006, "lr_schedule": "constant", "max_steps": 24,
+    "n_problems": 2, "num_generations": 8, "n_validation": 128, "eval_steps": 4, "save_steps": 12,
 }  # fmt: skip
 SEEDS = [[200, 201, 202, 203, 204], [205, 206, 207]]
 FEWEST = 5
@@ -86,7 +86,7 @@ def measured(runs: Path) -> pd.DataFrame:
         rows.append({
             "staleness": staleness, "policy": policy, "seed": seed, "best": 100 * accuracy.max(), "end": 100 * accuracy.iloc[-1],
             "depth": 100 * (accuracy.max() - accuracy.iloc[-1]), "falls": fall is not None,
-            "first fall": PARAMETERS["iterations"] + PARAMETERS["eval_every"] if fall is None else fall.at,
+            "first fall": PARAMETERS["max_steps"] + PARAMETERS["eval_steps"] if fall is None else fall.at,
             "cpu_seconds": metrics["cpu_seconds"].sum(), "accuracy": [round(100 * value, 3) for value in accuracy],
         })  # fmt: skip
     return pd.DataFrame(rows)

@@ -434,7 +434,7 @@ def build_trainer(
 
 def updating_trainer(bench: Bench, **options: Any) -> Any:
     """Build a trainer that is ready for optimizer steps and never plays: with what `train` does before the first one."""
-    from multirole.inputs.validation import add_adapters
+    from multirole.inputs.adapters import add_adapters
 
     model = add_adapters(random_base(bench.shape), lora_config(), list(POLICY))
     trainer = build_trainer(bench, model, tokenizer_of(bench.shape.vocab), IdleEngine(), **options)
@@ -481,7 +481,7 @@ def measure_update(bench: Bench, name: str, always_recomputes: bool = False, lor
     """Measure one update of Voting: old log-probs and all optimizer steps, after a warm-up on two episodes.
 
     Args:
-        lora: how LoRA layers are computed: "one product" (`core.passes.bfloat16_layers`), "PEFT" under autocast, or "PEFT with casts" of
+        lora: how LoRA layers are computed: "one product" (`update.passes.bfloat16_layers`), "PEFT" under autocast, or "PEFT with casts" of
             each adapter's input to float32, as PEFT does by default.
     """
     trainer = updating_trainer(bench)
@@ -606,7 +606,7 @@ def tiny(bench: Bench) -> None:
         cell = {
             "workflow": "voting",
             "policy": "ip",
-            "iterations": 1 if bench.is_toy else 3,
+            "max_steps": 1 if bench.is_toy else 3,
             "n_validation": 8,
             "results_dir": folder,
         }
@@ -615,7 +615,7 @@ def tiny(bench: Bench) -> None:
         seconds = seconds_of(lambda: subprocess.run(command, env=os.environ | hidden, check=True))  # noqa: B023
         frames[device] = pd.read_parquet(next(folder.rglob("roles.parquet"))).select_dtypes("number")
         bench.add(
-            f"{cell['iterations']} iterations of Voting at tiny-r, {device}", seconds, notes="with the start of Python"
+            f"{cell['max_steps']} iterations of Voting at tiny-r, {device}", seconds, notes="with the start of Python"
         )
     columns = [name for name in frames["here"] if not name.endswith("seconds")]
     gaps = (frames["here"][columns] - frames["cpu"][columns]).abs().groupby(frames["here"]["iteration"]).max()
@@ -889,7 +889,9 @@ def doctor(bench: Bench) -> None:
     from multirole_study import doctor as study_doctor
     from multirole_study.experiment.cell import Cell
 
-    lengths = {"max_prompt_tokens": 2000, "max_response_tokens": 32} if bench.is_toy else {"max_response_tokens": 1280}
+    lengths = (
+        {"max_prompt_tokens": 2000, "max_completion_length": 32} if bench.is_toy else {"max_completion_length": 1280}
+    )
     options = {
         "workflow": "voting", "policy": "ip", "scale": bench.scale, "model": bench.folder(), "n_problems": bench.n_problems,
         "data": str(ROOT / "tests" / "data" / "dapo_rows.jsonl"), "n_validation": 2, "dtype": "bfloat16", "engine": "vllm",

@@ -28,8 +28,8 @@ from multirole_study.experiment.storage import write_text
 
 BOUND = 100.0  # kB per iteration: 50 MB in 500 iterations, where the paper's runs have 200
 CELL = {
-    "workflow": "voting", "policy": "ip", "task": "math", "n_problems": 2, "n_episodes": 2, "n_validation": 4, "n_train": 8,
-    "eval_every": 25, "save_every": 25, "max_response_tokens": 24,
+    "workflow": "voting", "policy": "ip", "task": "math", "n_problems": 2, "num_generations": 2, "n_validation": 4, "n_train": 8,
+    "eval_steps": 25, "save_steps": 25, "max_completion_length": 24,
 }  # fmt: skip
 
 
@@ -73,12 +73,12 @@ def main() -> None:
     torch.set_num_threads(1)
     for package in ("multirole", "multirole_study"):
         logging.getLogger(package).setLevel(logging.WARNING)
-    watch, cell, began = Watch(), Cell(**CELL | {"iterations": arguments.iterations}), time.monotonic()
+    watch, cell, began = Watch(), Cell(**CELL | {"max_steps": arguments.iterations}), time.monotonic()
     with tempfile.TemporaryDirectory() as scratch:
         run_cell(cell, scratch, callbacks=[watch])
     rise = slope(watch.megabytes) * 1e3
     result = {
-        "cell": CELL | {"iterations": arguments.iterations},
+        "cell": CELL | {"max_steps": arguments.iterations},
         "seconds": round(time.monotonic() - began),
         "first_megabytes": round(watch.megabytes[0], 1),
         "half_megabytes": round(watch.megabytes[len(watch.megabytes) // 2], 1),

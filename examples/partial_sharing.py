@@ -12,7 +12,7 @@ from datasets import load_dataset
 from peft import LoraConfig
 
 from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, OrchWorkers, RoleDiagnostics
-from multirole_study.tasks.tiny_chain import TinyChain
+from multirole_study.tasks.tiny_chain import PROMPTS, TinyChain
 
 HERE = Path(__file__).parent
 POLICIES = {"shared": "sp", "isolated": "ip", "worker apart": "orchestrator=rest,worker=own,synthesizer=rest"}
@@ -28,7 +28,7 @@ def train(policy: str, iterations: int = 5) -> MultiRoleGRPOTrainer:
     rows = rows.map(lambda row: {"prompt": row["prompt"].removeprefix("Compute left to right: ")})
     trainer = MultiRoleGRPOTrainer(
         model=str(HERE / "../src/multirole_study/models/tiny-r"),
-        workflow=OrchWorkers(max_workers=3, prompts="tiny_chain"),
+        workflow=OrchWorkers(max_workers=3, prompts=PROMPTS),
         reward_funcs=correct,
         args=MultiRoleGRPOConfig(
             f"out/{policy}", policy=policy, per_device_train_batch_size=64, num_generations=8, max_steps=iterations,

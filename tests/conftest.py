@@ -34,7 +34,7 @@ LONGEST = (
     "committed_tables",
     "tables_agree_with_pandas",  # makes `grid_results`, for which another worker would wait
     "doctor", "notebook", "kl_anchor_and_process_reward", "plan", "figures", "grid_runner", "evaluation_repeats_validation", "exit_codes", "sandbox",
-    "math_reward", "inspector", "it_takes_what_trl_takes", "credit_accuracy", "what_trl_users_expect", "engine_vllm",
+    "pairs", "inspector", "it_takes_what_trl_takes", "credit_accuracy", "what_trl_users_expect", "engine_vllm",
 )  # fmt: skip
 """The slowest files. They run first, so that all workers end at about the same time: pytest-xdist hands out files in this order."""
 

@@ -46,10 +46,10 @@ for line in json.loads(sys.stdin.read()):
 PLAN = "plan -p workflow voting -p policy ip"
 REFUSED = {  # what it says
     "trian": "Did you mean 'train'?",
-    "train -p iteratons 3": "Did you mean 'iterations'?",
+    "train -p iteratons 3": "Did you mean 'max_steps'?",
     "plan -p learning_rate -1e-3": "`learning_rate` must be greater than or equal to 0, got -0.001",
-    "doctor -p iterations 0": "got 0",
-    "evaluate -p n_rollout 2": "Did you mean 'n_rollouts'?",
+    "doctor -p max_steps 0": "got 0",
+    "evaluate -p n_rollout 2": "Did you mean 'num_generations_eval'?",
     "evaluate -p results_dir nowhere": "is not finished. Train it first",
     "pack nowhere": "nowhere holds no finished run",
     "paper nowhere": "nowhere/grid.json does not exist",

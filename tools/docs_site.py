@@ -19,6 +19,8 @@ PAGES = {
     "docker/README.md": "containers.md",
     "CONTRIBUTING.md": "contributing.md",
     "tests/README.md": "tests.md",
+    "src/math_answers/README.md": "math_answers.md",
+    "src/multirole_sandbox/README.md": "sandbox.md",
     "src/multirole_study/models/tiny-r/README.md": "tiny-r.md",
     "src/multirole_study/models/tiny-r-code/README.md": "tiny-r-code.md",
     "src/multirole_study/models/tiny-r-vain/README.md": "tiny-r-vain.md",

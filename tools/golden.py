@@ -38,6 +38,8 @@ CASES = {
     "vllm": "workflow=voting policy=ip engine=vllm",
     "processes": "workflow=voting policy=ip n_processes=2",
     "credit": "workflow=voting policy=sp credit=leave_one_out",
+    "coalitions": "workflow=voting policy=ip credit=shapley",
+    "grades": "workflow=eval_opt policy=sp credit=critic process_reward=0.5",
     "resumed": "workflow=voting policy=ip",
 }
 """Name -> parameters in addition to `SMALL`. The case "resumed" is killed after its first checkpoint and started again."""

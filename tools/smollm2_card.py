@@ -1,8 +1,8 @@
 """Write the model card of scale smollm2 into docs/smollm2.md: the untrained base on its tasks, from evaluations.
 
     export OMP_NUM_THREADS=1
-    multirole evaluate -p scale smollm2 -p adapters base -p policy sp -p workflow single -p n_rollouts 3 -p n_validation 128 -p results_dir card
-    multirole evaluate -p scale smollm2 -p adapters base -p policy sp -p workflow single -p n_rollouts 3 -p task code -p results_dir card
+    multirole evaluate -p scale smollm2 -p adapters base -p policy sp -p workflow single -p num_generations_eval 3 -p n_validation 128 -p results_dir card
+    multirole evaluate -p scale smollm2 -p adapters base -p policy sp -p workflow single -p num_generations_eval 3 -p task code -p results_dir card
     multirole evaluate -p scale smollm2 -p adapters base -p policy sp -p workflow voting -p n_validation 32 -p results_dir card
     (and eval_opt, and orch_workers)
     python tools/smollm2_card.py card/smollm2
@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from multirole_study.experiment.run_folder import read_config
 from multirole_study.falls import wilson
 
 ROOT = Path(__file__).parents[1]
@@ -72,9 +73,9 @@ def measure(folder: Path) -> dict[str, dict[str, dict[str, float]]]:
     """Measure all facts from a results folder `<results_dir>/smollm2` with the evaluations above."""
     facts = {}
     for path in sorted(folder.glob("evaluations/base*/*/eval.parquet")):
-        config = json.loads((path.parent / "config.json").read_text())
+        config = read_config(path.parent, may_be_evaluation=True)
         workflow, task = config["cell"]["workflow"], config["cell"]["task"]
-        is_solver = workflow == "single" and config["n_rollouts"] == ROLLOUTS
+        is_solver = workflow == "single" and config["num_generations_eval"] == ROLLOUTS
         facts[f"{workflow}, {task}"] = solver_facts(path.parent) if is_solver else workflow_facts(path.parent)
     provenance = json.loads((path.parent / "provenance.json").read_text())
     return {"base": provenance["model"], "facts": facts}

@@ -11,7 +11,7 @@ __version__ = "0.3.0"
 
 if TYPE_CHECKING:  # the same names again, because type checkers do not read strings
     from multirole.callbacks import Iteration, MultiRoleCallback, OptimizerStep
-    from multirole.credit.estimators import credit_callback
+    from multirole.credit.estimator import CreditEstimator
     from multirole.openai.workflow import from_openai
     from multirole.options import MultiRoleGRPOConfig
     from multirole.roles.diagnostics import RoleDiagnostics
@@ -37,7 +37,7 @@ if TYPE_CHECKING:  # the same names again, because type checkers do not read str
 
 _HOME = {
     "multirole.options": ("MultiRoleGRPOConfig",),
-    "multirole.credit.estimators": ("credit_callback",),
+    "multirole.credit.estimator": ("CreditEstimator",),
     "multirole.rollout.forks": ("fork", "play_forks"),
     "multirole.callbacks": ("Iteration", "MultiRoleCallback", "OptimizerStep"),
     "multirole.rollout.replay": ("Fork",),

@@ -20,20 +20,25 @@ def install_advice(error: ModuleNotFoundError, user: str) -> str | None:
     if error.name is None or find_spec(module) is not None:
         return None
     extra = extra_of(module)
-    advice = "install it" if extra is None else f"run `pip install '.[{extra}]'` in a clone of the repository"
+    advice = "install it" if extra is None else command_for(extra)
     return f"{user} needs the package {module}, which is not installed: {advice}."
 
 
+def command_for(extra: str) -> str:
+    """Say how to install an extra of this project, to end a sentence with."""
+    return f"run `pip install '.[{extra}]'` in a clone of the repository"
+
+
 def extra_of(module: str) -> str | None:
-    """Return the extra of this project that has a package, such as "study" for "tabulate"; None if none has."""
+    """Return the first extra of this project that has a package, such as "study" for "tabulate"; None if none has."""
     try:
         texts = requires("multirole") or []
     except PackageNotFoundError:  # a working tree on PYTHONPATH
         return None
-    distribution = DISTRIBUTIONS.get(module, module)
+    distribution = DISTRIBUTIONS.get(module, module).replace("_", "-")
     for text in texts:
-        extra, name = re.search(r"extra == ['\"](\w+)", text), re.match(r"[\w.-]+", text)
-        if extra and name and name[0].lower() == distribution:
+        extra, name = re.search(r"extra == ['\"]([\w-]+)", text), re.match(r"[\w.-]+", text)
+        if extra and name and name[0].lower().replace("_", "-") == distribution:
             return extra[1]
     return None
 

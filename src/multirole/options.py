@@ -2,56 +2,16 @@
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Literal, get_args, get_origin
+from enum import Enum
+from typing import Any, Literal, get_args, get_origin
 
 from transformers.trainer_utils import IntervalStrategy, SaveStrategy
-from transformers.training_args import OptimizerNames
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
-SAMPLER = "the loss scores tokens under the full distribution, and this option samples from another one"
-BATCHING = "the rollout engine batches continuously by itself"
-REFUSED = {
-    "top_p": (1.0, SAMPLER),
-    "top_k": ((0, -1), SAMPLER),
-    "min_p": ((None, 0.0), SAMPLER),
-    "repetition_penalty": (1.0, SAMPLER),
-    "generation_kwargs": ((None, {}), "the rollout engine takes `temperature` and `max_completion_length` only"),
-    "cache_implementation": (None, "the rollout engine manages its own cache"),
-    "use_transformers_continuous_batching": (False, BATCHING),
-    "use_transformers_paged": (False, BATCHING),
-    "transformers_continuous_batching_config": (None, BATCHING),
-    "vllm_max_model_length": (None, "it is `max_prompt_tokens + max_completion_length`"),
-    "vllm_tensor_parallel_size": (1, "each process has its own engine on its GPU"),
-    "vllm_model_impl": (("vllm", "auto"), "adapters are served by vLLM's own models"),
-    "vllm_group_port": (51216, "adapters reach the servers as files, and not through a group of processes"),
-    "vllm_structured_outputs_regex": (None, "a constrained sampler would differ from the policy that is trained"),
-    "sync_ref_model": (False, "the reference of `beta` does not change"),
-    "ref_model_mixup_alpha": (0.6, "the reference of `beta` does not change"),
-    "ref_model_sync_steps": (512, "the reference of `beta` does not change"),
-    "deepspeed": (None, "DeepSpeed owns the optimizer step, and an iteration takes several of them"),
-    "ds3_gather_for_generation": (True, "DeepSpeed is not supported"),
-    "fp16": (False, "HF's gradient scaler expects one optimizer step per global step; use bf16"),
-    "remove_unused_columns": (False, "reward functions receive every column"),
-    "torch_empty_cache_steps": (None, "the rollout engine empties the cache when it sleeps"),
-    "auto_find_batch_size": (False, "`micro_batch_tokens` bounds the memory of a forward pass; a smaller batch would change the iteration"),
-    "bf16_full_eval": (False, "evaluations sample with the weights that are trained"),
-    "fp16_full_eval": (False, "evaluations sample with the weights that are trained"),
-    "torch_compile": (False, "row lengths differ between micro-batches"),
-    "router_aux_loss_coef": (0.0, "the load-balancing loss of a mixture of experts is taken per micro-batch, whose size must not change the gradient"),
-    "max_tool_calling_iterations": (None, "a workflow calls its tools itself"),
-}  # fmt: skip
-"""Fields of `GRPOConfig` that mean nothing here: name -> (the only value, or a tuple of the only values, and why)."""
-IMPORTANCE_MODES = ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask")
-"""TRL's values of `vllm_importance_sampling_mode`, for which `GRPOConfig` accepts any text."""
-CHOICES = {
-    "loss_type": ("grpo", "bnpo", "dr_grpo", "dapo", "cispo", "sapo", "luspo", "vespo"),
-    "importance_sampling_level": ("token", "sequence"),
-    "scale_rewards": ("group", "batch", "none", True, False),
-    "multi_objective_aggregation": ("sum_then_normalize", "normalize_then_sum"),
-}
-"""Values of fields of `GRPOConfig` that TRL checks only after the first rollout."""
+from multirole.rules import RULES, broken_rules
 
 
 def parse_role_beta(text: str) -> dict[str, float]:
@@ -63,6 +23,21 @@ def parse_role_beta(text: str) -> dict[str, float]:
         return {role.strip(): float(weight) for role, weight in pairs}
     except ValueError as error:
         raise ValueError(f"`role_beta` must map roles to numbers, such as 'judge=0.1', got {text!r}.") from error
+
+
+def plain(value: Any) -> Any:
+    """Return the value of a member of an enumeration, and anything else unchanged."""
+    return value.value if isinstance(value, Enum) else value
+
+
+def accelerator_facts(args: GRPOConfig) -> Mapping[str, Any]:
+    """Return the facts of `multirole.rules` that stand in `accelerator_config`."""
+    config = args.accelerator_config
+    return {
+        "split_batches": config.split_batches,
+        "dispatch_batches": config.dispatch_batches,
+        "accumulated_steps": (config.gradient_accumulation_kwargs or {}).get("num_steps", 1),
+    }
 
 
 @dataclass
@@ -113,6 +88,14 @@ class MultiRoleGRPOConfig(GRPOConfig):
             Largest number of updates between the adapters that sample a row and those that train it. With 0, the rollout waits for the update; with k, the
             next k iterations are played while it runs, by an engine that supports this (`"vllm_server"`, or `"transformers"` in float32). The correction is
             the PPO ratio with `old_logprobs="sampled"`, and TRL's importance weights with `"recomputed"`.
+        credit (`str`, defaults to `"outcome"`):
+            Estimator of each turn's advantage: a name in `multirole.credit.ESTIMATORS`, such as `"critic"` or `"leave_one_out"`, or `"module:Class"` of a
+            [`CreditEstimator`]. By default every turn has TRL's group-relative advantage of its episode.
+        credit_branches (`int`, defaults to `4`):
+            Replies to each prompt, the episode's own included, with `credit="branches"` or `"leave_one_out"`; at least 2.
+        process_reward (`float`, defaults to `0.0`):
+            Weight of a second advantage, that of a turn's own correctness within its problem, role and round. A reward function must set
+            `episode.reward` to a [`Reward`] with `is_correct`.
         role_beta (`dict[str, float]`, *optional*):
             KL weights of individual roles, which replace `beta`; also as text, `"judge=0.1,solver=0"`, or as JSON.
         micro_batch_tokens (`int`, defaults to `16384`):
@@ -132,7 +115,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
             not trained on; its group is compared without it. One more failure ends the run; by default the first one does.
         engine (`str`, defaults to `"auto"`):
             Rollout engine: `"transformers"`, `"generate"`, `"vllm"`, `"vllm_server"`, `"module:Class"`, or `"auto"`: vLLM if its CUDA build is installed,
-            a GPU is visible and the model computes in half precision; else `"transformers"` if it implements the model and its adapters (Qwen3 and Llama
+            a GPU is visible and the model computes in half precision; else `"transformers"` if it is installed and implements the model (Qwen3 and Llama
             with LoRA); else `"generate"`, which runs any decoder and is slower. vLLM reads the base from where `model` was loaded: save a base
             that was changed in memory first, and load it from that folder.
         vllm_max_num_seqs (`int`, defaults to `512`):
@@ -158,6 +141,9 @@ class MultiRoleGRPOConfig(GRPOConfig):
     step_rows: int | None = None
     old_logprobs: Literal["sampled", "recomputed"] = "sampled"
     max_staleness: int = 0
+    credit: str = "outcome"
+    credit_branches: int = 4
+    process_reward: float = 0.0
     role_beta: dict[str, float] | str | None = None
     micro_batch_tokens: int = 16384
     max_prompt_tokens: int = 2048
@@ -182,8 +168,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
     def __post_init__(self) -> None:
         if isinstance(self.role_beta, str):
             self.role_beta = parse_role_beta(self.role_beta)
-        self._check_options()
-        self._check_refused()
+        self.check()
         if self.bf16 is None and not self.fp16:  # type: ignore[has-type]
             self.bf16 = not self.use_cpu and is_torch_bf16_gpu_available()
         if self.use_vllm:
@@ -193,11 +178,13 @@ class MultiRoleGRPOConfig(GRPOConfig):
         if self.generation_batch_size is not None and self.gradient_accumulation_steps == 1:
             self.per_device_train_batch_size = 1  # TRL wants a divisor of `generation_batch_size`; set below
         super().__post_init__()
-        self._check_options()  # of what TRL has read from text
-        self._check_loop()
-        self._check_refused()  # what other fields have set: `torch_compile_backend`, say, sets `torch_compile`
+        self.check()  # what TRL has read from text, and what other fields have set: `torch_compile_backend`, say, sets `torch_compile`
+        self.check(**accelerator_facts(self))
         if steps or self.gradient_accumulation_steps > 1:
-            self._take_steps_per_generation()
+            asked_steps = self.steps_per_generation / self.gradient_accumulation_steps
+            self.check(asked_steps=asked_steps)
+            if asked_steps > 1:
+                self.step_rows = self.generation_batch_size // int(asked_steps)
         # One HF step is one iteration, and its dataloader yields all episodes of this process at once.
         self.__dict__.update(
             per_device_train_batch_size=self.generation_batch_size // self.world_size,
@@ -205,78 +192,19 @@ class MultiRoleGRPOConfig(GRPOConfig):
             steps_per_generation=1,
         )
 
-    def _take_steps_per_generation(self) -> None:
-        """Set `step_rows` from TRL's number of optimizer steps per rollout; ValueError where that is not a whole number."""
-        n_steps, rest = divmod(self.steps_per_generation, self.gradient_accumulation_steps)
-        setting = f"`steps_per_generation` ({self.steps_per_generation})"
-        if rest or not n_steps:
-            raise ValueError(
-                f"{setting} is no multiple of `gradient_accumulation_steps` ({self.gradient_accumulation_steps}), so in TRL an optimizer step "
-                "accumulates rows of two rollouts, and here it is taken on one. Set only `generation_batch_size`, or write a multiple."
-            )
-        if n_steps > 1 and (self.updates != "per_batch" or self.step_rows is not None):
-            raise ValueError(
-                f"{setting} asks for {n_steps} optimizer steps per rollout, and `updates={self.updates!r}` with `step_rows={self.step_rows}` for "
-                "others. Leave out one of the two."
-            )
-        if n_steps > 1:
-            self.step_rows = self.generation_batch_size // n_steps
+    def check(self, **facts: Any) -> None:
+        """Raise ValueError for the first of `multirole.rules` that is broken: of those that read one of `facts`, or of those that read options alone."""
+        if not facts:
+            self._check_types()
+        options = {option.name: plain(vars(self)[option.name]) for option in fields(self)}
+        defaults = {option.name: option.default for option in fields(self)}
+        changed = {name: (value, defaults[name]) for name, value in options.items() if value != defaults[name]}
+        rules = [rule for rule in RULES if not facts or facts.keys() & {*rule.reads}]
+        for message in broken_rules(options | {"changed": changed} | facts, rules):
+            raise ValueError(message)
 
-    def check_changes(self) -> None:
-        """Check options that were set after the configuration was made, as a new one would (ValueError)."""
-        self._check_options()
-        self._check_loop()
-        self._check_refused()
-        if self.use_vllm:
-            raise ValueError("`use_vllm` was set after the configuration was made. Pass it to `MultiRoleGRPOConfig`.")
-        settled = {"gradient_accumulation_steps": 1, "steps_per_generation": 1}
-        settled["per_device_train_batch_size"] = self.generation_batch_size // self.world_size
-        for name, value in settled.items():
-            if vars(self)[name] != value:
-                raise ValueError(
-                    f"`{name}={vars(self)[name]}` does not fit `generation_batch_size={self.generation_batch_size}` on {self.world_size} process(es): one of the "
-                    "two was set after the configuration was made. Pass them to `MultiRoleGRPOConfig`."
-                )
-        if self.num_generations < 2 or self.generation_batch_size % self.num_generations:
-            raise ValueError(
-                f"`num_generations={self.num_generations}` must be 2 or more and divide `generation_batch_size` ({self.generation_batch_size})."
-            )
-
-    def _check_refused(self) -> None:
-        for name, (only, why) in REFUSED.items():
-            accepted, value = only if isinstance(only, tuple) else (only,), vars(self)[name]
-            if value not in accepted and value is not None:
-                raise ValueError(
-                    f"`{name}={value!r}` is not supported by multi-role training: {why}. Leave it at {accepted[0]!r}."
-                )
-
-    def _check_loop(self) -> None:
-        """Refuse settings that would have HF's loop or an optimizer take its own steps inside an iteration (ValueError)."""
-        if self.accelerator_config.split_batches:
-            raise ValueError(
-                "`accelerator_config` sets `split_batches`, but an iteration plays `generation_batch_size` episodes, and every process already gets its "
-                "share of them. Leave it out."
-            )
-        accumulated = (self.accelerator_config.gradient_accumulation_kwargs or {}).get("num_steps", 1)
-        if accumulated != 1:
-            raise ValueError(
-                f"`accelerator_config` sets `num_steps={accumulated}` for gradient accumulation, but an iteration takes its optimizer "
-                "steps itself, on mini-batches of any size. Leave it out, and set `generation_batch_size`."
-            )
-        optimizer = OptimizerNames(self.optim).value
-        if optimizer.startswith("schedule_free"):
-            raise ValueError(
-                f"`optim={optimizer!r}` counts steps in which an adapter has no gradient, which occur in every iteration, and so averages the "
-                "wrong weights. Use an optimizer with a schedule, such as 'adamw_torch'."
-            )
-        if any(part in optimizer.lower() for part in ("lomo", "layerwise")):
-            raise ValueError(
-                f"`optim={optimizer!r}` steps in the backward pass, but the gradient of a mini-batch is the sum of several passes. "
-                "Use an optimizer that steps afterwards, such as 'adamw_torch'."
-            )
-
-    def _check_options(self) -> None:
-        """Refuse, before anything is loaded, what cannot work (ValueError)."""
+    def _check_types(self) -> None:
+        """Refuse unknown words, and numbers given as text (ValueError)."""
         for option in fields(self):
             allowed, value = get_args(option.type), vars(self)[option.name]
             if get_origin(option.type) is Literal and value not in allowed:
@@ -284,129 +212,6 @@ class MultiRoleGRPOConfig(GRPOConfig):
             if isinstance(value, str) and {int, float} & {option.type, *allowed} and str not in allowed:
                 raise ValueError(
                     f"`{option.name}` must be a number, got the text {value!r}. YAML reads 1e-5 as text: write 1.0e-5 there, and without quotes."
-                )
-        for name, choices in CHOICES.items():
-            if vars(self)[name] not in choices:
-                raise ValueError(f"`{name}` must be one of {list(choices)}, got {vars(self)[name]!r}.")
-        for name in ("max_failed_episodes", "max_staleness"):
-            value = vars(self)[name]
-            if not (isinstance(value, int) and value >= 0):
-                raise ValueError(f"`{name}` must be 0 or more, got {value!r}.")
-        is_corrected = self.old_logprobs == "sampled" or self.vllm_importance_sampling_correction
-        if self.max_staleness and not is_corrected:
-            raise ValueError(
-                f"`max_staleness={self.max_staleness}` needs a correction for older rows, but `old_logprobs='recomputed'` with "
-                "`vllm_importance_sampling_correction=False` has none. Leave the latter at True, or use old_logprobs='sampled'."
-            )
-        if self.max_staleness and self.ignore_data_skip:
-            raise ValueError(
-                f"`max_staleness={self.max_staleness}` plays the problems that come next in the run's order, but `ignore_data_skip=True` would "
-                "restart that order when a run is resumed. Leave it at False."
-            )
-        self._check_importance()
-        for name in (
-            "micro_batch_tokens",
-            "max_prompt_tokens",
-            "max_turns",
-            "max_completion_length",
-            "step_tokens",
-            "step_rows",
-            "num_iterations",
-        ):
-            value = vars(self)[name]
-            if not (isinstance(value, int) and value >= 1 or name.startswith("step_") and value is None):
-                raise ValueError(f"`{name}` must be a positive integer, got {value!r}.")
-        self._check_server()
-        role_betas = {} if self.role_beta is None else self.role_beta
-        if not isinstance(role_betas, dict) or not all(
-            isinstance(value, (int, float)) for value in role_betas.values()
-        ):
-            raise ValueError(
-                f"`role_beta` must map roles to numbers, such as {{'judge': 0.1}}, got {self.role_beta!r}."
-            )
-        if reserved := {"add_generation_prompt", "tokenize", "return_dict"} & set(self.chat_template_kwargs or {}):
-            raise ValueError(
-                f"`chat_template_kwargs` sets {sorted(reserved)}, which the trainer sets itself. Leave them out, or pass `render` to the trainer."
-            )
-        if isinstance(self.pad_to_multiple_of, int) and self.pad_to_multiple_of < 1:
-            raise ValueError(
-                f"`pad_to_multiple_of` must be a positive number of tokens, got {self.pad_to_multiple_of}."
-            )
-        if not self.temperature > 0:
-            raise ValueError(
-                f"`temperature` must be positive, got {self.temperature!r}: the loss needs the log-probs of sampled tokens."
-            )
-        if not 0 <= self.top_entropy_quantile <= 1:
-            raise ValueError(
-                f"`top_entropy_quantile` must be a fraction of the tokens between 0 and 1, got {self.top_entropy_quantile!r}."
-            )
-        if (self.updates == "tokens") != (self.step_tokens is not None):
-            raise ValueError(
-                f"`updates={self.updates!r}` and `step_tokens={self.step_tokens}` do not fit together: `updates='tokens'` needs "
-                "`step_tokens`, and nothing else uses it."
-            )
-        if self.updates != "per_batch" and self.step_rows is not None:
-            raise ValueError(
-                f"`step_rows={self.step_rows}` needs `updates='per_batch'`, got {self.updates!r}. Leave it out."
-            )
-        for name, value in ({"beta": self.beta or 0.0} | self.role_betas).items():
-            if not value >= 0:
-                raise ValueError(f"The KL weight of `{name}` must not be negative, got {value!r}.")
-
-    def _check_importance(self) -> None:
-        """Refuse settings of the importance weights that would have no effect or leave nothing to train (ValueError)."""
-        if self.vllm_importance_sampling_mode not in IMPORTANCE_MODES:
-            raise ValueError(
-                f"`vllm_importance_sampling_mode` must be one of {list(IMPORTANCE_MODES)}, got {self.vllm_importance_sampling_mode!r}."
-            )
-        most = self.vllm_importance_sampling_clip_max
-        if most is not None and not most > 0:
-            raise ValueError(
-                f"`vllm_importance_sampling_clip_max` must be positive, got {most!r}: every weight would be clipped."
-            )
-        if self.old_logprobs != "sampled":
-            is_by_token = self.vllm_importance_sampling_mode.startswith("token")
-            if self.loss_type == "vespo" and self.vllm_importance_sampling_correction and not is_by_token:
-                raise ValueError(
-                    f"`loss_type='vespo'` multiplies the importance weights of a sequence's tokens itself, but "
-                    f"`vllm_importance_sampling_mode={self.vllm_importance_sampling_mode!r}` has one weight per sequence. As in TRL, set it to "
-                    "'token_truncate' or 'token_mask'."
-                )
-            return
-        for option in fields(self):
-            name, value = option.name, vars(self)[option.name]
-            if name == "vllm_importance_sampling_correction":
-                continue  # there is none either way
-            if name.startswith("vllm_importance_sampling_") and value != option.default:
-                raise ValueError(
-                    f"`{name}={value!r}` has no effect with `old_logprobs='sampled'`, whose PPO ratio divides by the probability with which "
-                    "a token was sampled and needs no importance weight. Write old_logprobs='recomputed' too, or leave it at "
-                    f"{option.default!r}."
-                )
-
-    def _check_server(self) -> None:
-        """Refuse settings of `engine="vllm_server"` that cannot work (ValueError)."""
-        if self.vllm_mode not in ("colocate", "server"):
-            raise ValueError(f"`vllm_mode` must be 'colocate' or 'server', got {self.vllm_mode!r}.")
-        is_server = self.engine == "vllm_server" or (self.use_vllm and self.vllm_mode == "server")
-        for name in ("vllm_server_timeout", "vllm_server_request_timeout"):
-            if not vars(self)[name] > 0:
-                raise ValueError(f"`{name}` must be a positive number of seconds, got {vars(self)[name]!r}.")
-        if not (isinstance(self.vllm_server_max_retries, int) and self.vllm_server_max_retries >= 0):
-            raise ValueError(f"`vllm_server_max_retries` must be 0 or more, got {self.vllm_server_max_retries!r}.")
-        command = self.vllm_server_copy_command
-        if command is not None and ("{folder}" not in command or self.vllm_server_adapter_dir is None):
-            raise ValueError(
-                f"`vllm_server_copy_command={command!r}` copies `{{folder}}`, a part of `vllm_server_adapter_dir`, to `{{host}}`. Name "
-                'both, as in "rsync -a --mkpath --delete {folder}/ {host}:{folder}/".'
-            )
-        for option in fields(self):
-            name, value = option.name, vars(self)[option.name]
-            is_servers = name == "vllm_mode" or name.startswith("vllm_server_")
-            if is_servers and value != option.default and not is_server:
-                raise ValueError(
-                    f"`{name}={value!r}` is for rollouts on vLLM's servers, but `engine` is {self.engine!r}. Write "
-                    "engine='vllm_server', or use_vllm=True with vllm_mode='server'."
                 )
 
     @property
@@ -421,10 +226,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
 
     def set_epochs(self, n_rows: int) -> None:
         """Turn epochs of a dataset of `n_rows` rows into iterations: `max_steps`, and the strategies that are "epoch"."""
-        if self.max_steps <= 0 and self.num_train_epochs <= 0:  # type: ignore[has-type]
-            raise ValueError(
-                f"`num_train_epochs={self.num_train_epochs}` and `max_steps={self.max_steps}` train nothing. Set one of them above 0."  # type: ignore[has-type]
-            )
+        self.check(n_rows=n_rows)
         for name, (setting, derived) in self.__dict__.pop("_from_epochs", {}).items():
             if vars(self)[name] == derived:  # of another dataset
                 setattr(self, name, setting)

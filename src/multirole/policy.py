@@ -1,12 +1,14 @@
 """Parse role -> adapter maps: Shared-Policy, Isolated-Policy, or any other (paper sec 3, "policy routing")."""
 
 import re
-from pathlib import Path
+
+from multirole.workflows import WORKFLOWS
 
 SHARED = "shared"
 PREFIX = "adapter_"
-UNPREFIXED = (SHARED, "generator", "evaluator", "aggregator", "orchestrator", "worker", "synthesizer")
-"""Adapters that are stored under their name, as in the paper's runs; no module path of a model contains one of these words."""
+UNPREFIXED = {SHARED} | {role for workflow in WORKFLOWS.values() for role in workflow.structure.duties}
+"""Adapters that are stored under their name: the shared one, and those named for a role of a workflow of this package. No module path of a
+model contains one of these words."""
 
 
 def parse_policy(policy: str | dict[str, str], roles: list[str]) -> dict[str, str]:
@@ -62,9 +64,3 @@ def _stored(name: str) -> str:
 def adapter_names(policy: dict[str, str]) -> list[str]:
     """Return the distinct adapters of a map, in the order of its roles."""
     return list(dict.fromkeys(policy.values()))
-
-
-def saved_adapters(folder: Path) -> dict[str, Path]:
-    """Return the adapters in a folder that `save_model` or a checkpoint wrote, with their folders. PEFT writes the adapter "default" into the folder itself."""
-    named = {path.parent.name: path.parent for path in sorted(folder.glob("*/adapter_config.json"))}
-    return named | ({"default": folder} if (folder / "adapter_config.json").is_file() else {})

@@ -2,7 +2,8 @@
 
     python -m multirole.serve FOLDER            # the library alone; `multirole serve FOLDER` also serves runs of the study
 
-The base is the one that the adapters name, or `--model`. It computes in float32 on the processor, on the engine "transformers" or "generate".
+The base is the one that the adapters name, or `--model`. It computes in float32 on the processor, on the engine "transformers", where it is
+installed and implements the base, or "generate".
 """
 
 import argparse
@@ -22,14 +23,11 @@ from transformers.utils.logging import disable_progress_bar
 
 from multirole.access import API_KEY, check_host, read_key
 from multirole.chat.templates import Renderer, StartClock, chat_template
-from multirole.engines.generate import GenerateEngine
+from multirole.engines import load_engine
 from multirole.engines.protocol import Sampling
 from multirole.openai.arguments import add_serving_arguments
 from multirole.openai.serving import ModelServer, listening
-from multirole.policy import saved_adapters
-from multirole.saving.checkpoints import SERVING, newest_of, numbered_checkpoints, saved_args
-from multirole_cpu.engine import TransformersEngine
-from multirole_cpu.qwen3 import unsupported
+from multirole.saving.checkpoints import SERVING, newest_of, numbered_checkpoints, saved_adapters, saved_args
 
 UNKNOWN_TOKENS = 4096
 """Largest prompt, and largest reply, of adapters whose folder does not tell those of their training."""
@@ -134,12 +132,7 @@ def load_server(saved: SavedRoles, ignore: Sequence[str] = ()) -> ModelServer:
     model.eval()
     ends = saved.eos_token_ids or _ends(base.generation_config.eos_token_id, tokenizer.eos_token_id)
     longest = saved.max_prompt_tokens + saved.sampling.max_tokens
-    engine: TransformersEngine | GenerateEngine
-    if next(unsupported(model), None) is None:
-        engine = TransformersEngine(*ends, max_length=longest)
-    else:
-        engine = GenerateEngine(*ends, pad_id=tokenizer.pad_token_id or 0, max_length=longest)
-    engine.publish(model, 0)
+    engine = load_engine("auto", model, is_float32=True).from_model(model, ends, tokenizer.pad_token_id or 0, longest)
     return ModelServer(
         engine, tokenizer, saved.policy, saved.sampling, saved.max_prompt_tokens, saved.render, tuple(dict.fromkeys(ignore)),
         strip_thoughts=saved.strip_thoughts,

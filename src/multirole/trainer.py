@@ -26,26 +26,13 @@ from transformers.trainer_utils import EvalLoopOutput, denumpify_detensorize
 
 from multirole.callbacks import Iteration, OptimizerStep, require_value
 from multirole.chat.templates import Renderer, chat_template, check_chats
+from multirole.credit import credit_callbacks
 from multirole.engines import check_engine, load_engine
 from multirole.engines.protocol import Engine, Sampling
-from multirole.inputs.arguments import check_arguments, check_processes, kl_weights, named_adapters, use_one_gpu
-from multirole.inputs.streams import IndexedRows, StreamedRows, check_streams, stream_rows
-from multirole.inputs.validation import (
-    INDEX,
-    Problems,
-    changes_base,
-    check_dataset,
-    check_evaluated,
-    check_head_cast,
-    check_ids,
-    check_shared_base,
-    check_thought_rewards,
-    checked_evaluation,
-    load_processor,
-    to_problems,
-    train_only,
-    with_adapters,
-)
+from multirole.inputs.adapters import changes_base, load_processor, named_adapters, train_only, with_adapters
+from multirole.inputs.arguments import check_arguments, facts_before_loading, kl_weights, use_one_gpu
+from multirole.inputs.problems import INDEX, Problems, check_dataset, check_ids, checked_evaluation, to_problems
+from multirole.inputs.streams import IndexedRows, StreamedRows, stream_rows
 from multirole.metrics.completions_table import evaluation_logs
 from multirole.metrics.episodes import (
     ZeroRewardWarning,
@@ -67,7 +54,7 @@ from multirole.policy import adapter_names, parse_policy
 from multirole.rollout.player import Player
 from multirole.rollout.replay import Replay
 from multirole.rollout.rollout import Attempt, Rollout, numbered_attempts, turn_seed, warn_of_silent_roles
-from multirole.rollout.staleness import RolloutsAhead, check_staleness, staleness_metrics
+from multirole.rollout.staleness import RolloutsAhead, plays_during_update, staleness_metrics
 from multirole.trl_parts import StockHooks
 from multirole.types import Episode, Workflow
 from multirole.update.adapter_update import AdapterGradient, RowGroup, scaled_rates, set_optimizer_mode
@@ -163,29 +150,27 @@ class MultiRoleGRPOTrainer(StockHooks):
         assert workflow is not None  # or it has been refused
         processes()  # before anything that would set up torch.distributed its own way, such as vLLM
         args = copy.copy(args) if args is not None else MultiRoleGRPOConfig("multirole-grpo")
-        args.check_changes()
-        check_thought_rewards(reward_funcs, args)
         use_one_gpu(args)
         use_growing_segments()
-        check_processes(args)
+        self.workflow = workflow
+        policy = parse_policy("sp" if args.policy is None else args.policy, list(workflow.roles))
+        self.policy = named_adapters(model, policy)
+        self.adapters = adapter_names(self.policy)
+        args.check()
+        args.check(
+            **facts_before_loading(args, self.policy, model, peft_config, reward_funcs, train_dataset, eval_dataset)
+        )
         check_dataset("train_dataset", train_dataset, reward_funcs)
-        check_streams(train_dataset, eval_dataset, args)
-        check_evaluated(eval_dataset, args)
         self._evaluation_sets = (
             eval_dataset,
             None if eval_dataset is None else checked_evaluation(eval_dataset, reward_funcs),
         )
         check_engine(args.engine)
-        self.workflow = workflow
-        policy = parse_policy("sp" if args.policy is None else args.policy, list(workflow.roles))
-        self.policy = named_adapters(model, policy)
-        self.adapters = adapter_names(self.policy)
+        credit = credit_callbacks(args, callbacks or [])
         self.role_betas = kl_weights(args, self.policy)
-        if not isinstance(model, PeftModel):
-            check_shared_base(peft_config, self.adapters)
         self._set_train_rows(train_dataset, args)
         peft_model = with_adapters(model, peft_config, self.adapters, args)
-        check_head_cast(peft_model, args)
+        args.check(ties_embeddings=peft_model.config.tie_word_embeddings)
         if args.device.type == "cpu":
             # transformers' is "cpu:0" where there are several processes, and torch loads no optimizer to that
             args.__dict__["_setup_devices"] = torch.device("cpu")
@@ -197,7 +182,7 @@ class MultiRoleGRPOTrainer(StockHooks):
             if not any(isinstance(function, str) for function in reward_funcs):
                 args.model_init_kwargs = None  # used; TRL would warn that they are not, or load reward models with them
         self.init_stock(
-            peft_model, reward_funcs, args, callbacks, workflow.name, train_dataset=train_dataset, eval_dataset=eval_dataset,
+            peft_model, reward_funcs, args, [*credit, *(callbacks or [])], workflow.name, train_dataset=train_dataset, eval_dataset=eval_dataset,
             processing_class=processing_class, reward_processing_classes=reward_processing_classes, optimizers=optimizers,
         )  # fmt: skip
         switched_off = disable_noise(self.peft_model, args.neftune_noise_alpha)
@@ -521,7 +506,10 @@ class MultiRoleGRPOTrainer(StockHooks):
         else:
             render = self.clock.bind(render)
         maker = engine or load_engine(args.engine, self.peft_model, self.passes.is_float32)
-        check_staleness(args, maker, self.is_sharded)
+        engine_class = (maker if isinstance(maker, type) else type(maker)).__name__
+        args.check(
+            is_sharded=self.is_sharded, engine_class=engine_class, plays_during_update=plays_during_update(maker)
+        )
         self.engine = engine or maker.from_trainer(self)
         tokenizer = (
             copy.deepcopy(self._tokenizer) if args.max_staleness else self._tokenizer

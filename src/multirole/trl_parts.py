@@ -19,6 +19,7 @@ import math
 import shutil
 import sys
 import warnings
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -39,10 +40,13 @@ from multirole.chat.templates import StartClock
 from multirole.credit.advantages import groups_of_equal_rewards
 from multirole.credit.rewards import answers_as_completions, leave_out_failed, set_rewards, with_equal_columns
 from multirole.engines.protocol import EngineError, RequestRefused
+from multirole.inputs.adapters import train_only
 from multirole.inputs.epochs import EpochCount
+from multirole.inputs.problems import INDEX, checked_evaluation, to_row
+from multirole.inputs.reward_functions import checked_reward
 from multirole.inputs.streams import IndexedRows, StreamedRows
-from multirole.inputs.validation import INDEX, checked_evaluation, checked_reward, train_only
 from multirole.metrics.completions_table import save_separately
+from multirole.metrics.evaluation import score_shares
 from multirole.metrics.iteration import UpdateMetrics
 from multirole.options import MultiRoleGRPOConfig
 from multirole.rollout.player import Player
@@ -151,7 +155,7 @@ PRIVATE = (
     Private(HF, "_save_checkpoint", "read", "what a checkpoint holds", "a9111e30faa99339"),
     Private("trl.trainer.utils", "add_fused_lm_head", "read", "TRL attaches the fused head that scores rows (`update/passes/logprobs.py`)", "422d009f04b66659"),
     Private("trl.kernels.chunked_logprob.ChunkedLogProbFunction", "forward", "read", "the kernel of the fused head", "1d8220b44273cdf3"),
-    Private("trl.trainer.utils", "_use_triton, _CHUNKED_LOGPROB_CHUNK_SIZE, _ChunkedLogProbFunction", "replaced", "while rows are scored, so that a CPU scores completion tokens only (`update/passes/logprobs.py`)"),
+    Private("trl.trainer.utils", "_use_triton", "replaced", "while rows are scored, so that a CPU scores completion tokens only (`update/passes/logprobs.py`)"),
     Private("trl.trainer.utils", "generate_model_card", "called", "TRL's sections on training, versions and citations", "ae772451da9a7a3d"),
     Private("peft.tuners.lora.layer.Linear", "forward", "read", "adapters are computed merged into the base (`update/gradients.py`)", "ec0a80f5c5ce05f5"),
     Private("peft.tuners.tuners_utils.BaseTuner", "set_adapter", "read", "one adapter is active at a time", "6bc3435dcb256f28"),
@@ -161,7 +165,7 @@ PRIVATE = (
     Private(GRPO, "rollout_func", "set", "TRL's experimental hook that runs the episodes"),
     Private(GRPO, "_metrics, _logs, _step", "set", "TRL's log"),
     Private(GRPO, "beta, use_vllm", "set", "while a micro-batch is computed: its KL weight, and whether TRL's loss applies importance weights"),
-    Private(GRPO, "_pending_metrics, _pending_extra_logs", "read", "the metrics that reward functions log during an evaluation"),
+    Private(GRPO, "_pending_metrics, _pending_extra_logs", "set", "the metrics that reward functions log during an evaluation; none of replays"),
     Private(GRPO, "num_iterations, _entropy_bonus_enabled", "set", "switched off: both act on the optimizer steps of the iteration"),
     Private(GRPO, "entropy_coef, _last_world_entropy", "set", "the adaptive entropy coefficient of each adapter, which TRL saves in checkpoints"),
     Private(GRPO, "_tokenizer, _paper, _tag_names, _name", "read", "the tokenizer of a processor; the model card"),
@@ -239,12 +243,14 @@ class StockHooks(GRPOTrainer):
     has_own_render: bool
     _evaluation_sets: tuple[Any, Any]  # as they were given, and checked
     _logs: dict[str, Any]
+    _pending_metrics: dict[str, list[float]]
+    _pending_extra_logs: dict[str, list[Any]]
     chat_template_kwargs: dict[str, Any]
     _tag_names = ["trl", "grpo", "multi-role"]  # noqa: RUF012
     _name = "Multi-role GRPO"
 
     def init_stock(
-        self, model: PeftModel, reward_funcs: list[Any], args: MultiRoleGRPOConfig, callbacks: list[Any] | None, workflow_name: str,
+        self, model: PeftModel, reward_funcs: list[Any], args: MultiRoleGRPOConfig, callbacks: list[Any], workflow_name: str,
         **arguments: Any,
     ) -> None:  # fmt: skip
         """Call `GRPOTrainer.__init__`, and switch off what acts on an optimizer step here and on a micro-batch or an HF step in TRL.
@@ -266,7 +272,7 @@ class StockHooks(GRPOTrainer):
             warnings.filterwarnings("ignore", message=".*rollout_func.*")  # the experimental hook that this stands on
             super().__init__(
                 model=model, reward_funcs=[checked_reward(function) for function in reward_funcs], args=args,
-                callbacks=[*(callbacks or []), run], rollout_func=self._rollout_func, **arguments,
+                callbacks=[*callbacks, run], rollout_func=self._rollout_func, **arguments,
             )  # fmt: skip
         args.beta = beta  # for logs and records; TRL's loss reads `self.beta`
         self.callback_handler.callbacks.insert(0, EpochCount(self))
@@ -421,6 +427,21 @@ class StockHooks(GRPOTrainer):
         start = self.accelerator.process_index * len(inputs) if len(rewards) > len(inputs) else 0
         set_rewards(episodes, rewards[start : start + len(inputs)], self.reward_weights)
         return rewards
+
+    def score(self, episodes: list[Episode]) -> None:
+        """Set `reward` of episodes that `play` has returned, by the reward functions; those that failed keep None. Nothing is logged.
+
+        Each process scores a share and gets all rewards.
+        """
+        played = [episode for episode in episodes if episode.failure is None]
+        logged = self._pending_metrics, self._pending_extra_logs
+        self._pending_metrics, self._pending_extra_logs = defaultdict(list), defaultdict(list)
+        try:
+            if played:
+                rows = [to_row(episode.problem) for episode in played]
+                score_shares(played, rows, self._calculate_rewards, self.accelerator)
+        finally:
+            self._pending_metrics, self._pending_extra_logs = logged
 
     # ---- TRL's loss of a micro-batch
 

@@ -34,14 +34,6 @@ REWARD_ARGUMENTS = (*TRL_REWARD_ARGUMENTS, "episodes")
 RESERVED_COLUMNS = (*REWARD_ARGUMENTS, "environments")
 """Names that a dataset's columns may not have; TRL passes `environments` to the reward functions of environments."""
 
-CreditName = Literal[
-    "outcome", "agent", "agent_turn", "joint_return", "mean_over_turns", "critic", "branches", "leave_one_out", "shapley",
-    "permuted",
-]  # fmt: skip
-"""The estimators of `core.credit`: how the outcome of an episode becomes the advantages of its turns."""
-REPLAYING_CREDITS: tuple[CreditName, ...] = ("branches", "leave_one_out", "shapley")
-"""The estimators that replay episodes under the weights that played them."""
-
 
 @dataclass(frozen=True)
 class Problem:
@@ -50,7 +42,7 @@ class Problem:
     `question` is the dataset's "prompt", or the text of the last user message if the prompt is a conversation; `history` then holds the
     messages before it: system messages and earlier turns. `reference` is the data that the reward function compares with
     (for a dataset, its other columns); no role may see it. `task` names the prompt templates of the built-in workflows
-    (`workflows.prompts`).
+    (`workflows.prompts`). `prompt` is the dataset's, which reward functions get; None for a problem that no row was made into.
     """
 
     id: str
@@ -58,6 +50,7 @@ class Problem:
     question: str
     reference: Any
     history: list[Message] = field(default_factory=list, hash=False)
+    prompt: Any = field(default=None, repr=False, compare=False)
 
     @property
     def messages(self) -> list[Message]:
@@ -219,7 +212,7 @@ class Structure:
 
     Args:
         duties: role -> its duty. For a role without a duty, format and length are measured but no skill.
-        twins: name of a trivial workflow -> a function that takes, for each slot, whether the solver's first turn is right, and
+        trivial_workflows: name of a trivial workflow -> a function that takes, for each slot, whether the solver's first turn is right, and
             returns whether the trivial workflow's answer is right.
         edges: the arrows of the diagram; without them only the order of the roles is drawn.
         chats: for each kind of call, the chat roles of its messages after the problem's history. They are rendered with the tokenizer's chat
@@ -227,7 +220,7 @@ class Structure:
     """
 
     duties: Mapping[str, Duty] = field(default_factory=dict)
-    twins: Mapping[str, Callable[[Sequence[bool]], bool]] = field(default_factory=dict)
+    trivial_workflows: Mapping[str, Callable[[Sequence[bool]], bool]] = field(default_factory=dict)
     edges: tuple[Edge, ...] = ()
     chats: tuple[tuple[str, ...], ...] = ()
 

@@ -1,1 +1,4 @@
-"""An engine and faster passes for small models on CPUs."""
+"""An engine and faster passes for small models on CPUs, which `multirole` finds by their entry points."""
+
+SERVED = ("Qwen3ForCausalLM", "LlamaForCausalLM")
+"""Architectures that the engine "transformers" implements. `qwen3.unsupported` says what else a model may not have."""

@@ -11,6 +11,7 @@ bit-identical results. Not supported: other models, biases, sliding windows, RoP
 
 import math
 from collections import Counter, defaultdict, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from os.path import commonprefix
@@ -20,16 +21,17 @@ import torch.nn.functional as F
 from accelerate.utils.memory import clear_device_cache
 from peft import PeftModel
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from multirole.callbacks import Trainer
 from multirole.engines import check_idle, check_request, too_large
 from multirole.engines.protocol import Completion, Request
 from multirole.engines.sampling import sample, signed, uniform
 from multirole.update.passes.recomputation import is_out_of_memory
-from multirole_cpu.bfloat16_layers import cpu_has_bfloat16
+from multirole_cpu.half_model import cpu_has_bfloat16
 from multirole_cpu.kv_cache import Pool
 from multirole_cpu.prefix_cache import BLOCK, PrefixCache
-from multirole_cpu.qwen3 import Served, Span, Weights, check_supported, forward, make_weights, rope_table
+from multirole_cpu.qwen3 import Served, Span, Weights, check_supported, forward, make_weights, rope_table, unsupported
 
 PREFILL_TOKENS = 4096
 """Largest number of padded tokens in a prefill batch: bounds its memory, and is large enough for full speed."""
@@ -106,6 +108,20 @@ class TransformersEngine:
             )
         check_supported(trainer.peft_model)
         return cls(*trainer.eos_token_ids, max_length=args.max_prompt_tokens + args.max_completion_length)
+
+    @classmethod
+    def unsupported(cls, model: PeftModel | PreTrainedModel) -> str | None:
+        """Return a property of a model or its adapters that `qwen3.forward` does not implement, or None."""
+        return next(unsupported(model), None)
+
+    @classmethod
+    def from_model(
+        cls, model: PeftModel | Served, eos_ids: Sequence[int], pad_id: int, max_length: int
+    ) -> "TransformersEngine":
+        """Build the engine, and publish the model. Nothing is padded."""
+        engine = cls(*eos_ids, max_length=max_length)
+        engine.publish(model, 0)
+        return engine
 
     @torch.no_grad()  # not inference_mode: sharded weights (FSDP2) cannot be gathered in it
     def publish(self, model: PeftModel | Served, version: int) -> None:

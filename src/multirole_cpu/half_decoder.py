@@ -20,8 +20,7 @@ from transformers.models.llama.modeling_llama import eager_attention_forward
 from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer
 
 from multirole.update.gradients import PartSums
-
-HALF = torch.bfloat16
+from multirole.update.passes.bfloat16_layers import HALF
 
 
 def norm_forward(x: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:

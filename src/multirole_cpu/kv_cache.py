@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from multirole.update.passes.logprobs import FLASH
+from multirole_cpu.attention_head import FLASH
 
 N_COLUMNS = 10
 

@@ -21,13 +21,12 @@ from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
-from transformers import LlamaForCausalLM, Qwen3ForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedModel, Qwen3ForCausalLM
 
-from multirole.engines import SERVED
 from multirole.update.passes.tree_attention import STATIC_ROPES
 from multirole.update.processes import full_tensor
-from multirole_cpu import bfloat16_products
-from multirole_cpu.bfloat16_layers import products_in
+from multirole_cpu import SERVED, bfloat16_products
+from multirole_cpu.half_model import products_in
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PLAIN_VARIANTS = ("MiCALinearVariant", "VeloraLinearVariant")
@@ -283,7 +282,7 @@ def _fused(layer: Any) -> tuple[tuple[Any, ...], ...]:
     )
 
 
-def _inner(model: PeftModel | Served) -> Any:
+def _inner(model: PeftModel | PreTrainedModel) -> Any:
     return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
@@ -296,7 +295,7 @@ def check_supported(model: PeftModel | Served) -> None:
         )
 
 
-def unsupported(model: PeftModel | Served) -> Iterator[str]:
+def unsupported(model: PeftModel | PreTrainedModel) -> Iterator[str]:
     """List the properties of a model and its adapters that this forward pass does not implement."""
     inner = _inner(model)
     if type(inner) not in (Qwen3ForCausalLM, LlamaForCausalLM):  # a model's own code may use one of these names

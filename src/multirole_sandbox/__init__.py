@@ -58,6 +58,8 @@ __all__ = [
     "require", "take_seconds",
 ]  # fmt: skip
 
+__version__ = "0.3.0"
+
 logger = logging.getLogger(__name__)
 
 _INTEGER_KEY = re.compile(r'"-?[0-9]+"\s*:')
@@ -68,7 +70,7 @@ _NEWEST_SYNTAX = (3, 12)
 _CALLS = 16  # calls per manager, whose start costs as much as two or three calls
 
 _lock = threading.RLock()
-_pools: dict[str, Pool] = {}
+_pools: dict[tuple[str, str], Pool] = {}
 _seconds = 0.0
 _is_unsafe_allowed = False
 
@@ -167,13 +169,16 @@ def _verdict(reasons: list[str], rule: str) -> Verdict:
     return Verdict(share if rule == "fraction" else float(share == 1.0), reason, tuple(reasons))
 
 
-def call(module: Path, function: str, arguments: Sequence[list], limits: Limits) -> list[tuple[str, bytes]]:
+def call(
+    folder: Path, module: str, function: str, arguments: Sequence[list], limits: Limits
+) -> list[tuple[str, bytes]]:
     """Call a trusted function on untrusted values (JSON types), each call in a separate sandboxed process.
 
-    The workers import the file `module` and call its `preload()` before they enter the sandbox; it may use all installed
-    packages. Returns (reason, output) per call; a call that returned has the reason "passed" and its result as JSON.
+    The workers import `module` ("name" or "package.name") from `folder` and call its `preload()` before they enter the sandbox; it
+    may use all installed packages. Returns (reason, output) per call; a call that returned has the reason "passed" and its result as
+    JSON.
     """
-    source = f"from {module.stem} import {function}"
+    source = f"from {module} import {function}"
     inputs = ["\n".join(map(json.dumps, values)).encode() for values in arguments]
     outputs = [b""] * len(inputs)
 
@@ -187,7 +192,7 @@ def call(module: Path, function: str, arguments: Sequence[list], limits: Limits)
 
     jobs = list(map(job, range(0, len(inputs), _CALLS)))
     with _lock:
-        _running(str(module)).run(jobs, limits)
+        _running(module, str(folder)).run(jobs, limits)
     return list(zip([reason for job in jobs for reason in job.reasons], outputs, strict=True))
 
 
@@ -221,16 +226,16 @@ def close() -> None:
             _pools.popitem()[1].close()
 
 
-def _running(module: str = "") -> Pool:
+def _running(module: str = "", folder: str = "") -> Pool:
     """Return the pool whose workers imported this module; start and test one if needed. The caller holds the lock."""
-    if module in _pools:
-        return _pools[module]
+    if (module, folder) in _pools:
+        return _pools[module, folder]
     if not sys.platform.startswith("linux"):
         raise SandboxError(
             f"Model-written programs cannot be run on {sys.platform}, because the sandbox uses Linux system calls. "
             "Use the Docker image, or Linux."
         )
-    pool = Pool(module)
+    pool = Pool(module, folder)
     try:
         selftest.check(pool)
     except SandboxError as error:
@@ -251,7 +256,7 @@ def _running(module: str = "") -> Pool:
             "error with the reward 0. Use Python %s or later where rewards are compared with those of another machine.",
             *sys.version_info[:2], newest, newest,
         )  # fmt: skip
-    _pools[module] = pool
+    _pools[module, folder] = pool
     return pool
 
 

@@ -54,10 +54,10 @@ class Job:
 
 
 class Pool:
-    """A set of workers that import the file `module` first. Not thread-safe: the caller must hold a lock."""
+    """A set of workers that first import `module` from `folder`. Not thread-safe: the caller must hold a lock."""
 
-    def __init__(self, module: str = "") -> None:
-        self.module, self.level = module, ""
+    def __init__(self, module: str = "", folder: str = "") -> None:
+        self.module, self.folder, self.level = module, folder, ""
         self.idle: list[Worker] = []
         self.busy: set[Worker] = set()
         self.is_ending = False
@@ -96,7 +96,7 @@ class Pool:
 
     def _attempt(self, job: Job, limits: Limits, on_new_worker: bool = False) -> SandboxError | None:
         """Run a job's remaining tests on a worker; return the error if the worker fails."""
-        worker = Worker(self.module) if on_new_worker else self._take()
+        worker = Worker(self.module, self.folder) if on_new_worker else self._take()
         self.level = worker.level
         self.busy.add(worker)
         is_whole = False
@@ -114,7 +114,7 @@ class Pool:
     def _take(self) -> Worker:
         with contextlib.suppress(IndexError):  # another thread may have taken the last one
             return self.idle.pop()
-        return Worker(self.module)
+        return Worker(self.module, self.folder)
 
     def _run(self, worker: Worker, job: Job, limits: Limits) -> None:
         """Send a program to a worker and grade the outputs of its tests."""

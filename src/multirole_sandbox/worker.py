@@ -19,7 +19,7 @@ from multirole_sandbox.verdict import SandboxError
 
 _START_SECONDS, _GRACE_SECONDS = 60.0, 30.0
 _HOME = Path(__file__).parent
-_START = "import sys; sys.path.insert(0, {!r}); from inside import zygote; zygote.main({!r})"
+_START = "import sys; sys.path.insert(0, {!r}); from inside import zygote; zygote.main({!r}, {!r})"
 _ENVIRONMENT = {
     "PYTHONHASHSEED": "0",
     "PYTHONDONTWRITEBYTECODE": "1",
@@ -39,15 +39,15 @@ class Frame(NamedTuple):
 
 
 class Worker:
-    """A running, sandboxed zygote and its two channels. It imports the file `module` first."""
+    """A running, sandboxed zygote and its two channels. It first imports `module` from `folder`."""
 
-    def __init__(self, module: str = "") -> None:
+    def __init__(self, module: str = "", folder: str = "") -> None:
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
         self.channel, child_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.answers, answers = os.pipe()
         flags = ["-P"] if module else ["-s", "-S", "-P"]  # not -I: it ignores PYTHONHASHSEED
         self.process = subprocess.Popen(
-            [sys.executable, *flags, "-c", _START.format(str(_HOME), module)],
+            [sys.executable, *flags, "-c", _START.format(str(_HOME), module, folder)],
             stdin=child_socket,
             stdout=answers,
             stderr=self.errors,

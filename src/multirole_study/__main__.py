@@ -18,6 +18,7 @@ from typing import NoReturn
 
 from multirole import __version__
 from multirole.extras import install_advice
+from multirole_study.experiment.old_names import merged
 from multirole_study.experiment.settings import Parameter, UserError, did_you_mean, looked_in, user_errors, value
 
 LOCAL_MODEL = "the base model's folder, if the run used a local model"
@@ -57,7 +58,7 @@ def _read(parser: ArgumentParser, argv: list[str]) -> tuple[Namespace, dict[str,
     argv = [f" {word}" if word[:1] == "-" and isinstance(value(word), int | float) else word for word in argv]
     options = parser.parse_args(argv)
     from_file = _parameters_of(options.parameters) if options.parameters else {}
-    return options, from_file | {name: value(text) for name, text in options.pair}
+    return options, merged(from_file, {name: value(text) for name, text in options.pair})
 
 
 def _parameters_of(path: Path) -> dict[str, object]:
@@ -188,7 +189,6 @@ def serve(argv: list[str]) -> int:
     """Serve the roles of a run, or of a saved model, as models of OpenAI's API, until Ctrl-C."""
     from multirole.access import check_host
     from multirole.openai.arguments import add_serving_arguments
-    from multirole.policy import saved_adapters
 
     parser = _parser(serve)
     parser.add_argument(
@@ -199,6 +199,8 @@ def serve(argv: list[str]) -> int:
     )
     add_serving_arguments(parser)
     options = parser.parse_args(argv)
+    from multirole.saving.checkpoints import saved_adapters  # loads torch, which --help does not need
+
     if not saved_adapters(options.folder) and not any(options.folder.glob("checkpoint-*")):
         _check_run(options.folder)
     with user_errors():
@@ -228,7 +230,9 @@ def vllm_server(argv: list[str]) -> int:
     with user_errors():
         if not 0 < options.port < 2**16:
             raise ValueError(f"--port must be from 1 to 65535, got {options.port}.")
-        share = launch.vllm_memory if "vllm_memory" in parameters else server.MEMORY_SHARE
+        share = (
+            launch.vllm_gpu_memory_utilization if "vllm_gpu_memory_utilization" in parameters else server.MEMORY_SHARE
+        )
         command = server.command_of(cell, launch, options.host, options.port, argv[split + 1 :], share)
         if not options.print:
             server.check_installed()
@@ -319,7 +323,7 @@ def signal(argv: list[str]) -> int:
     if options.batches < 2:
         parser.error(f"--batches must be 2 or more, got {options.batches}: noise is what differs between batches.")
     _check_run(options.folder)
-    from multirole_study.experiment.role_gradients import measure_run
+    from multirole_study.measurements.signal_of_run import measure_run
 
     with user_errors():
         sys.stdout.write(f"{measure_run(options.folder, options.at, options.batches, options.model)} is written\n")
@@ -338,7 +342,7 @@ def credit(argv: list[str]) -> int:
     parser.add_argument("--model", help=LOCAL_MODEL)
     options = parser.parse_args(argv)
     _check_run(options.folder)
-    from multirole_study.experiment.credit_measurement import measure_run
+    from multirole_study.measurements.credit_of_run import measure_run
 
     with user_errors():
         path = measure_run(options.folder, options.at, options.problems, model=options.model)

@@ -344,7 +344,7 @@ def memory(trial: Trial) -> Finding:
         total = torch.cuda.mem_get_info()[1]
     phase = max(PHASES, key=lambda name: trial.peaks[name])
     share = trial.peaks[phase] / total
-    expected = f"at most {1 - FREE_FRACTION:.0%}; else lower micro_batch_tokens, vllm_memory or the largest lengths"
+    expected = f"at most {1 - FREE_FRACTION:.0%}; else lower micro_batch_tokens, vllm_gpu_memory_utilization or the largest lengths"
     return Finding(share <= 1 - FREE_FRACTION, f"{phase} takes {share:.0%} of {total / GIB:.2f} GiB", expected)
 
 
@@ -384,18 +384,16 @@ TRIAL_ANSWERS: dict[str, tuple[object, str, str]] = {
 
 def examine(cell: Cell, launch: Launch, folder: str) -> tuple[dict[str, Finding], dict[str, float]]:
     """Train two iterations in a folder. Return the findings by check and the measurements, the same on every process."""
-    short = {"iterations": ITERATIONS, "save_every": ITERATIONS, "eval_every": ITERATIONS + 1}
+    short = {"max_steps": ITERATIONS, "save_steps": ITERATIONS, "eval_steps": ITERATIONS + 1}
     rate = STEP_SIZE / math.sqrt(shape_of(cell).hidden)
-    trial_cell = cell.replace(**short, learning_rate=rate, warmup_iterations=0)
+    trial_cell = cell.replace(**short, learning_rate=rate, warmup_steps=0)
     trial, is_main = Trial(cell), processes().is_main_process
     with announced("loading the model and the rollout engine", is_main):
         train, validation, _ = load_problems(trial_cell, AutoTokenizer.from_pretrained(locate(cell)))
         problems = train[: ITERATIONS * cell.n_problems], validation[:1]
         trainer = make_trainer(trial_cell, folder, launch.replace(report_to="none"), [trial], problems=problems)
         trial.trainer = trainer
-    activity = (
-        f"{ITERATIONS} iterations of {cell.n_problems} problems x {cell.n_episodes} episodes, from random adapters,"
-    )
+    activity = f"{ITERATIONS} iterations of {cell.n_problems} problems x {cell.num_generations} episodes, from random adapters,"
     with closing(trainer.engine), announced(activity, is_main):
         trial.run()
         of_all = gather_objects([check(trial) for check in CHECKS.values()])
@@ -412,7 +410,7 @@ def measurements(trial: Trial) -> dict[str, float]:
         "rollout_seconds": rollout,
         "update_seconds": update,
         "sampled_tokens_per_second": sampled / rollout,
-        "hours_of_training": trial.cell.iterations * (rollout + update) / 3600,
+        "hours_of_training": trial.cell.max_steps * (rollout + update) / 3600,
         **{f"{phase}_peak_gib": max(gather_objects(trial.peaks[phase])) / GIB for phase in PHASES},
     }
 
@@ -446,7 +444,7 @@ def run(cell: Cell, launch: Launch, planned: Mapping[str, int] | None = None) ->
         say(
             f"\n{table}\n\nThe last iteration took {measured['rollout_seconds']:.1f} s of rollout, at "
             f"{measured['sampled_tokens_per_second']:.0f} sampled tokens/s, and {measured['update_seconds']:.1f} s of update.\n"
-            f"At that rate {cell.iterations} iterations take {duration}. Validation is not "
+            f"At that rate {cell.max_steps} iterations take {duration}. Validation is not "
             f"counted, and replies change in length during training.\nPeak {memory_kind}: {', '.join(peaks)}."
         )
     return 0 if all(finding.holds for finding in findings.values()) else 1

@@ -14,25 +14,25 @@ from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.presets import Shape
 
 REPLY_SHARE = 1250 / 5120
-"""Mean length of a reply as a fraction of its cap."""
+"""Assumed mean length of a reply as a fraction of its cap."""
 INSTRUCTION_TOKENS = 150
-"""Tokens of a prompt without the replies in it: the question and the role's instructions."""
+"""Assumed tokens of a prompt without the replies in it: the question and the role's instructions."""
 CORRECT_VERDICTS = 0.6
-"""Fraction of the drafts that Eval-Opt's evaluator accepts in each round."""
+"""Assumed fraction of the drafts that Eval-Opt's evaluator accepts in each round."""
 SILENT_ROWS = 0.4
-"""Fraction of the rows whose group has equal rewards, so that they have no gradient."""
+"""Assumed fraction of the rows whose group has equal rewards, so that they have no gradient."""
 BANDWIDTH_USED = 0.75
-"""Fraction of the memory bandwidth that decoding reaches."""
+"""Assumed fraction of the memory bandwidth that decoding reaches."""
 PREFILL_MFU, UPDATE_MFU = 0.4, 0.25
-"""Fraction of the dense bfloat16 FLOP/s that prefill and update reach."""
+"""Assumed fraction of the dense bfloat16 FLOP/s that prefill and update reach."""
 STEP_OVERHEAD = 0.0015
-"""Seconds of a decoding step with few requests, in addition to reading the weights."""
+"""Assumed seconds of a decoding step with few requests, in addition to reading the weights."""
 UPDATE_IMBALANCE = 1.1
-"""Factor for the update on several processes: the slowest one, and all_reduce."""
+"""Assumed factor for the update on several processes: the slowest one, and all_reduce."""
 DEFAULT_VALIDATION = 256
 """Assumed validation problems of a cell that uses all rows of a file, because the file is not read here."""
 SWITCH_SECONDS, GRADE_SECONDS = 8.0, 6.0
-"""Seconds per iteration for sleep, wake-up and publishing, and for grading and records, which processes share."""
+"""Assumed seconds per iteration for sleep, wake-up and publishing, and for grading and records, which processes share."""
 
 
 class Gpu(NamedTuple):
@@ -95,7 +95,7 @@ class Rows(NamedTuple):
 
 def rows_of(cell: Cell, n_episodes: int) -> list[Rows]:
     """Return the rows of `n_episodes` episodes by stage; prompts and replies are limited by the cell's caps."""
-    reply = REPLY_SHARE * cell.max_response_tokens
+    reply = REPLY_SHARE * cell.max_completion_length
     return [
         Rows(n_episodes * n, min(INSTRUCTION_TOKENS + read * reply, cell.max_prompt_tokens), reply)
         for n, read in calls_of(cell)
@@ -117,17 +117,17 @@ def rollout_seconds(cell: Cell, gpu: Gpu, n_processes: int, n_episodes: int, row
     weights = 2 * s.parameters / bandwidth  # seconds to read them once
     kv = sum(n * reply * (prompt + reply / 2) for n, prompt, reply in stages) * 2 * s.kv_elements / bandwidth
     steps = sum(n * reply for n, _, reply in stages) / rows_at_once
-    prefill = sum(forward_flops(s, cell.lora_rank, n * prompt, prompt / 2) for n, prompt, _ in stages)
+    prefill = sum(forward_flops(s, cell.lora_r, n * prompt, prompt / 2) for n, prompt, _ in stages)
     packed = kv + steps * weights + prefill / (PREFILL_MFU * gpu.flops)
-    chain = sum(min(n, 1) for n, _ in calls_of(cell)) * cell.max_response_tokens * (weights + STEP_OVERHEAD)
+    chain = sum(min(n, 1) for n, _ in calls_of(cell)) * cell.max_completion_length * (weights + STEP_OVERHEAD)
     return packed / n_processes + chain * (1 - 1 / n_processes)
 
 
 def update_seconds(cell: Cell, gpu: Gpu, n_processes: int, recomputes: bool) -> float:
     """Estimate the seconds of an update. Scoring, backward through the frozen base, and recomputing cost one forward pass each."""
-    s, stages = shape_of(cell), rows_of(cell, cell.n_problems * cell.n_episodes)
+    s, stages = shape_of(cell), rows_of(cell, cell.n_problems * cell.num_generations)
     forward = sum(
-        forward_flops(s, cell.lora_rank, n * (prompt + reply), (prompt + reply) / 2) for n, prompt, reply in stages
+        forward_flops(s, cell.lora_r, n * (prompt + reply), (prompt + reply) / 2) for n, prompt, reply in stages
     )
     passes = 1 + (1 - SILENT_ROWS) * (1 + recomputes) + (cell.old_logprobs == "recomputed")
     return passes * forward / (UPDATE_MFU * gpu.flops) / n_processes * (UPDATE_IMBALANCE if n_processes > 1 else 1)
@@ -173,13 +173,13 @@ def mean_context(cell: Cell) -> float:
 
 def estimate(cell: Cell, gpu: Gpu, n_processes: int, recomputes: bool, rows_at_once: int) -> Estimate:
     """Estimate a cell's training; `rows_at_once` is the number of requests that one process decodes at once."""
-    n = cell.n_problems * cell.n_episodes
+    n = cell.n_problems * cell.num_generations
     rollout, validation = (
         rollout_seconds(cell, gpu, n_processes, n_episodes, rows_at_once)
         for n_episodes in (n, cell.n_validation or DEFAULT_VALIDATION)
     )
     return Estimate(
-        gpu, n_processes, cell.iterations,
+        gpu, n_processes, cell.max_steps,
         rollout, update_seconds(cell, gpu, n_processes, recomputes), SWITCH_SECONDS + GRADE_SECONDS / n_processes,
-        validation, -(-cell.iterations // cell.eval_every) + 1,
+        validation, -(-cell.max_steps // cell.eval_steps) + 1,
     )  # fmt: skip

@@ -21,7 +21,6 @@ import psutil
 from tabulate import tabulate
 
 from multirole.policy import adapter_names
-from multirole.types import REPLAYING_CREDITS
 from multirole.update.passes.activation_memory import bytes_per_token, kept_tokens
 from multirole.workflows import WORKFLOWS
 from multirole_study import hours
@@ -42,9 +41,9 @@ from multirole_study.experiment.run_folder import N_KEPT, folder_of
 
 BYTES = {"float32": 4, "bfloat16": 2}
 PROCESS_BYTES = round(0.75 * GIB)
-"""Memory of one process without the counted tensors: 0.59 to 0.64 GiB were measured on a CPU; not measured on a GPU."""
+"""Memory of one process without the counted tensors: 0.59 to 0.64 GiB were measured on a CPU; on a GPU it is assumed."""
 VLLM_GRAPHS = GIB
-"""vLLM's CUDA graphs and sampling buffers, which stay allocated when it sleeps (not measured)."""
+"""vLLM's CUDA graphs and sampling buffers, which stay allocated when it sleeps; assumed, not measured."""
 HEAD_TOKENS, HEAD_COLUMNS = 4096, 32768
 """Tokens and columns of a tile in TRL's fused LM head."""
 ENGINE_ROWS = 384
@@ -58,7 +57,7 @@ LOGIT_BYTES = 24
 MAX_GRAPH_ROWS = 512
 """Largest batch for which vLLM captures a CUDA graph."""
 STEP_TOKENS, STEP_FRACTION = (16384, 8192, 4096, 2048), 0.05
-"""Candidates for the tokens of a vLLM step. The largest whose workspace fits into this fraction of its memory is used (not measured)."""
+"""Candidates for the tokens of a vLLM step. The largest whose workspace fits into this fraction of its memory is used; the fraction is assumed, not measured."""
 SHORT_REQUEST = 0.25
 """Assumed length of a request in the shortest stage, prompt and reply, as a fraction of the reply's cap."""
 CHECKPOINTING_ABOVE = 0.8
@@ -145,7 +144,7 @@ class Plan:
             parts = [f"{part.name}, {getattr(part, phase) / GIB:.2f} GiB ({part.remedy})" for part in largest]
             text += f" Use a device with more memory, or make the largest parts smaller: {'; '.join(parts)}."
         elif not self.fits:
-            text += " It must hold one. Raise vllm_memory, or lower max_prompt_tokens or max_response_tokens."
+            text += " It must hold one. Raise vllm_gpu_memory_utilization, or lower max_prompt_tokens or max_completion_length."
         return text
 
 
@@ -156,20 +155,19 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
     """Plan the memory of `cell` without reading weights; with `gpu_bytes=None` for the devices of this machine."""
     launch = cell.launched(launch)
     n, s, recomputes = launch.n_processes, shape_of(cell), launch.recomputes(cell.scale)
-    launch.check_processes(n, cell.n_problems)
     kind, size = ("GPU", gpu_bytes) if gpu_bytes is not None else this_device()
     on_gpu, names = kind == "GPU", adapter_names(cell.policy)
     shards = n if launch.is_sharded else 1
     base, adapter_bytes = BYTES[dtype_of(cell)] * s.parameters // shards, adapters(cell) // shards
-    row = cell.max_prompt_tokens + cell.max_response_tokens
+    row = cell.max_prompt_tokens + cell.max_completion_length
     tokens = max(launch.pass_tokens(cell.scale), row)  # a row longer than the budget is a micro-batch
     is_merged = dtype_of(cell) == "float32" and shards == 1
-    joined = (not is_merged and shards == 1) * 2 * s.layers * sum((a + cell.lora_rank) * b for a, b in s.linear_sizes)
+    joined = (not is_merged and shards == 1) * 2 * s.layers * sum((a + cell.lora_r) * b for a, b in s.linear_sizes)
     gradients = (n_parts(cell) + (not is_merged)) * adapter_bytes // len(names)  # by part, and the accumulated gradient
     buckets = (
         on_gpu and n > 1 and shards == 1
     ) * adapter_bytes  # accelerate wraps the model in DDP, which is not called
-    rank, lengths = "lower lora_rank", "lower max_prompt_tokens or max_response_tokens"
+    rank, lengths = "lower lora_r", "lower max_prompt_tokens or max_completion_length"
     split = "write sharding='fsdp2' and a larger n_processes" if on_gpu else "use a smaller model"
     parts = [
         Part("process", PROCESS_BYTES, PROCESS_BYTES, "fixed" if on_gpu or n == 1 else "lower n_processes"),
@@ -207,7 +205,7 @@ def own_engine(cell: Cell, s: Shape, engine: str, n_processes: int, lengths: str
     evaluations included, has full length.
     """
     names, n_bytes = adapter_names(cell.policy), BYTES[dtype_of(cell)]
-    row = (cell.max_prompt_tokens + cell.max_response_tokens) * n_bytes * s.kv_elements
+    row = (cell.max_prompt_tokens + cell.max_completion_length) * n_bytes * s.kv_elements
     n_rows = min(largest_batch(cell) // n_processes, ENGINE_ROWS if engine == "transformers" else GENERATE_ROWS)
     parts = [Part("engine's KV cache, at most", n_rows * row, 0, lengths, is_bound=True)]
     if engine != "transformers":
@@ -239,7 +237,7 @@ def tokens_kept(cell: Cell, launch: Launch, gpu_bytes: int) -> int:
 
 def adapters(cell: Cell) -> int:
     """Return the bytes of all adapters in float32. AdamW's two moments take twice as many."""
-    return 4 * len(adapter_names(cell.policy)) * shape_of(cell).adapter_parameters(cell.lora_rank)
+    return 4 * len(adapter_names(cell.policy)) * shape_of(cell).adapter_parameters(cell.lora_r)
 
 
 def n_parts(cell: Cell) -> int:
@@ -250,12 +248,14 @@ def n_parts(cell: Cell) -> int:
 
 def largest_stage(cell: Cell) -> int:
     """Return the number of requests in an iteration's largest stage."""
-    return cell.n_problems * cell.n_episodes * max(cell.make_workflow().roles.values())
+    return cell.n_problems * cell.num_generations * max(cell.make_workflow().roles.values())
 
 
 def largest_batch(cell: Cell) -> int:
     """Return the number of requests that wait at once: those of an iteration's largest stage, or of an evaluation's, if its size is set."""
-    return max(cell.n_problems * cell.n_episodes, cell.n_validation or 0) * max(cell.make_workflow().roles.values())
+    return max(cell.n_problems * cell.num_generations, cell.n_validation or 0) * max(
+        cell.make_workflow().roles.values()
+    )
 
 
 def activations(cell: Cell, s: Shape, tokens: int, on_gpu: bool, recomputes: bool) -> int:
@@ -269,7 +269,7 @@ def activations(cell: Cell, s: Shape, tokens: int, on_gpu: bool, recomputes: boo
     the residual stream with its gradient (10h). The fused head has the last hidden state, its copy and gradient, and a tile of
     the logits, in place on a GPU and as eight float32 tensors on a CPU.
     """
-    h, q, kv, inter, rank = s.hidden, s.heads * s.head_dim, s.kv_heads * s.head_dim, s.intermediate, cell.lora_rank
+    h, q, kv, inter, rank = s.hidden, s.heads * s.head_dim, s.kv_heads * s.head_dim, s.intermediate, cell.lora_r
     b, per_token = BYTES[dtype_of(cell)], 4 * (2 + 2 * s.heads + s.kv_heads)
     if dtype_of(cell) == "float32":
         per_token += 4 * (4 * h + 3 * q + 3 * kv + 4 * inter + 7 * rank)
@@ -292,15 +292,17 @@ def vllm_engine(cell: Cell, launch: Launch, s: Shape, gpu_bytes: int) -> tuple[P
 
     It stores the weights, a LoRA slot per adapter and a spare one, and the workspace of its largest batch with its CUDA graphs.
     """
-    length, b = cell.max_prompt_tokens + cell.max_response_tokens, BYTES[dtype_of(cell)]
+    length, b = cell.max_prompt_tokens + cell.max_completion_length, BYTES[dtype_of(cell)]
     row = b * s.kv_elements * length
-    of_ends = 2 * cell.lora_rank * (s.vocab + s.hidden)  # vLLM gives embeddings and head a place in every slot
-    slots = (len(adapter_names(cell.policy)) + 1) * (s.adapter_parameters(cell.lora_rank) + of_ends)
+    of_ends = 2 * cell.lora_r * (s.vocab + s.hidden)  # vLLM gives embeddings and head a place in every slot
+    slots = (len(adapter_names(cell.policy)) + 1) * (s.adapter_parameters(cell.lora_r) + of_ends)
     weight_bytes = b * (s.parameters + slots)
     rows, tokens = launch.vllm_max_num_seqs or MAX_GRAPH_ROWS, launch.vllm_max_num_batched_tokens or STEP_TOKENS[1]
-    work, share = VLLM_GRAPHS + vllm_work(s, rows, tokens), round(launch.vllm_memory * gpu_bytes)
-    remedy = f"lower vllm_memory below {launch.vllm_memory}"
-    return Part(f"vLLM, {launch.vllm_memory:.0%} of the GPU", share, work, remedy), (share - weight_bytes - work) / row
+    work, share = VLLM_GRAPHS + vllm_work(s, rows, tokens), round(launch.vllm_gpu_memory_utilization * gpu_bytes)
+    remedy = f"lower vllm_gpu_memory_utilization below {launch.vllm_gpu_memory_utilization}"
+    return Part(f"vLLM, {launch.vllm_gpu_memory_utilization:.0%} of the GPU", share, work, remedy), (
+        share - weight_bytes - work
+    ) / row
 
 
 def vllm_work(s: Shape, rows: int, tokens: int) -> int:
@@ -316,15 +318,19 @@ def vllm_batch(cell: Cell, launch: Launch, gpu_bytes: int) -> dict[str, int]:
     """
     s = shape_of(cell)
     step = next(
-        (n for n in STEP_TOKENS if vllm_work(s, 0, n) <= STEP_FRACTION * launch.vllm_memory * gpu_bytes),
+        (
+            n
+            for n in STEP_TOKENS
+            if vllm_work(s, 0, n) <= STEP_FRACTION * launch.vllm_gpu_memory_utilization * gpu_bytes
+        ),
         STEP_TOKENS[-1],
     )
     largest = launch.replace(vllm_max_num_seqs=MAX_GRAPH_ROWS, vllm_max_num_batched_tokens=step)
-    room = vllm_engine(cell, largest, s, gpu_bytes)[1] * (cell.max_prompt_tokens + cell.max_response_tokens)  # tokens
+    room = vllm_engine(cell, largest, s, gpu_bytes)[1] * (cell.max_prompt_tokens + cell.max_completion_length)  # tokens
     rows = min(
         largest_stage(cell) // launch.n_processes,
         MAX_GRAPH_ROWS,
-        int(room / (SHORT_REQUEST * cell.max_response_tokens)),
+        int(room / (SHORT_REQUEST * cell.max_completion_length)),
     )
     return {"vllm_max_num_seqs": max(1, rows // 8 * 8 or rows), "vllm_max_num_batched_tokens": step}
 
@@ -333,10 +339,9 @@ def settled(cell: Cell, launch: Launch, gpu_bytes: int | None = None) -> Launch:
     """Return the launch with the options filled in that the plan chooses.
 
     These are the sizes of vLLM's batches (`vllm_batch`), gradient checkpointing, which is off if all layers fit easily, and on a GPU the
-    tokens of a forward pass, which are fewer than the scale's if only so the cell fits. Raises ValueError for options of vLLM's servers with another engine, and for sharding over one process.
+    tokens of a forward pass, which are fewer than the scale's if only so the cell fits. Raises ValueError for options that do not fit (`Launch.check`).
     """
-    launch.check_engine(cell.engine)
-    launch.check_sharding()
+    launch.check(cell)
     launch = cell.launched(launch)
     kind, size = ("GPU", gpu_bytes) if gpu_bytes is not None else this_device()
     if kind == "GPU" and engine_of(cell, gpu_bytes is not None) == "vllm":
@@ -346,7 +351,7 @@ def settled(cell: Cell, launch: Launch, gpu_bytes: int | None = None) -> Launch:
         memory_plan = plan(cell, without, gpu_bytes)
         if memory_plan.fits and memory_plan.need[0] <= CHECKPOINTING_ABOVE * memory_plan.size:
             return without
-    tokens, row = launch.pass_tokens(cell.scale), cell.max_prompt_tokens + cell.max_response_tokens
+    tokens, row = launch.pass_tokens(cell.scale), cell.max_prompt_tokens + cell.max_completion_length
     fitting = launch
     while kind == "GPU" and launch.micro_batch_tokens is None and not plan(cell, fitting, gpu_bytes).fits:
         if tokens <= row:  # a row is a micro-batch, however long it is
@@ -361,7 +366,7 @@ def settled(cell: Cell, launch: Launch, gpu_bytes: int | None = None) -> Launch:
 
 def has_estimate(cell: Cell) -> bool:
     """Return whether the time of a cell can be estimated: at a paper scale with its base model, on a GPU with vLLM, without replays."""
-    is_usual = cell.model is None and cell.credit not in REPLAYING_CREDITS
+    is_usual = cell.model is None and not cell.replays_episodes
     return cell.scale in PAPER_SCALES and is_usual and cell.engine in ("auto", "vllm")
 
 
@@ -371,7 +376,7 @@ def estimate(cell: Cell, launch: Launch, gpu_bytes: int, gpu: hours.Gpu | None =
     Without `gpu` the speed is that of `hours.gpu_of`.
     """
     launch = settled(cell, launch, gpu_bytes)
-    tokens = (plan(cell, launch, gpu_bytes).cache or 0) * (cell.max_prompt_tokens + cell.max_response_tokens)
+    tokens = (plan(cell, launch, gpu_bytes).cache or 0) * (cell.max_prompt_tokens + cell.max_completion_length)
     fitting = max(1, min(launch.vllm_max_num_seqs or MAX_GRAPH_ROWS, int(tokens / hours.mean_context(cell))))
     gpu = gpu or hours.gpu_of(gpu_bytes)
     are_kept = not launch.is_sharded and tokens_kept(cell, launch, gpu_bytes) < launch.pass_tokens(cell.scale)
@@ -453,7 +458,7 @@ def disk_need(cell: Cell) -> int:
 
     A checkpoint has the adapters and AdamW's two moments in float32. Tables are much smaller and not counted.
     """
-    n_evaluated = -(-cell.iterations // cell.eval_every)
+    n_evaluated = -(-cell.max_steps // cell.eval_steps)
     return (N_KEPT + 1) * 3 * adapters(cell) + n_evaluated * adapters(cell) * BYTES[dtype_of(cell)] // 4
 
 
@@ -504,8 +509,8 @@ def check_disk(cell: Cell, folder: Path) -> None:
     need, free = disk_need(cell), shutil.disk_usage(existing).free
     if free + sum(path.stat().st_size for path in saved) < need:
         raise ValueError(
-            f"{folder} has {free // 2**20} MiB free, but checkpoints and adapters of {cell.iterations} iterations take "
-            f"{-(-need // 2**20)} MiB. Use a results_dir on a larger disk, raise eval_every, or free some space."
+            f"{folder} has {free // 2**20} MiB free, but checkpoints and adapters of {cell.max_steps} iterations take "
+            f"{-(-need // 2**20)} MiB. Use a results_dir on a larger disk, raise eval_steps, or free some space."
         )
 
 
@@ -525,7 +530,7 @@ def report(memory_plan: Plan, launch: Launch) -> str:
     cell, total = memory_plan.cell, [sum(getattr(part, phase) for part in memory_plan.parts) for phase in PHASES]
     rows = [(part.name, part.rollout / GIB, part.update / GIB) for part in memory_plan.parts]
     rows.append(("total", *(size / GIB for size in total)))
-    disk = f"Checkpoints and adapters of {cell.iterations} iterations take {disk_need(cell) / GIB:.2f} GiB of disk."
+    disk = f"Checkpoints and adapters of {cell.max_steps} iterations take {disk_need(cell) / GIB:.2f} GiB of disk."
     lines = [tabulate(rows, headers=("GiB per process", *PHASES), floatfmt=".3f"), disk]
     if launch.vllm_max_num_seqs and memory_plan.cache is not None:
         rows_at_once, step = launch.vllm_max_num_seqs, launch.vllm_max_num_batched_tokens

@@ -32,7 +32,7 @@ def roles_of_run(folder: Path, step: int | None, model: str | None) -> SavedRole
     check_base_of_run(folder, cell)
     return SavedRoles(
         {name: source / name for name in config["policy"].values()}, config["policy"], str(locate(cell)),
-        Sampling(config["max_response_tokens"], config["temperature"]), config["max_prompt_tokens"],
+        Sampling(config["max_completion_length"], config["temperature"]), config["max_prompt_tokens"],
         StartClock(recorded_start(folder)).bind(RENDERERS[config["renderer"]]),
     )  # fmt: skip
 

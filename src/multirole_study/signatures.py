@@ -3,7 +3,7 @@
 Every signature has one definition, used for the turns of a training iteration (`signatures`) and the recorded turns of
 validation episodes (`signatures_of_frame`); METRICS.md has their table. Where the paper's captions leave a choice open:
 
-- *boxed*: `tasks.math_answer.extract_boxed` finds the last `\\boxed{...}`, its braces close, and it is not empty.
+- *boxed*: `math_answers.extract` finds the last `\\boxed{...}`, its braces close, and it is not empty.
 - *verdict*: the first literal `\\boxed{Correct}` or `\\boxed{Incorrect}`, as the released code parses it.
 - *hedging*: one of the phrases of `HEDGES`, in any case, not inside a longer word ("await" is no "wait"), with single
   spaces as written. The paper does not state case or boundaries.
@@ -24,9 +24,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from math_answers import extract
 from multirole.types import Episode
 from multirole.workflows.eval_opt import parse_verdict
-from multirole_study.tasks.math_answer import extract_boxed
 
 HEDGES = (
     "wait", "alternatively", "actually", "hmm", "let me reconsider", "on second thought", "not correct", "this is wrong",
@@ -96,7 +96,7 @@ def opener(text: str) -> str:
 
 def turn_signature(text: str, n_tokens: int) -> TurnSignature:
     """Compute the signature of one text of `n_tokens` tokens."""
-    is_boxed = "\\boxed" in text and bool(extract_boxed(text))
+    is_boxed = "\\boxed" in text and bool(extract(text))
     verdict = parse_verdict(text, "first_literal") if "\\boxed" in text else "unparsed"
     is_terse = is_boxed and n_tokens <= TERSE_TOKENS
     return TurnSignature(is_boxed, verdict, is_hedging(text), is_terse, form(text, n_tokens, verdict), opener(text))

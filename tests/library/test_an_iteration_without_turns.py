@@ -7,7 +7,6 @@ import torch
 from trainers import slow_but
 
 from multirole import MultiRoleCallback, RoleDiagnostics, Single
-from multirole.credit.estimators import credit_callback
 from multirole.types import Answer, Reward, user
 
 EMPTY = 1
@@ -58,17 +57,18 @@ def by_length(completions, **_):
     return [float(len(text) % 7) for text in completions]
 
 
-def score(episodes):
-    for episode in episodes:
-        episode.reward = Reward(float(len(episode.answer.text) % 7))
+def by_length_and_grade(completions, episodes, **_):
+    for episode, reward in zip(episodes, by_length(completions), strict=True):
+        episode.reward = Reward(reward, is_correct=reward > 3)
+    return by_length(completions)
 
 
-def one_problem(make_library_trainer, workflow, *callbacks, **options):
+def one_problem(make_library_trainer, workflow, *callbacks, reward=by_length, **options):
     usual = {
         "generation_batch_size": 4, "num_generations": 4, "max_steps": 4, "max_completion_length": 8, "max_prompt_tokens": 100,
         "shuffle_dataset": False, "logging_steps": 1, "save_strategy": "no", "disable_tqdm": True, "max_failed_episodes": 4,
     }  # fmt: skip
-    return make_library_trainer(workflow, None, by_length, 8, [*callbacks], **usual | options)
+    return make_library_trainer(workflow, None, reward, 8, [*callbacks], **usual | options)
 
 
 def weights(trainer):
@@ -111,8 +111,16 @@ def test_every_way_to_train_allows_it(make_library_trainer, options):
     "credit", slow_but(["branches"], ["branches", "shapley", "mean_over_turns", "critic", "permuted"])
 )
 def test_every_credit_allows_it(make_library_trainer, credit):
-    seen, estimator = Seen(), credit_callback(credit, judge=lambda episodes: None, score=score, n_branches=2)
-    one_problem(make_library_trainer, OneOverlong(), estimator, seen, max_steps=2).train()
+    seen = Seen()
+    one_problem(
+        make_library_trainer,
+        OneOverlong(),
+        seen,
+        reward=by_length_and_grade,
+        max_steps=2,
+        credit=credit,
+        credit_branches=2,
+    ).train()
     assert seen.iterations[1] == (2, {"1"}, 0, 0)
 
 

@@ -12,11 +12,11 @@ from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, Single
 from multirole.callbacks import MultiRoleCallback
 from multirole.update.gradients import PartSums, gradient_of
 from multirole.update.passes import model_passes
+from multirole.update.passes.bfloat16_layers import half_layers
 from multirole.update.reference import Reference
 from multirole.workflows import Voting
-from multirole_cpu import bfloat16_layers
-from multirole_cpu.bfloat16_layers import half_layers, has_fast_bfloat16
 from multirole_cpu.half_decoder import join, norm_backward, norm_forward
+from multirole_cpu.half_model import cpu_has_bfloat16, half_model
 
 
 class Parts(MultiRoleCallback):
@@ -66,7 +66,7 @@ def test_angles_of_positions_that_bfloat16_cannot_count(tokenizer):
     base = toy_model(tokenizer)
     positions = torch.arange(5000)[None]
     expected = base.model.rotary_emb(torch.zeros(1), positions)
-    with half_layers([], None, None, base):
+    with half_model(base, None, None):
         angles = base.model.rotary_emb(torch.zeros(1), positions)
     for one, other in zip(angles, expected, strict=True):
         torch.testing.assert_close(one.float(), other, atol=2**-8, rtol=0)
@@ -117,13 +117,13 @@ def model_with_lora(tokenizer, target_modules: list[str] | str) -> tuple[PeftMod
 
 def test_adapters_of_some_projections(tokenizer):
     """Layers without the adapter take part in joint products with rank 0, and the gradient is that of float32."""
-    model, layers = model_with_lora(tokenizer, ["k_proj", "up_proj"])
+    model, _ = model_with_lora(tokenizer, ["k_proj", "up_proj"])
     base, params = model.get_base_model(), [p for p in model.parameters() if p.requires_grad]
     model(IDS).logits.log_softmax(-1)[..., 3].sum().backward()
     values = torch.zeros(2, sum(p.numel() for p in params))
     sums = PartSums(params, values)
     sums.set_tokens([(0, 7), (1, 7)])
-    with half_layers(layers, "default", sums, base):
+    with half_model(base, "default", sums):
         base(IDS, use_cache=False).logits.log_softmax(-1)[..., 3].sum().backward()
     assert cosine(values.sum(0), gradient_of(params)) > 0.999
     assert values[0].norm() > 0 and values[1].norm() > 0
@@ -132,10 +132,10 @@ def test_adapters_of_some_projections(tokenizer):
 @pytest.fixture
 def autocasts(monkeypatch):
     """As on a GPU, where only the LoRA layers are replaced, and autocast computes what is between them."""
-    monkeypatch.setattr(bfloat16_layers, "needs_no_autocast", lambda base: False)
+    monkeypatch.setattr(model_passes, "bfloat16_model", lambda base, adapter, sums: None)
 
 
-def test_under_autocast_each_gradient_is_that_of_float32(tokenizer, autocasts):
+def test_under_autocast_each_gradient_is_that_of_float32(tokenizer):
     model, layers = model_with_lora(tokenizer, "all-linear")
     params = {name: p for name, p in model.named_parameters() if p.requires_grad}
     model(IDS).logits.log_softmax(-1)[..., 3].sum().backward()
@@ -143,7 +143,7 @@ def test_under_autocast_each_gradient_is_that_of_float32(tokenizer, autocasts):
     sums = PartSums(list(params.values()), gradient)
     sums.set_tokens([(0, IDS.numel())])
     base = model.get_base_model()
-    with half_layers(layers, "default", sums, base), torch.autocast("cpu", torch.bfloat16):
+    with half_layers(layers, "default", sums), torch.autocast("cpu", torch.bfloat16):
         base(IDS, use_cache=False).logits.float().log_softmax(-1)[..., 3].sum().backward()
     for name, p in params.items():
         assert p.grad.norm() > 1e-2, name
@@ -160,14 +160,14 @@ def test_under_autocast_packed_rows_have_the_gradient_of_float32(tokenizer, tmp_
     assert max((one - other).abs().max() for one, other in zip(logps, expected, strict=True)) < 0.05
 
 
-def test_under_autocast_the_base_alone_has_no_adapter(tokenizer, autocasts):
+def test_under_autocast_the_base_alone_has_no_adapter(tokenizer):
     model, layers = model_with_lora(tokenizer, "all-linear")
     base = model.get_base_model()
     with torch.no_grad():
         adapted = model(IDS).logits
         with model.disable_adapter():
             expected = base(IDS).logits
-        with half_layers(layers, None, None, base), torch.autocast("cpu", torch.bfloat16):
+        with half_layers(layers, None, None), torch.autocast("cpu", torch.bfloat16):
             computed = base(IDS, use_cache=False).logits
     assert (computed - expected).abs().max() < 0.1 * (adapted - expected).abs().max()
 
@@ -208,10 +208,9 @@ def test_the_norm_and_its_gradient(tokenizer):
 )
 def test_a_processor_is_fast_if_it_multiplies_bfloat16_itself(monkeypatch, capabilities, is_fast):
     """Torch's own check is also true of plain AVX512, where products of bfloat16 are emulated."""
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr("torch.backends.mkldnn.is_available", lambda: True)
     monkeypatch.setattr("torch.cpu.get_capabilities", lambda: capabilities)
-    assert has_fast_bfloat16() is is_fast
+    assert cpu_has_bfloat16() is is_fast
 
 
 def test_the_model_can_be_used_outside_of_the_trainer(tokenizer, tmp_path):

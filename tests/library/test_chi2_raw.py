@@ -21,7 +21,7 @@ def from_whole_logits(model, row, temperature: float) -> torch.Tensor:
 
 def updated(make_trainer, monkeypatch, **fields):
     """A trainer's `update` with several optimizer steps; `seen` holds (row, lp) of every row, scored before its own step."""
-    cell = Cell(**{"workflow": "voting", "n_problems": 2, "warmup_iterations": 0, "learning_rate": 3e-2} | fields)
+    cell = Cell(**{"workflow": "voting", "n_problems": 2, "warmup_steps": 0, "learning_rate": 3e-2} | fields)
     trainer, seen, calls = make_trainer(cell), [], []
     rows = trainer.prepare_rows(make_episodes(cell, n_problems=8))
     compute_gradient, logprobs_of = trainer.compute_gradient, trainer.logprobs_of

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from trl import GRPOConfig, TrlParser
 
-from multirole.options import CHOICES, REFUSED, MultiRoleGRPOConfig
+from multirole.options import MultiRoleGRPOConfig
+from multirole.rules import CHOICES, FACTS, REFUSED, RULES, broken_rules
 from multirole.trl_parts import GRPOTrainer
 
 OTHER = {  # a value of each refused option that is not the one allowed
@@ -65,11 +66,61 @@ def test_each_refused_option_says_why(name):
     assert why in str(error.value) and repr(accepted(name)[0]) in str(error.value)
 
 
-def test_the_docs_list_every_refused_option_and_no_other():
+def test_the_docs_show_the_table_of_refused_options():
+    """One line per reason: the options that share it, in the table's order."""
     text = (Path(__file__).parents[2] / "docs" / "trl.md").read_text(encoding="utf-8")
     table = text.partition("## Options that are refused")[2].partition("\n## ")[0]
-    rows = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
-    assert {name for row in rows for name in re.findall(r"`(\w+)`", row)} == REFUSED.keys()
+    names_of: dict[str, list[str]] = {}
+    for name, (_, why) in REFUSED.items():
+        names_of.setdefault(why, []).append(f"`{name}`")
+    expected = [f"| {', '.join(names)} | {why} |" for why, names in names_of.items()]
+    assert [line for line in table.splitlines() if line.startswith("| `")] == expected
+
+
+def test_rules_read_fields_and_facts_that_exist():
+    """A rule that reads an unknown name would never be applied."""
+    known = {option.name for option in fields(MultiRoleGRPOConfig)} | FACTS.keys()
+    assert {name for rule in RULES for name in rule.reads} <= known
+    assert FACTS.keys() <= {name for rule in RULES for name in rule.reads}  # and no fact is for nothing
+
+
+def test_each_rule_of_refused_options_is_applied_to_its_own_option():
+    """The rules of a table are made in a loop, in which a late binding would test the last entry for all."""
+    assert not list(broken_rules({"top_p": 1.0, "top_k": -1}))
+    (message,) = broken_rules({"top_p": 1.0, "top_k": 5, "min_p": None})
+    assert message.startswith("`top_k=5` is not supported") and message.endswith("Leave it at 0.")
+    (message,) = broken_rules({"max_turns": None, "step_rows": None})
+    assert message == "`max_turns` must be a positive integer, got None."
+
+
+def test_rules_that_need_a_fact_wait_for_it():
+    args = config(max_staleness=1)  # in one process, or in two
+    args.check(world_size=1)
+    with pytest.raises(ValueError, match="works in one process only, but this run has 2"):
+        args.check(world_size=2)
+    with pytest.raises(ValueError, match="but Engine cannot: it shares weights or memory"):
+        args.check(is_sharded=False, engine_class="Engine", plays_during_update=False)
+    args.check(is_sharded=False, engine_class="Engine", plays_during_update=True)
+    with pytest.raises(ValueError, match="FSDP2 shards it"):
+        args.check(is_sharded=True, engine_class="Engine", plays_during_update=True)
+
+
+@pytest.mark.parametrize(
+    ("options", "facts", "message"),
+    [
+        ({"role_beta": {"judge": 0.1}}, {"roles": ["solver"]}, r"`role_beta` names \['judge'\], but the roles are \['solver'\]"),
+        ({"max_steps": 3, "save_strategy": "epoch"}, {"is_stream": True}, "so `save_strategy='epoch'` cannot be counted"),
+        ({}, {"is_stream": True}, "so `num_train_epochs` cannot be counted. Set `max_steps`"),
+        ({"eval_strategy": "steps"}, {"has_eval_dataset": False}, "`eval_strategy='steps'` evaluates, and there is no `eval_dataset`"),
+        ({}, {"has_stream": True, "dispatch_batches": True}, "Iterable datasets require `dispatch_batches=False`"),
+        ({"num_generations": 4, "generation_batch_size": 12}, {"world_size": 2}, "The 3 problems .* shared evenly by 2 processes"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_settings_that_do_not_fit_the_run_are_refused(options, facts, message):
+    args = config(**options)
+    with pytest.raises(ValueError, match=message):
+        args.check(**facts)
 
 
 @pytest.mark.parametrize(
@@ -169,8 +220,9 @@ def test_every_loss_of_trl_is_accepted():
     named = {name for values in compared for name in re.findall(r"\w+", values)}
     assert named == set(CHOICES["loss_type"])
     for name, values in CHOICES.items():
+        used_with = {"old_logprobs": "recomputed"} if name == "vllm_importance_sampling_mode" else {}
         for value in values:
-            config(**{name: value})
+            config(**{name: value}, **used_with)
 
 
 def test_role_beta_is_text_like_a_policy_or_json():

@@ -10,7 +10,7 @@ from trainers import build_model
 
 from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, from_openai
 from multirole.chat.messages import conversation_of
-from multirole.inputs.validation import check_dataset, to_problems
+from multirole.inputs.problems import check_dataset, to_problems
 from multirole.policy import parse_policy
 from multirole.types import Answer, Problem, assistant, user
 from multirole.workflows import WORKFLOWS

@@ -7,10 +7,10 @@ from peft import LoraConfig
 from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from multirole.inputs.validation import add_adapters
+from multirole.inputs.adapters import add_adapters
 from multirole_cpu import bfloat16_products
-from multirole_cpu.bfloat16_layers import cpu_has_bfloat16, products_in
 from multirole_cpu.engine import TransformersEngine
+from multirole_cpu.half_model import cpu_has_bfloat16, products_in
 from multirole_cpu.qwen3 import make_weights
 
 needs_bfloat16 = pytest.mark.skipif(

@@ -25,7 +25,7 @@ def gaps(trainer, rows):
     slow_but([("voting", "ip"), ("eval_opt", "sp")], [("voting", "ip"), ("eval_opt", "sp"), ("orch_workers", "ip")]),
 )
 def test_log_probs_agree_before_and_after_a_sync(tmp_path, workflow, policy):
-    cell = Cell(workflow, policy, "math", n_problems=2, n_episodes=4, temperature=0.8)
+    cell = Cell(workflow, policy, "math", n_problems=2, num_generations=4, temperature=0.8)
     problems = cell.make_task().problems("train", 8)
     trainer = ready(make_trainer(cell, str(tmp_path), problems=(problems, problems), model=load_model(cell)))
     assert isinstance(trainer.engine, TransformersEngine)

@@ -1,84 +1,29 @@
 """A fork changes the turns that it names and what follows from them, and its mean is the effect that enumeration gives."""
 
 import asyncio
-import itertools
-import math
 
 import pytest
 from scripted_engine import ScriptedEngine
+from two_tokens import (
+    BASE,
+    PROBLEM,
+    SAMPLING,
+    Relay,
+    beside,
+    close_to,
+    expectation,
+    is_right,
+    last_chance,
+    mean,
+    relay,
+    trainer_of,
+)
 
-from multirole.engines.protocol import Sampling
 from multirole.rollout.forks import fork, play_forks
 from multirole.rollout.replay import Fork, same_turn
 from multirole.rollout.rollout import Rollout, WorkflowError
-from multirole.types import Answer, Duty, Problem, Structure, user
+from multirole.types import Answer, user
 from multirole.workflows import EvalOpt, OrchWorkers, Single, Voting
-
-SAMPLING = Sampling(64, 1.0)
-PROBLEM = Problem("7", "tiny_chain", "1+1", None)
-
-# ---- a policy of two tokens whose probabilities are known
-
-CHANCE = {("first", 0): 0.6, ("last", 0): 0.1, ("last", 1): 0.5, ("last", 2): 0.8}
-"""(adapter, number of "x" in the prompt) -> probability of the reply "x"; else it is "y"."""
-BASE = 0.25
-
-
-class Relay:
-    """Two concurrent turns, then one that reads both; the episode is right if its reply is "x"."""
-
-    name, roles = "relay", {"first": 2, "last": 1}
-    structure = Structure(
-        {"first": Duty("solves"), "last": Duty("merges", "first")}, {"slot 0": lambda slots: slots[0]}
-    )
-
-    async def run(self, problem, call):
-        said = await asyncio.gather(*(call("first", [user("q")], slot=s) for s in range(2)))
-        return Answer((await call("last", [user("".join(turn.text for turn in said))])).text)
-
-
-class TwoTokens(ScriptedEngine):
-    """Replies "x" where the request's seed, as a number from 0 to 1, is below the probability of "x"."""
-
-    def __init__(self, tokenizer):
-        (self.x,), (self.y,) = (tokenizer(text, add_special_tokens=False)["input_ids"] for text in "xy")
-        super().__init__(self.speak, tokenizer.eos_token_id)
-
-    def chance(self, request):
-        return BASE if request.adapter is None else CHANCE[request.adapter, request.prompt_ids.count(self.x)]
-
-    def speak(self, key, request):
-        return [self.x if request.seed / 2**63 < self.chance(request) else self.y, self.eos_id], 1 + key % 3
-
-
-def relay(tokenizer):
-    return Rollout(Relay(), TwoTokens(tokenizer), tokenizer, {"first": "first", "last": "last"}, bool, 0, 100)
-
-
-def is_right(episode):
-    return episode.answer.text == "x"
-
-
-def mean(values):
-    values = list(values)
-    return sum(values) / len(values)
-
-
-def close_to(exact, n):
-    """Compare equal within four standard errors of a mean of `n` draws."""
-    return pytest.approx(exact, abs=4 * math.sqrt(max(abs(exact) * (1 - abs(exact)), 0.01) / n))
-
-
-def expectation(first, last):
-    """P(right), enumerated: `first` is P("x") of the first role's slots, `last(k)` of the last role after k of them said "x"."""
-    return sum(
-        math.prod(p if said else 1 - p for p, said in zip(first, both, strict=True)) * last(sum(both))
-        for both in itertools.product((True, False), repeat=2)
-    )
-
-
-def last_chance(k):
-    return CHANCE["last", k]
 
 
 def test_the_effect_of_a_role_is_that_of_enumeration(tokenizer):
@@ -87,7 +32,7 @@ def test_the_effect_of_a_role_is_that_of_enumeration(tokenizer):
     assert mean(map(is_right, episodes)) == close_to(expectation((0.6, 0.6), last_chance), n)
 
     def played(at, how):
-        return mean(map(is_right, play_forks(rollout, [Fork(e, at, how) for e in episodes], iteration=3, sampling=SAMPLING)))  # fmt: skip
+        return mean(map(is_right, play_forks(trainer_of(rollout), [Fork(e, at, how) for e in episodes], 3)))  # fmt: skip
 
     assert played("first", "base") == close_to(expectation((BASE, BASE), last_chance), n)
     assert played("last", "base") == close_to(BASE, n)
@@ -106,10 +51,10 @@ def test_the_effect_of_a_turn_with_all_other_seeds_held(tokenizer):
         slot_0, slot_1, last = episode.turns
         k = (slot_1.text == "x") + 0
         exact = 0.6 * (last_seed < last_chance(k + 1)) + 0.4 * (last_seed < last_chance(k))
-        forks = fork(rollout, episode, slot_0, n=n, iteration=3, sampling=SAMPLING)
+        forks = fork(trainer_of(rollout), episode, slot_0, n=n, iteration=3)
         assert mean(map(is_right, forks)) == close_to(exact, n)
         assert all(replayed.turns[1] == slot_1 for replayed in forks)
-        forks = fork(rollout, episode, last, n=n, iteration=3, sampling=SAMPLING)
+        forks = fork(trainer_of(rollout), episode, last, n=n, iteration=3)
         assert mean(map(is_right, forks)) == close_to(last_chance(k + (slot_0.text == "x")), n)
 
 
@@ -158,7 +103,7 @@ def played(request, tokenizer):
 
 def test_a_fork_that_changes_nothing_is_the_episode_and_costs_nothing(played):
     rollout, episodes = played
-    again = play_forks(rollout, [Fork(episode, ()) for episode in episodes], iteration=5, sampling=SAMPLING)
+    again = play_forks(trainer_of(rollout), [Fork(episode, ()) for episode in episodes], 5)
     assert not rollout.engine.requests
     assert [(episode.turns, episode.answer, episode.index) for episode in again] == [
         (e.turns, e.answer, e.index) for e in episodes
@@ -174,7 +119,7 @@ def test_what_a_fork_generates_is_the_same_as_playing_everything_again(played):
     for episode in episodes:
         for turn in episode.turns:
             rollout.engine.requests.clear()
-            (one,) = fork(rollout, episode, turn, iteration=5, sampling=SAMPLING)
+            (one,) = fork(trainer_of(rollout), episode, turn, iteration=5)
             known = {(t.role, t.slot, t.round): t for t in episode.turns}
             changed = [
                 t for t in one.turns
@@ -187,7 +132,7 @@ def test_what_a_fork_generates_is_the_same_as_playing_everything_again(played):
             assert whole.turns == episode.turns and whole.answer == episode.answer
             seeds = {(r.adapter, tuple(r.prompt_ids), r.seed) for r in rollout.engine.requests[1 + len(changed) :]}
             assert (forked.adapter, tuple(forked.prompt_ids), forked.seed) not in seeds
-    twice = [fork(rollout, episodes[0], episodes[0].turns[-1], n=3, iteration=5, sampling=SAMPLING) for _ in range(2)]
+    twice = [fork(trainer_of(rollout), episodes[0], episodes[0].turns[-1], n=3, iteration=5) for _ in range(2)]
     assert [one.turns for one in twice[0]] == [one.turns for one in twice[1]]
 
 
@@ -196,7 +141,7 @@ def test_later_turns_with_another_prompt_keep_their_seeds(tokenizer):
     (episode,) = rollout.run([(PROBLEM, 0)], 3, SAMPLING)
     seeds = [request.seed for request in rollout.engine.requests]
     rollout.engine.requests.clear()
-    fork(rollout, episode, episode.turns[0], n=8, iteration=3, sampling=SAMPLING)
+    fork(trainer_of(rollout), episode, episode.turns[0], n=8, iteration=3)
     again = [request.seed for request in rollout.engine.requests if request.adapter == "last"]
     assert again and set(again) == {seeds[-1]}
 
@@ -206,7 +151,7 @@ def test_draw_0_of_the_base_keeps_the_seed_and_drops_the_adapter(tokenizer):
     (episode,) = rollout.run([(PROBLEM, 0)], 3, SAMPLING)
     seed = rollout.engine.requests[-1].seed
     rollout.engine.requests.clear()
-    fork(rollout, episode, "last", how="base", n=3, iteration=3, sampling=SAMPLING)
+    fork(trainer_of(rollout), episode, "last", how="base", n=3, iteration=3)
     assert [(r.adapter, r.seed == seed) for r in rollout.engine.requests] == [
         (None, True),
         (None, False),
@@ -229,11 +174,11 @@ def test_the_twin_of_a_role_is_the_trivial_workflow(tokenizer, workflow, role, t
     rollout = Rollout(workflow, engine, tokenizer, {r: r for r in workflow.roles}, bool, 0, 400)
     episodes = rollout.run([(PROBLEM, i) for i in range(8)], 5, SAMPLING)
     engine.requests.clear()
-    twins = play_forks(rollout, [Fork(e, role, "twin") for e in episodes], iteration=5, sampling=SAMPLING)
+    twins = play_forks(trainer_of(rollout), [Fork(e, role, "twin") for e in episodes], 5)
     solver = workflow.structure.solver
     first = [next(t for t in e.turns if (t.role, t.slot, t.round) == (solver, 0, 0)).text for e in episodes]
     assert [replayed.answer.text for replayed in twins] == first and not engine.requests
-    assert [workflow.structure.twins[twin]([flag]) for flag in (True, False)] == [True, False]
+    assert [workflow.structure.trivial_workflows[twin]([flag]) for flag in (True, False)] == [True, False]
     assert first != [e.answer.text for e in episodes]
 
 
@@ -252,7 +197,7 @@ def test_a_reply_that_was_cut_short_is_generated_again_under_another_limit(token
     engine = ScriptedEngine(speak, tokenizer.eos_token_id)
     rollout = Rollout(Limits(), engine, tokenizer, {"first": "first", "last": "last"}, bool, 0, 100)
     (episode,) = rollout.run([(PROBLEM, 0)], 0, SAMPLING)
-    forks = fork(rollout, episode, episode.turns[0], n=8, iteration=0, sampling=SAMPLING)
+    forks = fork(trainer_of(rollout), episode, episode.turns[0], n=8, iteration=0)
     assert {(one.turns[0].text, one.answer.text) for one in forks} == {("x", "ab"), ("y", "abcde")}
 
 
@@ -274,31 +219,12 @@ def test_forks_that_cannot_work_are_refused(tokenizer):
         "`n` must be 1 or more, got 0": {"at": "last", "n": 0},
     }.items():
         with pytest.raises(ValueError, match=words):
-            fork(rollout, episode, **arguments, iteration=3, sampling=SAMPLING)
+            fork(trainer_of(rollout), episode, **arguments, iteration=3)
     with pytest.raises(ValueError, match="was not played to its end"):
-        fork(rollout, failed, "last", iteration=3, sampling=SAMPLING)
+        fork(trainer_of(rollout), failed, "last", iteration=3)
     with pytest.raises(ValueError, match="nothing would be resampled"):
-        play_forks(rollout, [Fork(episode, "last", draw=0)], iteration=3, sampling=SAMPLING)
+        play_forks(trainer_of(rollout), [Fork(episode, "last", draw=0)], 3)
     assert not rollout.engine.requests
-
-
-class Beside:
-    """Two concurrent chains: in one, a second prompt is too long; the other does something else between its calls."""
-
-    name, roles = "beside", {"first": 2, "last": 2}
-
-    async def run(self, problem, call):
-        async def ask():
-            await call("first", [user("q")], slot=0)
-            await call("first", [user("far too long " * 20)], slot=1)
-
-        async def use_a_tool():
-            await call("last", [user("q")], slot=0)
-            for _ in range(5):
-                await asyncio.sleep(0)
-            await call("last", [user("then")], slot=1)
-
-        await asyncio.gather(ask(), use_a_tool())
 
 
 def test_a_replay_may_overflow_before_the_forked_call(tokenizer):
@@ -306,18 +232,10 @@ def test_a_replay_may_overflow_before_the_forked_call(tokenizer):
     rollout = beside(tokenizer)
     (episode,) = rollout.run([(PROBLEM, 0)], 3, SAMPLING)
     assert len(episode.turns) == 3 and episode.answer.reason == "prompt_overflow"
-    forks = play_forks(rollout, [Fork(episode, turn) for turn in episode.turns], iteration=3, sampling=SAMPLING)
+    forks = play_forks(trainer_of(rollout), [Fork(episode, turn) for turn in episode.turns], 3)
     assert [forked.answer.reason for forked in forks] == ["prompt_overflow"] * 3
     found = [same_turn(episode, turn, forked) for turn, forked in zip(episode.turns, forks, strict=True)]
     assert [turn is None for turn in found] == [False, False, True]
-
-
-def beside(tokenizer):
-    def speak(key, request):
-        return [tokenizer.eos_token_id], 3 if request.adapter == "first" else 1
-
-    engine = ScriptedEngine(speak, tokenizer.eos_token_id)
-    return Rollout(Beside(), engine, tokenizer, {"first": "first", "last": "last"}, bool, 0, 30)
 
 
 def test_a_workflow_that_does_not_make_the_same_calls_is_an_error(tokenizer):
@@ -332,4 +250,4 @@ def test_a_workflow_that_does_not_make_the_same_calls_is_an_error(tokenizer):
     rollout = Rollout(Moody(), engine, tokenizer, {"first": "first", "last": "last"}, bool, 0, 100)
     (episode,) = rollout.run([(PROBLEM, 0)], 3, SAMPLING)
     with pytest.raises(WorkflowError, match="did not repeat the call that was to be forked"):
-        fork(rollout, episode, episode.turns[0], iteration=3, sampling=SAMPLING)
+        fork(trainer_of(rollout), episode, episode.turns[0], iteration=3)

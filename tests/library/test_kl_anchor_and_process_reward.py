@@ -6,13 +6,14 @@ from test_gradients import gradient
 from test_matching_switches import plain_logprobs
 from trainers import SMALL_RUN, episodes_of, make_episodes, rows_of, table
 
-from multirole.credit.process_reward import ProcessReward, process_advantages
-from multirole.roles.turn_grading import judge
+from multirole.credit.process_reward import ProcessReward
+from multirole.credit.turn_grading import grade_by_duty
 from multirole.types import structure_of
 from multirole.update.reference import Reference
 from multirole.update.rows import Row
 from multirole.workflows import EvalOpt, Voting
 from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.cell_trainer import TaskReward
 from multirole_study.experiment.run import run_cell
 
 
@@ -22,7 +23,7 @@ def adapters(folder, step: int) -> dict[str, bytes]:
 
 
 def test_neutral_values_are_the_default_run_to_the_last_bit(finished, tmp_path):
-    neutral = {"kl_anchor": {"generator": 0.0}, "process_reward": 0.0}
+    neutral = {"role_beta": {"generator": 0.0}, "process_reward": 0.0}
     one, other = finished, run_cell(SMALL_RUN.replace(**neutral), tmp_path)
     assert adapters(one, 4).keys() == {"generator", "aggregator"} and adapters(one, 4) == adapters(other, 4)
     assert table(one, "ledger").equals(table(other, "ledger")) and table(one, "eval").equals(table(other, "eval"))
@@ -76,7 +77,7 @@ def test_the_reference_keeps_the_weights_of_every_adapter(make_library_trainer):
 
 
 def test_the_cells_anchor_is_the_librarys(make_trainer):
-    trainer = make_trainer(Cell("voting", "sp", kl_anchor={"aggregator": 20.0}))
+    trainer = make_trainer(Cell("voting", "sp", role_beta={"aggregator": 20.0}))
     assert trainer.role_betas == {"generator": 0.0, "aggregator": 20.0}
 
 
@@ -97,7 +98,7 @@ def judged(workflow: str, answers: dict[tuple[str, int, int], str], outcomes: di
         )
         if turn.role == "evaluator":
             turn.outcome = outcomes[turn.round]
-    judge([episode], cell.make_task(), structure_of(cell.make_workflow()))
+    grade_by_duty([episode], TaskReward(cell.make_task(), [problem]).score_answers, structure_of(cell.make_workflow()))
     return {(turn.role, turn.slot, turn.round): turn.is_right for turn in episode.turns}
 
 
@@ -120,17 +121,22 @@ def test_every_kind_of_turn_is_judged_by_its_own_result():
     assert [turns["worker", slot, 0] for slot in range(3)] == [False, False, True]
 
 
+def process_advantages(trainer, rows: list[Row]) -> list[float]:
+    """Return what a process reward of weight 1 adds to the rows' advantages."""
+    values = ProcessReward(1.0).advantages(trainer, rows)
+    return [value - row.advantage for row, value in zip(rows, values, strict=True)]
+
+
 def test_process_advantages_are_added_by_role_and_round(make_library_trainer):
     """Of four drafts of round 0 one is right. A second round, which only one episode has, adds no advantage."""
-    remedy = ProcessReward(0.5, lambda episodes: None)
-    trainer = make_library_trainer(EvalOpt(), policy="ip", num_generations=4, callbacks=[remedy])
+    trainer = make_library_trainer(EvalOpt(), policy="ip", num_generations=4, process_reward=0.5)
     episodes = episodes_of(trainer.workflow.roles, 4, n_problems=1, rounds=2)
     for i, episode in enumerate(episodes):
         episode.turns = episode.turns if i == 0 else episode.turns[:2]
         for turn in episode.turns:
             turn.is_right = i == 0 if turn.role == "generator" else None
     plain = rows_of(trainer, episodes)
-    process = dict(zip([id(row.turn) for row in plain], process_advantages(plain, 4), strict=True))
+    process = dict(zip([id(row.turn) for row in plain], process_advantages(trainer, plain), strict=True))
     first = [process[id(row.turn)] for row in plain if row.turn.role == "generator" and row.turn.round == 0]
     assert first == pytest.approx([1.5, -0.5, -0.5, -0.5], abs=1e-5)  # mean 1/4, std 1/2
     rows = trainer.prepare_rows(episodes)
@@ -150,14 +156,14 @@ def test_an_episode_without_a_reward_gets_no_process_advantage(make_library_trai
             turn.is_right = i in (0, 3)
     episodes[3].reward = None
     rows = rows_of(trainer, episodes)
-    advantages = process_advantages(rows, 4)
+    advantages = process_advantages(trainer, rows)
     for episode, expected in zip(episodes, (2 / 3**0.5, -1 / 3**0.5, -1 / 3**0.5, 0.0), strict=True):
         of_episode = [a for row, a in zip(rows, advantages, strict=True) if row.episode is episode]
         assert of_episode == pytest.approx([expected] * len(episode.turns), abs=1e-5)
 
 
 def test_role_maps_are_part_of_the_name_and_not_of_the_single_agent():
-    cell = Cell("voting", "sp", kl_anchor={"aggregator": 0.1}, process_reward=0.5)
-    assert cell.changed() == {"kl_anchor": {"aggregator": 0.1}, "process_reward": 0.5}
+    cell = Cell("voting", "sp", role_beta={"aggregator": 0.1}, process_reward=0.5)
+    assert cell.changed() == {"role_beta": {"aggregator": 0.1}, "process_reward": 0.5}
     assert cell.id not in (Cell("voting", "sp").id, Cell("voting", "sp", process_reward=0.5).id)
     assert cell.sibling("single", "sp").changed() == {"process_reward": 0.5}

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from multirole.update.passes.logprobs import LargeHead
-from multirole_cpu.bfloat16_layers import products_in
+from multirole_cpu.attention_head import LargeHead
+from multirole_cpu.half_model import products_in
 
 OUTPUTS = ("log_probs", "entropy")
 TEMPERATURE = 0.7

@@ -7,7 +7,7 @@ import pytest
 from scripted_engine import ScriptedEngine
 from trainers import diagnostics_of, make_episodes
 
-from multirole.inputs.validation import INDEX
+from multirole.inputs.problems import INDEX
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.record import Recorder
 
@@ -25,7 +25,7 @@ UPDATES = {"per_batch": {}, "one": {}, "tokens": {"step_tokens": 100}}
 @pytest.mark.parametrize(("workflow", "policy"), STEPS)
 def test_steps_rows_and_tokens_by_adapter(make_trainer, workflow, policy):
     for updates, options in UPDATES.items():
-        cell = Cell(workflow, policy, n_problems=2, n_episodes=4, updates=updates, **options)
+        cell = Cell(workflow, policy, n_problems=2, num_generations=4, updates=updates, **options)
         trainer, episodes = make_trainer(cell), make_episodes(cell, n_problems=2)
         optimizer_steps, _ = trainer.update(trainer.model, trainer.prepare_rows(episodes))
         ledger, slots = diagnostics_of(trainer).ledger, cell.make_workflow().roles
@@ -56,12 +56,12 @@ def expected_ledger(cell: Cell, rows: dict[str, int], reply: int, iteration: int
     for call, adapter in enumerate(adapters):
         n = sum(k for role, k in rows.items() if cell.policy[role] == adapter)
         steps = {
-            "per_batch": math.ceil(n / (cell.n_problems * cell.n_episodes)),
+            "per_batch": math.ceil(n / (cell.n_problems * cell.num_generations)),
             "one": 1,
             "tokens": min(n, math.ceil(n * reply / (cell.step_tokens or 1))),
         }[cell.updates]
         tick = iteration if cell.lr_clock == "iteration" else iteration * len(adapters) + call
-        lr = cell.learning_rate * tick / cell.warmup_iterations  # still warming up
+        lr = cell.learning_rate * tick / cell.warmup_steps  # still warming up
         ledger += [(adapter, n // steps, n // steps * reply, pytest.approx(lr, rel=1e-12)) for _ in range(steps)]
     return ledger
 
@@ -89,7 +89,7 @@ def test_a_whole_training_step_keeps_the_count(make_trainer, tokenizer, workflow
     reply = [*tokenizer.encode("hm"), tokenizer.eos_token_id]
     options = {"step_tokens": 4 * len(reply)} if updates == "tokens" else {}  # four rows a step
     cell = Cell(
-        workflow, policy, n_problems=2, n_episodes=4, lr_clock=clock, warmup_iterations=7, updates=updates, **options
+        workflow, policy, n_problems=2, num_generations=4, lr_clock=clock, warmup_steps=7, updates=updates, **options
     )
     recorder = Recorder(Path("unused"))
     engine = ScriptedEngine(lambda key, r: (reply, 1), tokenizer.eos_token_id)

@@ -1,4 +1,4 @@
-"""What `pip install` of the wheel brings is enough: without vLLM and without any package that the wheel does not ask for.
+"""What `pip install` of a wheel brings is enough, for each distribution of this repository.
 
 An environment is a folder with the unpacked wheel and links to the packages that it requires, directly or indirectly, in which
 an isolated Python runs in another working directory. So neither this clone nor anything else that is installed can be imported.
@@ -11,8 +11,10 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tomllib
 import zipfile
+from email import message_from_bytes
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
 
@@ -24,15 +26,49 @@ from packaging.utils import canonicalize_name
 from multirole_study.__main__ import COMMANDS as COMMAND_LINE
 
 ROOT = Path(__file__).parents[2]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+FOLDERS = [ROOT, *(path.parent for path in sorted(ROOT.glob("src/*/pyproject.toml")))]
+SETTINGS = {
+    canonicalize_name(settings["project"]["name"]): settings
+    for settings in (tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8")) for folder in FOLDERS)
+}
+"""Name of each distribution of this repository -> its pyproject.toml."""
+EXTRAS = SETTINGS["multirole"]["tool"]["multirole"]["extras"]
+LEFT_OUT = shutil.ignore_patterns("*.egg-info", "__pycache__", "build")
 DISTRIBUTIONS = packages_distributions()
 README, PAGE = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/own_workflow.md"))
 
 
-def closure(texts: list[str], extras: tuple[str, ...] = ()) -> set[str]:
-    """Return the installed distributions that requirements ask for, directly or indirectly."""
+@pytest.fixture(scope="module")
+def source(tmp_path_factory) -> Path:
+    """A copy of the clone: setuptools leaves and reads build/."""
+    folder = tmp_path_factory.mktemp("clone")
+    shutil.copytree(ROOT / "src", folder / "src", ignore=LEFT_OUT)
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheels(source, tmp_path_factory) -> dict[str, Path]:
+    """The wheel of each distribution."""
+    folder = tmp_path_factory.mktemp("wheels")
+    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
+    folders = [str(source / path.relative_to(ROOT)) for path in FOLDERS]
+    subprocess.run([*command, "-w", str(folder), *folders], check=True, capture_output=True)
+    return {canonicalize_name(path.name.partition("-")[0]): path for path in folder.glob("*.whl")}
+
+
+def requirements(wheel: Path) -> list[str]:
+    """Return what the metadata of a wheel asks for."""
+    with zipfile.ZipFile(wheel) as files:
+        (name,) = [name for name in files.namelist() if name.endswith(".dist-info/METADATA")]
+        return message_from_bytes(files.read(name)).get_all("Requires-Dist", [])
+
+
+def closure(text: str, wheels: dict[str, Path]) -> set[str]:
+    """Return the distributions that a requirement asks for, directly or indirectly: those of `wheels`, and installed ones."""
     reached: set[tuple[str, str]] = set()
-    todo = [(Requirement(text), extras) for text in texts]
+    todo = [(Requirement(text), ())]
     while todo:
         requirement, of_extras = todo.pop()
         name = canonicalize_name(requirement.name)
@@ -41,7 +77,7 @@ def closure(texts: list[str], extras: tuple[str, ...] = ()) -> set[str]:
         if not is_needed or not new:
             continue
         try:
-            further = distribution(name).requires or []
+            further = requirements(wheels[name]) if name in wheels else distribution(name).requires or []
         except PackageNotFoundError:  # a marker of another platform
             continue
         reached |= new
@@ -50,32 +86,21 @@ def closure(texts: list[str], extras: tuple[str, ...] = ()) -> set[str]:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("wheel")
-    source = folder / "source"  # a copy: setuptools leaves and reads build/
-    shutil.copytree(ROOT / "src", source / "src", ignore=shutil.ignore_patterns("*.egg-info", "__pycache__"))
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
-    subprocess.run([*command, "-w", str(folder), str(source)], check=True, capture_output=True)
-    return next(folder.glob("*.whl"))
+def environment(wheels, tmp_path_factory):
+    """environment(requirement) -> a folder for sys.path with a distribution of this repository and all that it requires."""
 
-
-@pytest.fixture(scope="module")
-def environment(wheel, tmp_path_factory):
-    """environment(*extras) -> a folder for sys.path with the wheel and all that it requires."""
-
-    def build(*extras: str) -> Path:
+    def build(requirement: str) -> Path:
         folder = tmp_path_factory.mktemp("environment") / "site-packages"  # the name by which dill knows packages
         folder.mkdir()
-        texts = PROJECT["dependencies"] + [text for extra in extras for text in PROJECT["optional-dependencies"][extra]]
-        for name in closure(texts):
+        for name in sorted(closure(requirement, wheels)):
+            if name in wheels:
+                with zipfile.ZipFile(wheels[name]) as files:
+                    files.extractall(folder)
+                continue
             package = distribution(name)
             for top in {path.parts[0] for path in package.files if path.parts[0] not in ("..", "__pycache__")}:
                 if not (folder / top).exists():
                     (folder / top).symlink_to(package.locate_file(top))
-        with zipfile.ZipFile(wheel) as files:
-            files.extractall(folder)
         return folder
 
     return build
@@ -93,13 +118,16 @@ def run(site: Path, code: str, cwd: Path, *given: object) -> str:
 
 
 def imported(package: str) -> set[str]:
-    """Return the distributions that a package's modules import, without this one."""
+    """Return the distributions that a package's modules import, without its own."""
     files = (ROOT / "src" / package).rglob("*.py")
     nodes = [node for path in files for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))]
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
-    modules = {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"math_numbers"}  # the sandbox's
-    return {canonicalize_name(DISTRIBUTIONS.get(name, [name])[0]) for name in modules} - {"multirole"}
+    modules = {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {package, "math_numbers"}  # a file
+    return {canonicalize_name(name if name in OURS else DISTRIBUTIONS.get(name, [name])[0]) for name in modules}
+
+
+OURS = {path.name for path in (ROOT / "src").iterdir()}
 
 
 def declared(texts: list[str]) -> set[str]:
@@ -107,23 +135,59 @@ def declared(texts: list[str]) -> set[str]:
 
 
 def test_what_is_imported_is_required_and_nothing_else():
-    library, extras = declared(PROJECT["dependencies"]), PROJECT["optional-dependencies"]
-    optional = declared([*extras["openai"], *extras["server"], *extras["cpu"]])
+    library = declared(SETTINGS["multirole"]["project"]["dependencies"])
+    optional = declared([*EXTRAS["openai"], *EXTRAS["server"], *EXTRAS["vllm-cpu"]])
     assert imported("multirole") == library | optional
-    assert imported("multirole_sandbox") == set()
     of_notebooks = {"ipykernel", "jupyterlab"}
-    assert imported("multirole_study") - library == declared(extras["study"]) - of_notebooks
+    assert imported("multirole_study") - library - {"multirole"} == declared(EXTRAS["study"]) - of_notebooks
 
 
-TRAIN = """
+@pytest.mark.parametrize("name", sorted(SETTINGS.keys() - {"multirole"}))
+def test_what_another_distribution_imports_is_required_and_nothing_else(name):
+    project = SETTINGS[name]["project"]
+    asked = [
+        *project.get("dependencies", []),
+        *(t for texts in project.get("optional-dependencies", {}).values() for t in texts),
+    ]
+    assert imported(name.replace("-", "_")) == declared(asked)
+
+
+def test_each_wheel_holds_its_packages_and_nothing_else(wheels):
+    assert wheels.keys() == SETTINGS.keys()
+    for name, wheel in wheels.items():
+        packages = ("multirole", "multirole_study") if name == "multirole" else (name.replace("-", "_"),)
+        modules = {
+            str(path.relative_to(ROOT / "src"))
+            for package in packages
+            for path in (ROOT / "src" / package).rglob("*.py")
+        }
+        with zipfile.ZipFile(wheel) as files:
+            held = {path for path in files.namelist() if ".dist-info/" not in path}
+        assert {path for path in held if path.endswith(".py")} == {path for path in modules if "/build/" not in path}
+        assert {path.partition("/")[0] for path in held} == set(packages)
+        assert not held & {f"{package}/{name}" for package in packages for name in ("pyproject.toml", "README.md")}
+
+
+def test_extras_name_the_packages_of_the_clone_and_of_a_source_distribution_their_versions(source, wheels, tmp_path):
+    """Then `pip install '.[cpu]'` needs no index that has them, and a wheel for others, built from the source distribution, names no folder."""
+    of_clone = f"multirole-cpu @ {(source / 'src' / 'multirole_cpu').as_uri()}"
+    assert f'{of_clone} ; extra == "cpu"' in requirements(wheels["multirole"])
+    command = [sys.executable, "setup.py", "--quiet", "sdist", "--dist-dir", str(tmp_path)]
+    subprocess.run(command, cwd=source, check=True, capture_output=True)
+    with tarfile.open(next(tmp_path.glob("*.tar.gz"))) as files:
+        names = files.getnames()
+        facts = files.extractfile(f"{names[0].partition('/')[0]}/PKG-INFO").read().decode()
+    assert 'multirole-cpu==0.3.0; extra == "cpu"' in facts and "file:" not in facts
+    assert not [name for name in names if "src/multirole_cpu" in name]
+
+
+README_TRAINS = """
 import os
 from importlib.util import find_spec
-assert find_spec("vllm") is None and find_spec("tabulate") is None
-
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-given, readme, page = given
+readme, page, *given = given
 names = ["<pad>", "<end>", "<user>", "<assistant>", *"0123456789+ ?"]
 letters = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="?"))
 letters.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
@@ -138,14 +202,17 @@ Qwen3ForCausalLM(Qwen3Config(
 )).save_pretrained("model")
 exec(compile(readme, "README.md", "exec"))
 assert trainer.state.global_step == 1
-print(json.dumps(("trained", sorted(trainer.adapters), "")))
+print(json.dumps(("trained", sorted(trainer.adapters), type(trainer.engine).__name__)))
 
 import multirole
 assert multirole.__file__.startswith(site), multirole.__file__
+assert "vllm" not in sys.modules and "multirole_study" not in sys.modules
+"""
+PAGE_TRAINS = """
+assert find_spec("vllm") is None and find_spec("tabulate") is None and find_spec("multirole_cpu") is None
 exec(compile(page, "own_workflow.md", "exec"))
 assert trainer.state.global_step == 1 and os.path.exists("out/review/adapter_reviewer/adapter_model.safetensors")
 
-assert "vllm" not in sys.modules
 from trl.trainer import grpo_trainer
 try:  # what `use_vllm=True` makes of stock TRL
     grpo_trainer.VLLMGeneration(None, trainer.accelerator, False, None)
@@ -154,7 +221,8 @@ except ImportError as error:
 else:
     raise AssertionError("TRL found a vLLM")
 from multirole.engines import check_engine
-for name, use in (("from_openai", lambda: multirole.from_openai), ("engine", lambda: check_engine("vllm_server"))):
+uses = {"from_openai": lambda: multirole.from_openai, "engine": lambda: check_engine("vllm_server"), "cpu": lambda: check_engine("transformers")}
+for name, use in uses.items():
     try:
         use()
     except (ModuleNotFoundError, ValueError) as error:
@@ -176,7 +244,7 @@ for line in given:
 """
 CELL = "-p workflow voting -p policy ip"
 ARGUMENTS = {
-    "plan": CELL, "doctor": CELL, "fetch": "tiny-r", "train": f"{CELL} -p iterations 1", "evaluate": CELL, "inspect": "nowhere",
+    "plan": CELL, "doctor": CELL, "fetch": "tiny-r", "train": f"{CELL} -p max_steps 1", "evaluate": CELL, "inspect": "nowhere",
     "role_value": CELL, "signal": "nowhere", "credit": "nowhere", "serve": "nowhere", "vllm_server": CELL, "pack": "nowhere",
     "paper": "nowhere", "questions": "nowhere", "clock": "--power", "leaderboard": "nowhere", "rates": "nowhere",
     "notebooks": "nowhere",
@@ -189,9 +257,8 @@ def ended(printed: str) -> dict[str, tuple[object, str]]:
     return {line.split()[0]: (code, said) for line, code, said in lines}
 
 
-@pytest.fixture(scope="module")
-def alone(environment, tmp_path_factory) -> dict[str, tuple[object, str]]:
-    """What the library alone says: it trains, and then every command runs in the same process, which saves imports."""
+def pages() -> tuple[str, str]:
+    """Return the scripts of README and of docs/own_workflow.md, which train one step; README's on a model with random weights."""
     (readme,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     readme = replaced(readme, {
         '"Qwen/Qwen3-0.6B"': '"model"',
@@ -199,38 +266,70 @@ def alone(environment, tmp_path_factory) -> dict[str, tuple[object, str]]:
         "max_steps=500, per_device_train_batch_size=64, num_generations=8": 'max_steps=1, per_device_train_batch_size=8, num_generations=2, max_completion_length=8, report_to="none"',
     })  # fmt: skip
     (page,) = re.findall(r"```python\n(import re\n\nfrom datasets.*?)```", PAGE, re.DOTALL)
-    page = replaced(
+    return readme, replaced(
         page, {"max_steps=10": "max_steps=1", "per_device_train_batch_size=64": "per_device_train_batch_size=16"}
     )
-    given = [[f"{command} {words}" for command, words in ARGUMENTS.items()], readme, page]
-    return ended(run(environment(), TRAIN + COMMANDS, tmp_path_factory.mktemp("elsewhere"), *given))
+
+
+@pytest.fixture(scope="module")
+def alone(environment, tmp_path_factory) -> dict[str, tuple[object, str]]:
+    """What the library alone says: it trains, and then every command runs in the same process, which saves imports."""
+    lines = [f"{command} {words}" for command, words in ARGUMENTS.items()]
+    code = README_TRAINS + PAGE_TRAINS + COMMANDS
+    return ended(run(environment("multirole"), code, tmp_path_factory.mktemp("elsewhere"), *pages(), *lines))
 
 
 def test_the_library_alone_trains_the_workflows_of_the_pages(alone):
     """README's on a model with random weights; the whole script of docs/own_workflow.md as it is, but for its length."""
-    assert alone["trained"][0] == ["adapter_editor", "adapter_writer"]
+    assert alone["trained"] == (["adapter_editor", "adapter_writer"], "GenerateEngine")
     for name, extra in (("from_openai", "openai"), ("engine", "server")):
         assert re.search(
             rf"needs the package \w+, which is not installed: run `pip install '\.\[{extra}\]'", alone[name][1]
         )
+    assert "The engine 'transformers' is of the package multirole_cpu: run `pip install '.[cpu]'`" in alone["cpu"][1]
 
 
-def test_every_command_works_or_says_in_a_sentence_what_to_install(alone):
+def test_every_command_says_in_a_sentence_what_to_install(alone):
     assert ARGUMENTS.keys() == COMMAND_LINE.keys()
-    commands = dict(alone)
-    assert commands["fetch"][0] == 0
-    for name in ("plan", "doctor", "train", "questions", "clock", "leaderboard", "rates", "vllm_server", "notebooks"):
-        code, said = commands[name]
-        extra = "cuda" if name == "vllm_server" else "study"
-        assert code == 2 and said.count("\n") == 1, (name, said)
-        assert re.fullmatch(rf"`multirole {name}` needs the package \w+, .*pip install '\.\[{extra}\]'.*\.\n", said), (
-            said
-        )
-    for name in ("evaluate", "inspect", "role_value", "signal", "credit", "serve", "pack", "paper"):
-        code, said = commands[name]
-        assert code == 2 and re.search(
-            "is not finished|no finished run|not the folder of a run|does not exist", said
-        ), said
+    for name in ARGUMENTS:
+        code, said = alone[name]
+        assert code == 2, (name, said)
+        assert re.fullmatch(rf"`multirole {name}` needs the package \w+, .*pip install '\.\[study\]'.*\.\n", said), said
+
+
+WITH_CPU = """
+from multirole.update.passes.fast_passes import installed
+print(json.dumps(("passes", [type(passes).__name__ for passes in installed()], installed()[0].__module__)))
+assert sys.modules["multirole_cpu"].__file__.startswith(site)
+"""
+
+
+def test_the_engine_for_cpus_and_its_passes_are_found_where_their_wheel_is_installed(environment, tmp_path):
+    printed = ended(run(environment("multirole-cpu"), README_TRAINS + WITH_CPU, tmp_path, *pages()))
+    assert printed["trained"] == (["adapter_editor", "adapter_writer"], "TransformersEngine")
+    assert printed["passes"] == (["CPUPasses"], "multirole_cpu.passes")
+
+
+USES = {
+    "math-answers": """
+from math_answers import extract, grade
+print(*grade([("100 cm", "1 m"), ("1/3", "0.33")]), extract(r"So the answer is \\boxed{42}."))
+""",
+    "multirole-sandbox": """
+from multirole_sandbox import grade
+tests = [{"input": "2", "output": "4"}, {"input": "3", "output": "6"}]
+print(grade("print(2 * int(input()))", tests).reward, grade("print(4)", tests).reward)
+""",
+}
+"""Distribution -> a use of it that prints what `PRINTED` has."""
+PRINTED = {"math-answers": "correct wrong 42", "multirole-sandbox": "1.0 0.5"}
+
+
+@pytest.mark.parametrize("name", sorted(SETTINGS.keys() & USES.keys()))
+def test_a_distribution_is_used_with_what_it_requires_alone(environment, tmp_path, name):
+    site = environment(name)
+    assert "multirole" not in {path.name for path in site.iterdir()}
+    assert run(site, USES[name], tmp_path).strip() == PRINTED[name]
 
 
 WALK = """
@@ -249,22 +348,23 @@ assert "vllm" not in sys.modules
 @pytest.mark.slow
 def test_the_study_needs_what_its_extra_has(environment, tmp_path):
     """Every module is imported, and commands run that need no run."""
-    printed = run(environment("study"), WALK + COMMANDS, tmp_path, f"plan {CELL}", "clock --power", "paper nowhere")
+    printed = run(
+        environment("multirole[study]"), WALK + COMMANDS, tmp_path, f"plan {CELL}", "clock --power", "paper nowhere"
+    )
     commands = ended(printed)
     assert commands.pop("plan")[0] == commands.pop("clock")[0] == 0 and commands.pop("paper")[0] == 2
-    extras = PROJECT["optional-dependencies"]
     del commands["multirole_study.tasks.math_compare"]  # only the sandbox's workers import it
     needs = {module: missing for module, (missing, _) in commands.items()}
-    assert set(needs.values()) <= declared([*extras["openai"], *extras["server"]]), needs
+    assert set(needs.values()) <= declared([*EXTRAS["openai"], *EXTRAS["server"]]), needs
     assert all(re.search(r"\.endpoint\.|\.vllm_serve|\.serve$", module) for module in needs), needs
 
 
 @pytest.mark.slow
 def test_the_study_alone_trains_and_shows_a_cell(environment, tmp_path):
     lines = [
-        f"train {CELL} -p iterations 1 -p n_problems 2 -p n_episodes 2 -p n_validation 4 -p n_train 8",
+        f"train {CELL} -p max_steps 1 -p n_problems 2 -p num_generations 2 -p n_validation 4 -p n_train 8",
         "inspect runs/tiny-r",
         "pack runs/tiny-r",
     ]
-    for code, said in ended(run(environment("study"), COMMANDS, tmp_path, *lines)).values():
+    for code, said in ended(run(environment("multirole[study]"), COMMANDS, tmp_path, *lines)).values():
         assert code == 0, said

@@ -7,7 +7,7 @@ from toy_qwen3 import toy_model
 from trainers import diagnostics_of, make_episodes, rows_of
 
 from multirole.callbacks import MultiRoleCallback
-from multirole.inputs.validation import add_adapters
+from multirole.inputs.adapters import add_adapters
 from multirole.update.gradients import plain_lora
 from multirole.update.rows import Row
 from multirole_study.experiment.cell import Cell
@@ -33,16 +33,16 @@ def silence(rows: list[Row], n: int) -> None:
         row.advantage *= row.episode.index % n > 0
 
 
-SMALL = {"n_problems": 2, "warmup_iterations": 0, "learning_rate": 1e-3}
+SMALL = {"n_problems": 2, "warmup_steps": 0, "learning_rate": 1e-3}
 SMALL_PASSES = Launch(micro_batch_tokens=300)
 CASES = [
     {"workflow": "single"},
     {"workflow": "voting", "policy": "sp"},
     {"workflow": "voting", "policy": "ip"},
-    {"workflow": "eval_opt", "policy": "sp", "kl_anchor": 0.1, "old_logprobs": "recomputed"},
-    {"workflow": "eval_opt", "policy": "ip", "kl_anchor": {"evaluator": 0.5}},
-    {"workflow": "orch_workers", "policy": "sp", "kl_anchor": {"worker": 0.5}, "temperature": 0.7},
-    {"workflow": "orch_workers", "policy": "ip", "dual_clip": 3.0},
+    {"workflow": "eval_opt", "policy": "sp", "beta": 0.1, "old_logprobs": "recomputed"},
+    {"workflow": "eval_opt", "policy": "ip", "role_beta": {"evaluator": 0.5}},
+    {"workflow": "orch_workers", "policy": "sp", "role_beta": {"worker": 0.5}, "temperature": 0.7},
+    {"workflow": "orch_workers", "policy": "ip", "delta": 3.0},
 ]
 
 
@@ -71,10 +71,10 @@ def test_the_merged_pass_equals_the_plain_one_part_by_part(make_trainer, fields)
             assert values[name] == pytest.approx(plain[role][name], rel=1e-3, abs=1e-4), (role, name)
 
 
-@pytest.mark.parametrize("kl_anchor", [0.0, 0.1])
-def test_rows_without_a_gradient_are_not_differentiated(make_trainer, kl_anchor, monkeypatch):
+@pytest.mark.parametrize("beta", [0.0, 0.1])
+def test_rows_without_a_gradient_are_not_differentiated(make_trainer, beta, monkeypatch):
     """A KL penalty gives every row a gradient; without one, an advantage of zero leaves none."""
-    cell = Cell("voting", "sp", n_problems=2, kl_anchor=kl_anchor)
+    cell = Cell("voting", "sp", n_problems=2, beta=beta)
     trainer = make_trainer(cell)
     rows, differentiated = trainer.prepare_rows(make_episodes(cell)), []
     silence(rows, 2)
@@ -87,8 +87,8 @@ def test_rows_without_a_gradient_are_not_differentiated(make_trainer, kl_anchor,
 
     monkeypatch.setattr(trainer, "compute_loss", watched)
     trainer.update(trainer.model, rows)
-    live = [row for row in rows if row.advantage or kl_anchor]
-    assert len(differentiated) == len(live) and (kl_anchor or len(live) < len(rows))
+    live = [row for row in rows if row.advantage or beta]
+    assert len(differentiated) == len(live) and (beta or len(live) < len(rows))
 
 
 def test_more_roles_take_no_more_passes(make_trainer):

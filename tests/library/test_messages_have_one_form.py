@@ -12,7 +12,7 @@ from scripted_engine import ScriptedEngine
 from multirole.chat.messages import normalised
 from multirole.chat.templates import chat_template
 from multirole.engines.protocol import Sampling
-from multirole.inputs.validation import to_problems
+from multirole.inputs.problems import to_problems
 from multirole.openai.app import Endpoint
 from multirole.openai.session import Session
 from multirole.rollout.rollout import Rollout

@@ -21,8 +21,8 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 
 from multirole.engines.protocol import Request
 from multirole.update.passes.tree_attention import can_share_prefixes
-from multirole_cpu.bfloat16_layers import needs_no_autocast
 from multirole_cpu.engine import TransformersEngine
+from multirole_cpu.half_model import is_covered
 from multirole_cpu.qwen3 import unsupported
 from multirole_study.experiment.base_models import shape_of
 from multirole_study.experiment.cell import Cell
@@ -31,8 +31,8 @@ from multirole_study.experiment.run_folder import is_done
 
 ROWS = Path(__file__).parents[1] / "data" / "dapo_rows.jsonl"
 SMALL = {
-    "iterations": 2, "n_problems": 2, "n_episodes": 2, "n_validation": 2, "eval_every": 2, "save_every": 2,
-    "warmup_iterations": 0, "lora_rank": 4, "max_response_tokens": 24, "max_prompt_tokens": 3000, "dtype": "float32",
+    "max_steps": 2, "n_problems": 2, "num_generations": 2, "n_validation": 2, "eval_steps": 2, "save_steps": 2,
+    "warmup_steps": 0, "lora_r": 4, "max_completion_length": 24, "max_prompt_tokens": 3000, "dtype": "float32",
     "temperature": 1.0,
 }  # fmt: skip
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
@@ -172,8 +172,8 @@ def test_a_subclass_with_other_layers_has_no_fast_path():
                 layer.self_attn = BoundedAttention(config, i)
 
     model, parent = small(BoundedLlama, LlamaConfig), small(*LLAMA)
-    assert can_share_prefixes(parent) and needs_no_autocast(parent) and not list(unsupported(parent))
-    assert not can_share_prefixes(model) and not needs_no_autocast(model)
+    assert can_share_prefixes(parent) and is_covered(parent) and not list(unsupported(parent))
+    assert not can_share_prefixes(model) and not is_covered(model)
     assert list(unsupported(model)) == ["it is a BoundedLlama"]
     BoundedLlama.__name__ = "LlamaForCausalLM"
     assert list(unsupported(model)) == ["it is a LlamaForCausalLM of other code"]

@@ -23,19 +23,19 @@ def idle(cell: Cell, n: int, is_sharded: bool) -> float:
     Scoring a row takes a third of training it.
     """
     rng, work = random.Random(0), [0.0, 0.0]  # of the slowest process, and the mean
-    stages, mean, rows = list(cell.make_workflow().roles.items()), REPLY * cell.max_response_tokens, []
-    for episode in range(cell.n_problems * cell.n_episodes):
+    stages, mean, rows = list(cell.make_workflow().roles.items()), REPLY * cell.max_completion_length, []
+    for episode in range(cell.n_problems * cell.num_generations):
         written = 0
         for i, (role, slots) in enumerate(stages * (cell.rounds if cell.workflow == "eval_opt" else 1)):
             prompt = min(160 + int(written * mean), cell.max_prompt_tokens)
             written += slots
             for slot in range(slots):
-                reply = min(cell.max_response_tokens, max(1, round(mean * rng.lognormvariate(-0.32, 0.8))))
+                reply = min(cell.max_completion_length, max(1, round(mean * rng.lognormvariate(-0.32, 0.8))))
                 turn = Turn(role, slot, i, range(prompt), range(reply), [], "", "stop")
                 rows.append(Row(None, turn, cell.policy[role], float(episode % 2)))
     rng.shuffle(rows)
     args = SimpleNamespace(
-        **dict(cell) | {"generation_batch_size": cell.n_problems * cell.n_episodes, "step_rows": None}
+        **dict(cell) | {"generation_batch_size": cell.n_problems * cell.num_generations, "step_rows": None}
     )
     for adapter in adapter_names(cell.policy):
         for step, _ in optimizer_steps([row for row in rows if row.adapter == adapter], args):

@@ -10,6 +10,7 @@ from trainers import diagnostics_of, episodes_of
 
 from multirole import MultiRoleCallback, MultiRoleGRPOConfig, MultiRoleGRPOTrainer, RoleDiagnostics
 from multirole.workflows import Voting
+from multirole_study.tasks.tiny_chain import PROMPTS
 
 STEPS = {"generator": 2, "aggregator": 1}  # of one pass: one per slot
 
@@ -31,7 +32,7 @@ class Seen(MultiRoleCallback):
 def test_passes_repeat_the_mini_batches_of_each_adapter(make_library_trainer):
     seen = Seen()
     trainer = make_library_trainer(
-        Voting(2, prompts="tiny_chain"), callbacks=[RoleDiagnostics(), seen], policy="ip", num_iterations=3, micro_batch_tokens=10**6
+        Voting(2, prompts=PROMPTS), callbacks=[RoleDiagnostics(), seen], policy="ip", num_iterations=3, micro_batch_tokens=10**6
     )  # fmt: skip
     steps, _ = trainer.update(trainer.model, trainer.prepare_rows(episodes_of(trainer.workflow.roles)))
     assert len(steps) == 3 * sum(STEPS.values()) == len(diagnostics_of(trainer).ledger)
@@ -59,7 +60,7 @@ def test_schedule_logs_and_rollouts_count_iterations(tmp_path):
             entropy_target=0.4, entropy_coef_delta=0.05, top_entropy_quantile=0.9,
         )  # fmt: skip
         trainer = MultiRoleGRPOTrainer(
-            str(files("multirole_study") / "models" / "tiny-r"), Voting(2, prompts="tiny_chain"),
+            str(files("multirole_study") / "models" / "tiny-r"), Voting(2, prompts=PROMPTS),
             lambda completions, **_: [float(len(text) % 5) for text in completions], args,
             Dataset.from_dict({"prompt": [f"{i}+1" for i in range(8)]}), callbacks=[seen],
             peft_config=LoraConfig(r=4, target_modules="all-linear"),

@@ -24,8 +24,8 @@ from multirole_study.experiment.run import run_cell
 from multirole_study.experiment.run_folder import is_done, outcome_of
 
 FIELDS = {  # ragged numbers of turns, and of micro-batches per role and process
-    "workflow": "eval_opt", "policy": "ip", "task": "math", "iterations": 3, "n_problems": 2, "n_episodes": 5,
-    "n_validation": 3, "n_train": 4, "eval_every": 3, "save_every": 1, "warmup_iterations": 1, "learning_rate": 5e-3,
+    "workflow": "eval_opt", "policy": "ip", "task": "math", "max_steps": 3, "n_problems": 2, "num_generations": 5,
+    "n_validation": 3, "n_train": 4, "eval_steps": 3, "save_steps": 1, "warmup_steps": 1, "learning_rate": 5e-3,
     "old_logprobs": "recomputed",
 }  # fmt: skip
 SMALL_PASSES = {"micro_batch_tokens": 512}
@@ -105,7 +105,7 @@ def test_two_processes_sharded_by_fsdp2_and_resumed(run_of_one_process, tmp_path
 @pytest.mark.slow
 def test_fsdp2_in_bfloat16_with_checkpointing_scores_what_one_process_scores(tmp_path):
     """A cell at a paper scale combines these options."""
-    fields = FIELDS | {"dtype": "bfloat16", "iterations": 2, "eval_every": 2, "save_every": 2}
+    fields = FIELDS | {"dtype": "bfloat16", "max_steps": 2, "eval_steps": 2, "save_steps": 2}
     one = run_cell(Cell(**fields), Launch(results_dir=str(tmp_path / "one"), **SMALL_PASSES))
     under_fsdp2(fields | {"gradient_checkpointing": True}, tmp_path)
     other = tmp_path / "tiny-r" / one.name
@@ -145,7 +145,7 @@ def run_with_a_bad_row(parameters: dict) -> None:
 
 @pytest.mark.parametrize("sharding", ["none", pytest.param("fsdp2", marks=pytest.mark.slow)])
 def test_a_loss_that_is_not_finite_on_one_process_ends_all(sharding, tmp_path):
-    cell = Cell(**FIELDS | {"old_logprobs": "sampled", "kl_anchor": 0.0})
+    cell = Cell(**FIELDS | {"old_logprobs": "sampled", "beta": 0.0})
     fields = cell.parameters() | SMALL_PASSES | {"results_dir": str(tmp_path), "sharding": sharding}
     log = tmp_path / "log"
     assert processes.run_together(2, log, run_with_a_bad_row, fields) == [0, 0], Path(f"{log}.0").read_text()[-3000:]

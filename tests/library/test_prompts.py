@@ -11,6 +11,9 @@ from multirole.types import Problem, Turn
 from multirole.workflows import EvalOpt, OrchWorkers, Single, Voting
 from multirole.workflows.prompts import read_again, render
 from multirole_study.experiment.cell import Cell
+from multirole_study.tasks.functions import Functions
+from multirole_study.tasks.tiny_chain import TinyChain
+from multirole_study.tasks.tiny_pipe import TinyPipe
 
 TASKS = ("math", "code")
 FIELDS = {
@@ -171,3 +174,23 @@ def test_a_template_of_ones_own_is_read_again_and_a_dollar_is_written_twice(tmp_
     assert render(str(tmp_path), "generator", question="1+1") == "It costs $5: 1+1"
     with pytest.raises(ValueError, match='the column "task" of a dataset, must name a folder'):
         render("summarization", "generator", question="1+1")
+
+
+def test_a_set_may_be_inside_an_installed_package(tmp_path, monkeypatch):
+    folder = tmp_path / "some_templates" / "sets" / "short"
+    folder.mkdir(parents=True)
+    (tmp_path / "some_templates" / "__init__.py").touch()
+    (folder / "generator.md").write_text("Solve $question.\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    _, script, _ = play(Single(prompts="some_templates:sets/short"), "math", generator=["42"])
+    assert script.of("generator")[0][-1]["content"].startswith("Solve How much is $6")
+    for missing in ("some_templates:sets/long", "no_such_package:sets", "some_templates"):
+        with pytest.raises(ValueError, match="There is no prompt template generator.md in"):
+            render(missing, "generator", question="")
+
+
+@pytest.mark.parametrize("task", [TinyChain(), TinyPipe(), Functions()], ids=lambda task: task.name)
+def test_the_small_scales_have_a_template_for_every_role(task):
+    (problem,) = task.problems("train", 1)
+    for role, fields in FIELDS.items():
+        assert render(problem.task, role, **dict.fromkeys(fields, "7+5"))

@@ -5,12 +5,12 @@ from statistics import stdev
 
 import pytest
 from datasets import Dataset
-from test_credit_estimators import score, trainer_of
-from test_forks_are_exact import BASE, CHANCE, SAMPLING, close_to, expectation, last_chance, relay
+from two_tokens import BASE, CHANCE, SAMPLING, close_to, expectation, last_chance, relay, score, trainer_of
 
 from multirole.roles.value import RoleValue, effect_of, role_values, turn_effects
 from multirole.types import Episode, Problem, Reward
 from multirole.workflows import Voting
+from multirole_study.tasks.tiny_chain import PROMPTS
 
 
 def episode(problem, right):
@@ -30,9 +30,9 @@ def test_an_effect_is_a_mean_over_problems_of_means_over_their_episodes():
 
 def test_role_values_are_those_of_enumeration(tokenizer):
     n, rollout = 1500, relay(tokenizer)
-    episodes = rollout.run([(Problem(str(i), "tiny_chain", "q", None), 0) for i in range(n)], 3, SAMPLING)
+    episodes = rollout.run([(Problem(str(i), PROMPTS, "q", None), 0) for i in range(n)], 3, SAMPLING)
     score(episodes)
-    effects = {(e.role, e.how): e for e in role_values(trainer_of(rollout, 1), episodes, score, 3)}
+    effects = {(e.role, e.how): e for e in role_values(trainer_of(rollout), episodes, 3)}
     assert set(effects) == {("first", "resample"), ("first", "base"), ("last", "resample"), ("last", "base"), ("last", "twin")}  # fmt: skip
     as_played = expectation((0.6, 0.6), last_chance)
     exact = {
@@ -53,9 +53,9 @@ def test_role_values_are_those_of_enumeration(tokenizer):
 def test_the_effect_of_a_turn_counts_the_replays_with_another_outcome(tokenizer):
     """If k of the first two turns said x, redrawing the last turn changes the outcome with probability p_k or 1 - p_k."""
     n, rollout = 300, relay(tokenizer)
-    episodes = rollout.run([(Problem(str(i), "tiny_chain", "q", None), 0) for i in range(n)], 3, SAMPLING)
+    episodes = rollout.run([(Problem(str(i), PROMPTS, "q", None), 0) for i in range(n)], 3, SAMPLING)
     score(episodes)
-    effects = turn_effects(trainer_of(rollout, 1), episodes, score, 3, n_draws=4)
+    effects = turn_effects(trainer_of(rollout), episodes, 3, n_draws=4)
     assert len(effects) == n * (2 * 2 + 3)  # the first role has no twin
     last = [one for one in effects if one.role == "last" and one.how == "resample"]
     assert all(one.replays == 4 and 0 <= one.changed <= 4 for one in last)
@@ -78,19 +78,15 @@ def recorded(calls, name, method, *args):
 
 
 def test_the_callback_measures_at_an_evaluation(make_library_trainer, monkeypatch):
-    def by_length(episodes):
-        for episode in episodes:
-            episode.reward = Reward(
-                len(episode.turns[-1].completion_ids) % 2, "", bool(len(episode.turns[-1].completion_ids) % 2)
-            )
-
     def reward(completions, episodes, **_):
-        by_length(episodes)
+        for episode in episodes:
+            is_odd = bool(len(episode.turns[-1].completion_ids) % 2)
+            episode.reward = Reward(is_odd, "", is_odd)
         return [episode.reward.value for episode in episodes]
 
-    value = RoleValue(by_length, n_problems=3)
+    value = RoleValue(n_problems=3)
     trainer = make_library_trainer(Voting(), reward_funcs=reward, callbacks=[value], max_completion_length=8)
-    rows = Dataset.from_dict({"prompt": [f"q {i}" for i in range(4)], "task": ["tiny_chain"] * 4})
+    rows = Dataset.from_dict({"prompt": [f"q {i}" for i in range(4)], "task": [PROMPTS] * 4})
     calls = []
     for name in ("publish", "sleep"):
         monkeypatch.setattr(trainer.engine, name, partial(recorded, calls, name, getattr(trainer.engine, name)))
@@ -109,7 +105,7 @@ def test_the_callback_measures_at_an_evaluation(make_library_trainer, monkeypatc
 
 def test_the_base_plays_no_role_if_an_adapter_took_over_a_part_of_it(make_library_trainer):
     """The rest of the base that PiSSA leaves is not the untrained model."""
-    trainer = make_library_trainer(Voting(), callbacks=[RoleValue(score)])
+    trainer = make_library_trainer(Voting(), callbacks=[RoleValue()])
     trainer.peft_model.peft_config["shared"].init_lora_weights = "pissa_niter_4"
     message = "`init_lora_weights='pissa_niter_4'` moved a part of the base's weights into adapter 'shared'"
     with pytest.raises(ValueError, match=message):
@@ -120,9 +116,9 @@ def test_the_base_plays_no_role_if_an_adapter_took_over_a_part_of_it(make_librar
 def test_what_cannot_work_is_refused(tokenizer):
     rollout = relay(tokenizer)
     with pytest.raises(ValueError, match="None of the given episodes has a reward"):
-        role_values(trainer_of(rollout, 1), [episode("a", None)], score)
+        role_values(trainer_of(rollout), [episode("a", None)])
     with pytest.raises(ValueError, match="`n_problems` must be at least 2"):
-        RoleValue(score, n_problems=1)
+        RoleValue(n_problems=1)
     with pytest.raises(ValueError, match="`how` must be among"):
-        RoleValue(score, how=["removed"])
-    assert RoleValue(score, how=(kind for kind in ("base", "twin"))).how == ("base", "twin")
+        RoleValue(how=["removed"])
+    assert RoleValue(how=(kind for kind in ("base", "twin"))).how == ("base", "twin")

@@ -16,8 +16,9 @@ from multirole.engines.protocol import RequestRefused, Sampling
 from multirole.rollout import event_loop, rollout
 from multirole.rollout.rollout import Rollout, WorkflowError, turn_seed
 from multirole.types import Answer, Problem, user
+from multirole_study.tasks.tiny_chain import PROMPTS
 
-PROBLEMS = [(Problem(str(i), "tiny_chain", f"q{i}", None), 0) for i in range(4)]
+PROBLEMS = [(Problem(str(i), PROMPTS, f"q{i}", None), 0) for i in range(4)]
 
 
 class Relay:

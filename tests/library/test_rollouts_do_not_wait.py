@@ -3,7 +3,6 @@
 import threading
 import time
 from collections import Counter
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,7 +12,6 @@ from test_importance_weights_equal_trl import trls_weights
 from multirole.callbacks import MultiRoleCallback
 from multirole.engines.generate import GenerateEngine
 from multirole.engines.protocol import EngineError, Sampling
-from multirole.inputs.arguments import check_processes
 from multirole.options import MultiRoleGRPOConfig
 from multirole.rollout import staleness as ahead
 from multirole.rollout.rollout import Rollout, RolloutStopped, WorkflowError
@@ -370,7 +368,7 @@ def test_settings_that_cannot_work_are_refused(tmp_path):
             str(tmp_path), max_staleness=1, old_logprobs="recomputed", vllm_importance_sampling_correction=False
         )
     with pytest.raises(ValueError, match="works in one process only, but this run has 2"):
-        check_processes(SimpleNamespace(max_staleness=1, world_size=2, n_problems=2))
+        MultiRoleGRPOConfig(str(tmp_path), max_staleness=1).check(world_size=2)
 
 
 class TwoCalls:

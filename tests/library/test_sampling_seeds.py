@@ -12,7 +12,7 @@ def seeds(make_trainer):
 
     def play(seed: int, iteration: int) -> list[int]:
         engine = ScriptedEngine(lambda key, request: ([5], 1), eos_id=5)
-        trainer = make_trainer(Cell("voting", "ip", seed=seed, n_problems=2, n_episodes=2), engine)
+        trainer = make_trainer(Cell("voting", "ip", seed=seed, n_problems=2, num_generations=2), engine)
         trainer.play([(problem, index) for problem in trainer.problems[:2] for index in range(2)], iteration)
         return [request.seed for request in engine.requests]
 

@@ -25,7 +25,7 @@ def test_the_sources_are_the_ones_we_read():
 
 def test_every_private_name_exists(make_trainer):
     """Attributes without a source of their own are looked up in their class, its source or a trainer."""
-    trainer = make_trainer(Cell("voting", "sp", n_problems=2, n_episodes=4))
+    trainer = make_trainer(Cell("voting", "sp", n_problems=2, num_generations=4))
     for private in PRIVATE:
         owner = owner_of(private)
         for name in private.name.split(", "):

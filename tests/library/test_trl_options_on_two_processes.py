@@ -11,6 +11,7 @@ from peft import LoraConfig
 
 from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer
 from multirole.workflows import Voting
+from multirole_study.tasks.tiny_chain import PROMPTS
 
 
 def length_reward(completions, **_):
@@ -26,7 +27,7 @@ def train(folder: str) -> None:
         loss_type="dapo",  # TRL divides its token count by the number of processes
     )  # fmt: skip
     trainer = MultiRoleGRPOTrainer(
-        str(files("multirole_study") / "models" / "tiny-r"), Voting(2, prompts="tiny_chain"), length_reward, args,
+        str(files("multirole_study") / "models" / "tiny-r"), Voting(2, prompts=PROMPTS), length_reward, args,
         Dataset.from_dict({"prompt": [f"{i}+1" for i in range(8)]}), peft_config=LoraConfig(r=4, target_modules="all-linear"),
     )  # fmt: skip
     trainer.train()

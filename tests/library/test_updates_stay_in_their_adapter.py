@@ -8,7 +8,7 @@ from toy_qwen3 import toy_model
 from trainers import episodes_of, no_reward, rows_of
 
 from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer
-from multirole.inputs.validation import add_adapters
+from multirole.inputs.adapters import add_adapters
 from multirole.workflows import OrchWorkers, Single, Voting
 
 

@@ -22,7 +22,7 @@ from multirole.engines import vllm_server_client
 from multirole.engines.protocol import Completion, Request
 from multirole.engines.vllm_server import ServerOptions, VLLMServerEngine, run_token
 from multirole.engines.vllm_server_client import ServerError, check_servers, checked_urls, completion_body
-from multirole.inputs.validation import add_adapters
+from multirole.inputs.adapters import add_adapters
 from multirole.options import MultiRoleGRPOConfig
 from multirole.workflows import WORKFLOWS
 

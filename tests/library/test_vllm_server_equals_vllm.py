@@ -19,10 +19,11 @@ from transformers import AutoModelForCausalLM
 from multirole.engines.vllm import VLLMEngine
 from multirole.engines.vllm_serve import serve_command, serve_environment
 from multirole.engines.vllm_server import ServerOptions, VLLMServerEngine
-from multirole.inputs.validation import add_adapters
+from multirole.inputs.adapters import add_adapters
 from multirole.options import MultiRoleGRPOConfig
 from multirole.trainer import MultiRoleGRPOTrainer
 from multirole.workflows import WORKFLOWS
+from multirole_study.tasks.tiny_chain import PROMPTS
 
 pytestmark = pytest.mark.slow
 RANK, LENGTH, KEY = 4, 768, "sesame"
@@ -109,7 +110,7 @@ def test_the_weights_of_a_run_are_those_of_a_run_with_vllm_in_process(engine, in
         )  # fmt: skip
         trainer = MultiRoleGRPOTrainer(
             new_model(base), WORKFLOWS["voting"](), lambda completion_ids, **_: [float(sum(ids) % 2) for ids in completion_ids], args,
-            Dataset.from_dict({"prompt": [f"question {i}" for i in range(4)], "task": ["tiny_chain"] * 4}),
+            Dataset.from_dict({"prompt": [f"question {i}" for i in range(4)], "task": [PROMPTS] * 4}),
             processing_class=tokenizer, engine=each,
         )  # fmt: skip
         trainer.train()

@@ -18,11 +18,12 @@ from trainers import episodes_of, library_trainer, rows_of
 from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, trl_parts
 from multirole.engines import vllm as vllm_engine
 from multirole.engines.vllm import VLLMEngine
-from multirole.roles import skill as role_skill
 from multirole.roles.skill import SkillWatch
 from multirole.saving.checkpoints import check_checkpoint
+from multirole.types import Answer, Episode, Problem, Reward, Turn
 from multirole.update.processes import full_tensor
-from multirole.workflows import Voting
+from multirole.workflows import Single, Voting
+from multirole_study.tasks.tiny_chain import PROMPTS
 
 FSDP2 = {
     "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
@@ -43,7 +44,7 @@ def build(folder: str | Path, **options) -> MultiRoleGRPOTrainer:
         **options,
     )  # fmt: skip
     return MultiRoleGRPOTrainer(
-        str(files("multirole_study") / "models" / "tiny-r"), Voting(2, prompts="tiny_chain"), length, args,
+        str(files("multirole_study") / "models" / "tiny-r"), Voting(2, prompts=PROMPTS), length, args,
         Dataset.from_dict({"prompt": [f"{i}+1" for i in range(8)]}), Dataset.from_dict({"prompt": ["7+2", "8+2", "9+2"]}),
         peft_config=LoraConfig(r=4, target_modules="all-linear"),
     )  # fmt: skip
@@ -115,21 +116,31 @@ def test_adapters_of_a_checkpoint_are_read_into_host_memory(tmp_path, monkeypatc
 
 def test_scored_rows_are_sent_without_the_batches_that_they_were_computed_in(tokenizer, tmp_path):
     """pickle stores the whole storage of a view."""
-    trainer = library_trainer(Voting(2, prompts="tiny_chain"), tokenizer, tmp_path)
+    trainer = library_trainer(Voting(2, prompts=PROMPTS), tokenizer, tmp_path)
     rows = rows_of(trainer, episodes_of({"generator": 2, "aggregator": 1}, n_episodes=4))
     for values in (*trainer.logprobs_of(rows), *trainer.entropies_of(rows)):
         assert values.untyped_storage().nbytes() == values.nbytes
 
 
-def test_every_process_has_the_metrics_of_skills(monkeypatch):
+def test_every_process_has_the_metrics_of_skills():
     """Each compares checkpoints by its own metrics, and stops or saves by them."""
-    monkeypatch.setattr(
-        role_skill, "gather_objects", lambda rows: [[{"role": "judge", "measure": "judges", "skill": 0.75}], rows]
-    )
-    metrics: dict[str, float] = {}
-    watch = SkillWatch(lambda *_: None)
-    watch.on_episodes_evaluated(SimpleNamespace(is_world_process_zero=lambda: False), [], metrics, "eval")
-    assert metrics == {"eval_judge_judges": 0.75} and len(watch.rows) == 1
+
+    def right_is_right(episodes):
+        for one in episodes:
+            one.reward = Reward(1.0, is_correct=one.answer.text == "right")
+
+    turns = [Turn("generator", 0, 0, [1], [2], [0.0], text, "stop") for text in ("right", "right", "right", "wrong")]
+    episodes = [
+        Episode(Problem(str(i), "", "", None), 0, [turn], Answer(turn.text), Reward(0.0))
+        for i, turn in enumerate(turns)
+    ]
+    for is_first in (True, False):
+        metrics: dict[str, float] = {}
+        trainer = SimpleNamespace(
+            workflow=Single(), score=right_is_right, is_world_process_zero=lambda first=is_first: first
+        )
+        SkillWatch().on_episodes_evaluated(trainer, episodes, metrics, "eval")
+        assert metrics == {"eval_generator_solves": 0.75}
 
 
 def test_shared_memory_must_hold_the_adapters_of_all_processes_of_a_machine(monkeypatch, tmp_path):

@@ -15,10 +15,13 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
 
 from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, RoleDiagnostics, Voting, user
 from multirole.callbacks import MultiRoleCallback
-from multirole.inputs.validation import add_adapters, check_dataset, check_shared_base, to_problems
+from multirole.inputs.adapters import add_adapters
+from multirole.inputs.arguments import facts_before_loading
+from multirole.inputs.problems import check_dataset, to_problems
 from multirole.rollout.rollout import chat_template
 from multirole.saving.model_card import base_of
 from multirole.update.processes import check_launch
+from multirole_study.tasks.tiny_chain import PROMPTS
 
 ROWS = Dataset.from_list([{"prompt": f"{a}+{b}-3", "answer": a + b - 3} for a in range(4, 10) for b in range(1, 5)])
 
@@ -43,7 +46,7 @@ def train(model_folder):
             "per_device_train_batch_size": 8, "gradient_checkpointing": False, "report_to": "none", "disable_tqdm": True,
         } | options  # fmt: skip
         trainer = MultiRoleGRPOTrainer(
-            str(model_folder), Voting(2, prompts="tiny_chain"), correct, MultiRoleGRPOConfig(str(folder), **settings), ROWS,
+            str(model_folder), Voting(2, prompts=PROMPTS), correct, MultiRoleGRPOConfig(str(folder), **settings), ROWS,
             ROWS.select(range(4)), processing_class, peft_config=LoraConfig(r=4, target_modules="all-linear"),
             callbacks=[RoleDiagnostics(), *callbacks],
         )  # fmt: skip
@@ -227,9 +230,10 @@ def test_a_head_in_float32_is_refused_where_it_is_the_embeddings(train, tmp_path
 def test_adapters_that_change_the_base_cannot_share_it(model_folder):
     base = AutoModelForCausalLM.from_pretrained(model_folder)
     config = LoraConfig(r=4, target_modules=["q_proj"], init_lora_weights="pissa")
+    args = MultiRoleGRPOConfig("unused", use_cpu=True)
     with pytest.raises(ValueError, match="`init_lora_weights='pissa'` changes the base model, so 2 adapters"):
-        check_shared_base(config, ["a", "b"])
-    check_shared_base(config, ["a"])
+        args.check(**facts_before_loading(args, {"x": "a", "y": "b"}, base, config, [len], None, base))
+    args.check(**facts_before_loading(args, {"x": "a"}, base, config, [len], None, base))
     assert list(add_adapters(base, config, ["a"]).peft_config) == ["a"]
 
 
@@ -291,7 +295,7 @@ def test_one_process_uses_one_of_a_nodes_gpus(model_folder, tmp_path):
     args = MultiRoleGRPOConfig(str(tmp_path), generation_batch_size=8, num_generations=4, bf16=False, report_to="none")
     args._n_gpu = 8
     trainer = MultiRoleGRPOTrainer(
-        str(model_folder), Voting(2, prompts="tiny_chain"), correct, args, ROWS, peft_config=LoraConfig(r=4)
+        str(model_folder), Voting(2, prompts=PROMPTS), correct, args, ROWS, peft_config=LoraConfig(r=4)
     )
     assert trainer.args.n_gpu == 1 and trainer.args.train_batch_size == 8 and args.n_gpu == 8
 
@@ -335,7 +339,7 @@ def test_evaluation_leaves_nothing_in_the_next_training_log(model_folder, tmp_pa
         gradient_checkpointing=False, report_to="none", disable_tqdm=True, eval_strategy="steps", eval_steps=1, save_strategy="no",
     )  # fmt: skip
     trainer = MultiRoleGRPOTrainer(
-        str(model_folder), Voting(2, prompts="tiny_chain"), logged, args, ROWS, ROWS.select(range(20)),
+        str(model_folder), Voting(2, prompts=PROMPTS), logged, args, ROWS, ROWS.select(range(20)),
         peft_config=LoraConfig(r=4, target_modules="all-linear"),
     )  # fmt: skip
     trainer.train()
@@ -424,7 +428,7 @@ def test_kl_is_0_at_the_start_also_if_the_adapter_took_over_a_part_of_the_base(m
     settings |= {"max_completion_length": 24, "report_to": "none", "per_device_train_batch_size": 8}
     args = MultiRoleGRPOConfig(str(tmp_path), **settings)
     trainer = MultiRoleGRPOTrainer(
-        str(model_folder), Voting(2, prompts="tiny_chain"), correct, args, ROWS, peft_config=config
+        str(model_folder), Voting(2, prompts=PROMPTS), correct, args, ROWS, peft_config=config
     )
     rows = trainer.prepare_rows(
         trainer._generate_and_score_completions([dict(trainer.train_rows[0]) for _ in range(8)])
@@ -446,7 +450,7 @@ def test_more_iterations_may_be_set_before_training(train, model_folder, tmp_pat
         settings |= {"max_completion_length": 8, "report_to": "none", "per_device_train_batch_size": 8}
         args = MultiRoleGRPOConfig(str(tmp_path / name), max_staleness=int(name == "ahead"), **settings)
         trainer = MultiRoleGRPOTrainer(
-            str(model_folder), Voting(2, prompts="tiny_chain"), correct, args, data, callbacks=[Note()],
+            str(model_folder), Voting(2, prompts=PROMPTS), correct, args, data, callbacks=[Note()],
             peft_config=LoraConfig(r=4, target_modules="all-linear"),
         )  # fmt: skip
         trainer.args.max_steps = 3

@@ -3,8 +3,8 @@
 import pandas as pd
 import pytest
 
+from multirole.credit.turn_grading import grade_by_duty
 from multirole.roles.skill import frame_of, role_skills
-from multirole.roles.turn_grading import judge
 from multirole.types import Answer, Duty, Edge, Episode, Problem, Reward, Structure, Turn, check_workflow
 from multirole.workflows import WORKFLOWS, EvalOpt, OrchWorkers
 
@@ -17,11 +17,11 @@ class Debate:
         raise NotImplementedError
 
 
-class RightIsRight:
-    """Scores the text "right" as correct."""
-
-    def score(self, problems, texts):
-        return [Reward(float(text == "right"), is_correct=text == "right") for text in texts]
+def right_is_right(episodes):
+    """Score the text "right" as correct."""
+    for episode in episodes:
+        is_right = episode.answer.text == "right"
+        episode.reward = Reward(float(is_right), is_correct=is_right)
 
 
 def turn(role: str, slot: int, round: int, text: str, outcome: str | None = None) -> Turn:
@@ -45,7 +45,7 @@ def test_the_skills_of_a_declared_workflow_by_hand():
         debate(["right", "wrong"], ["right", "wrong"], 1),  # nothing repaired; it picks the wrong one
         debate(["right", "right"], ["right", "right"], 0),  # nothing to select
     ]
-    judge(episodes, RightIsRight(), Debate.structure)
+    grade_by_duty(episodes, right_is_right, Debate.structure)
     rows = {row["measure"]: row for row in role_skills(frame_of(episodes), Debate.structure)}
     assert rows["solves"]["skill"] == pytest.approx(3 / 6)  # of the first replies
     assert (rows["repairs"]["skill"], rows["repairs"]["trivial"]) == (pytest.approx(1 / 3), 0.0)
@@ -58,7 +58,7 @@ def test_a_role_that_selects_twice_has_one_skill_for_the_episode():
     for i, episode in enumerate(episodes):
         episode.problem = Problem(str(i), "t", "?", None)
         episode.turns.append(turn("referee", 1, 0, "", "1"))
-    judge(episodes, RightIsRight(), Debate.structure)
+    grade_by_duty(episodes, right_is_right, Debate.structure)
     rows = {row["measure"]: row for row in role_skills(frame_of(episodes), Debate.structure)}
     assert (rows["selects"]["skill"], rows["selects"]["cases"]) == (0.5, 2)
 
@@ -69,7 +69,7 @@ def skills_of(turns_by_episode: list[list[Turn]], structure: Structure) -> dict[
         Episode(Problem(str(i), "t", "?", None), 0, turns, Answer(""), Reward(0.0, is_correct=False))
         for i, turns in enumerate(turns_by_episode)
     ]
-    judge(episodes, RightIsRight(), structure)
+    grade_by_duty(episodes, right_is_right, structure)
     return {row["measure"]: (row["skill"], row["trivial"]) for row in role_skills(frame_of(episodes), structure)}
 
 
@@ -99,14 +99,14 @@ def test_a_plan_works_if_one_worker_is_right():
 
 def test_replies_of_an_undeclared_role_are_graded_as_answers():
     episode = Episode(Problem("0", "t", "?", None), 0, [turn("solver", 0, 0, "right"), turn("solver", 1, 0, "wrong")])
-    judge([episode], RightIsRight(), Structure())
+    grade_by_duty([episode], right_is_right, Structure())
     assert [one.is_right for one in episode.turns] == [True, False]
 
 
 def test_a_verdict_on_a_reply_without_a_grade_is_neither_right_nor_wrong():
     episode = Episode(Problem("0", "t", "?", None), 0)
     episode.turns = [turn("planner", 0, 0, "plan"), turn("critic", 0, 0, "", "incorrect")]
-    judge([episode], RightIsRight(), Structure({"planner": Duty("plans"), "critic": Duty("judges", "planner")}))
+    grade_by_duty([episode], right_is_right, Structure({"planner": Duty("plans"), "critic": Duty("judges", "planner")}))
     assert [one.is_right for one in episode.turns] == [None, None]
 
 

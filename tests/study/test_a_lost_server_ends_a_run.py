@@ -6,8 +6,8 @@ from fake_vllm_server import BASE, running_servers
 from multirole_study import __main__ as command_line
 
 CELL = {
-    "workflow": "voting", "policy": "ip", "iterations": 2, "n_problems": 2, "n_episodes": 2, "n_validation": 2, "n_train": 8,
-    "eval_every": 2, "save_every": 1, "warmup_iterations": 0, "max_response_tokens": 8, "engine": "vllm_server",
+    "workflow": "voting", "policy": "ip", "max_steps": 2, "n_problems": 2, "num_generations": 2, "n_validation": 2, "n_train": 8,
+    "eval_steps": 2, "save_steps": 1, "warmup_steps": 0, "max_completion_length": 8, "engine": "vllm_server",
     "vllm_server_model": BASE, "vllm_server_timeout": 0.3,
 }  # fmt: skip
 IN_THE_SECOND_ROLLOUT = 2 * 4 + 4 * 4 + 5

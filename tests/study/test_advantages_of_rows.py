@@ -6,21 +6,21 @@ from types import SimpleNamespace
 import pytest
 from trainers import episodes_of, make_episodes, rows_of
 
+from multirole.credit.estimators.agent import AgentCredit
 from multirole.types import Episode, Reward, Workflow
 from multirole.update.rows import Row
 from multirole.workflows import EvalOpt, Voting
 from multirole_study.experiment.cell import Cell
-from multirole_study.experiment.released_code import RowAdvantages
+from multirole_study.experiment.released_code import SlotCredit
 
 
-def compared(workflow: Workflow, episodes: list[Episode], n_episodes: int, **options) -> list[Row]:
-    """The rows of the episodes with the advantages that the callback gives them."""
+def compared(workflow: Workflow, episodes: list[Episode], n_episodes: int, by_slot: bool = False) -> list[Row]:
+    """The rows of the episodes with the advantages among the rows of their role, or of their role and slot."""
     run = SimpleNamespace(
         policy=dict.fromkeys(workflow.roles, "shared"), args=SimpleNamespace(num_generations=n_episodes)
     )
     rows = rows_of(run, episodes)
-    assert RowAdvantages(**options).on_rows(run, rows) is rows
-    return rows
+    return (SlotCredit if by_slot else AgentCredit)().on_rows(run, rows)
 
 
 def uneven(roles: dict[str, int], n_episodes: int = 5) -> list[Episode]:
@@ -32,7 +32,7 @@ def uneven(roles: dict[str, int], n_episodes: int = 5) -> list[Episode]:
     return episodes
 
 
-def by_definition(row: Row, rows: list[Row], by_slot: bool, scale: bool) -> float:
+def by_definition(row: Row, rows: list[Row], by_slot: bool) -> float:
     """One row's advantage, from the definition; a group of one keeps its reward."""
     group = [
         other.episode.reward.value for other in rows
@@ -41,17 +41,15 @@ def by_definition(row: Row, rows: list[Row], by_slot: bool, scale: bool) -> floa
     ]  # fmt: skip
     if len(group) == 1:
         return row.episode.reward.value
-    deviation = row.episode.reward.value - sum(group) / len(group)
-    return deviation / (statistics.stdev(group) + 1e-6) if scale else deviation
+    return (row.episode.reward.value - sum(group) / len(group)) / (statistics.stdev(group) + 1e-6)
 
 
-@pytest.mark.parametrize("scale", [True, False])
 @pytest.mark.parametrize("by_slot", [True, False])
 @pytest.mark.parametrize("workflow", [Voting(), EvalOpt()], ids=lambda workflow: workflow.name)
-def test_every_grouping_with_and_without_scaling(workflow, by_slot, scale):
-    rows = compared(workflow, uneven(workflow.roles), 5, by_slot=by_slot, scale=scale)
+def test_every_grouping(workflow, by_slot):
+    rows = compared(workflow, uneven(workflow.roles), 5, by_slot)
     advantages = [row.advantage for row in rows]
-    assert advantages == pytest.approx([by_definition(row, rows, by_slot, scale) for row in rows], abs=1e-9)
+    assert advantages == pytest.approx([by_definition(row, rows, by_slot) for row in rows], abs=1e-9)
     assert len(set(advantages)) > 1
 
 
@@ -61,7 +59,7 @@ def test_turns_of_an_episode_share_an_advantage_when_each_speaks_once(by_slot):
     episodes = episodes_of(workflow.roles, n_problems=1)
     for i, episode in enumerate(episodes):
         episode.reward = Reward(float(i))
-    rows = compared(workflow, episodes, 8, by_slot=by_slot)
+    rows = compared(workflow, episodes, 8, by_slot)
     per_episode = {(row.episode.index, round(row.advantage, 9)) for row in rows if row.turn.role == "generator"}
     assert len(per_episode) == len({advantage for _, advantage in per_episode}) == 8
 
@@ -95,5 +93,5 @@ def test_an_episode_that_was_left_out_counts_nowhere():
 def test_a_cell_trains_on_them(make_trainer, group, by_slot):
     cell = Cell("voting", "ip", advantage_group=group)
     rows = make_trainer(cell).prepare_rows(make_episodes(cell))
-    assert [row.advantage for row in rows] == pytest.approx([by_definition(row, rows, by_slot, True) for row in rows])
+    assert [row.advantage for row in rows] == pytest.approx([by_definition(row, rows, by_slot) for row in rows])
     assert len({row.advantage for row in rows}) > 2

@@ -8,8 +8,8 @@ from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.run import run_cell
 from multirole_study.inspector.run_figures import load
 
-SMALL = {"iterations": 1, "n_problems": 2, "n_episodes": 2, "n_validation": 2, "n_train": 16, "warmup_iterations": 0,
-         "lora_rank": 4}  # fmt: skip
+SMALL = {"max_steps": 1, "n_problems": 2, "num_generations": 2, "n_validation": 2, "n_train": 16, "warmup_steps": 0,
+         "lora_r": 4}  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from multirole_study.plan import check_disk, disk_need
 
 
 def test_disk_counts_what_is_saved_already(tmp_path, monkeypatch):
-    cell = Cell("voting", "sp", "math", **PAPER, eval_every=1)
+    cell = Cell("voting", "sp", "math", **PAPER, eval_steps=1)
     adapter_bytes = (
         4 * 64 * 4 * (96 + 96 + 2 * (96 + 32) + 96 + 96 + 3 * (96 + 256))
     )  # rank 64 on 4 layers of tiny-r, float32

@@ -12,6 +12,7 @@ from bad_inputs import END, START, table
 from trainers import slow_but
 
 from multirole_study.experiment.cell import EVALUATION_NAMES, Cell
+from multirole_study.experiment.cell_rules import RULES
 from multirole_study.experiment.evaluation import Evaluation, evaluation_parameters
 from multirole_study.experiment.launch import Launch
 from multirole_study.experiment.run_folder import differing_options, folder_of, open_folder
@@ -55,7 +56,7 @@ def test_every_mistake_is_named_at_once():
 
 
 def test_a_misspelt_notebook_parameter_is_refused_and_never_ignored():
-    good = {"workflow": "voting", "policy": "sp", "task": "math", "iterations": None, "results_dir": "runs"}
+    good = {"workflow": "voting", "policy": "sp", "task": "math", "max_steps": None, "results_dir": "runs"}
     cell, launch = Cell.from_parameters(good | {"_dh": ["x"], "In": ["a"], "exit": object()})
     assert cell.id == "voting-sp-math-s0" and launch == Launch(results_dir="runs")
     with pytest.raises(ValueError, match="`worklow` is not a known parameter. Did you mean 'workflow'"):
@@ -89,17 +90,17 @@ def test_a_parameter_of_evaluations_is_not_taken_for_a_misspelt_one_of_training(
 
 
 def test_a_presets_warm_up_may_be_longer_than_a_trial():
-    cell = Cell("voting", "sp", iterations=4)
-    assert cell.warmup_iterations == 5 and Cell(**cell.parameters()) == cell  # as another process makes it
+    cell = Cell("voting", "sp", max_steps=4)
+    assert cell.warmup_steps == 5 and Cell(**cell.parameters()) == cell  # as another process makes it
     (remark,) = cell.remarks()
     assert remark.startswith(
         "The warm-up of 5 ticks does not end within the run's 4, so the learning rate stays below 0.002."
     )
-    assert len(Cell("voting", "sp", iterations=5).remarks()) == 1  # of the rates 0, 0.2 ... 0.8 none is 1
+    assert len(Cell("voting", "sp", max_steps=5).remarks()) == 1  # of the rates 0, 0.2 ... 0.8 none is 1
     for same in (
-        {"iterations": 6},
-        {"iterations": 4, "warmup_iterations": 0},
-        {"iterations": 3, "lr_clock": "update_call"},
+        {"max_steps": 6},
+        {"max_steps": 4, "warmup_steps": 0},
+        {"max_steps": 3, "lr_clock": "update_call"},
     ):
         assert Cell("voting", "ip", **same).remarks() == []
 
@@ -119,7 +120,7 @@ def test_a_setting_of_another_workflow_is_remarked_on():
 def test_a_refusal_is_one_sentence_in_a_notebook():
     with pytest.raises(UserError) as error:
         Cell.from_parameters({"iteration": 3})
-    sentence = "`iteration` is not a known parameter. Did you mean 'iterations'?"
+    sentence = "`iteration` is not a known parameter. Did you mean 'max_steps'?"
     assert error.value._render_traceback_() == [str(error.value)] == [sentence]
 
 
@@ -139,12 +140,12 @@ def test_a_folder_of_another_configuration_is_refused(tmp_path):
         config.write_text(json.dumps(other))
         with pytest.raises(ValueError, match=rf"another configuration \({named}\)"), opened(tmp_path):
             pass
-    of_evaluation = {"n_rollouts": 1, "cell": held | {"on_alarm": "log"}}
-    assert not differing_options(of_evaluation, {"n_rollouts": 1, "cell": held})
-    assert differing_options(of_evaluation, {"n_rollouts": 1, "cell": held | {"learning_rate": 0.004}}) == [
+    of_evaluation = {"num_generations_eval": 1, "cell": held | {"on_alarm": "log"}}
+    assert not differing_options(of_evaluation, {"num_generations_eval": 1, "cell": held})
+    assert differing_options(of_evaluation, {"num_generations_eval": 1, "cell": held | {"learning_rate": 0.004}}) == [
         "learning_rate"
     ]
-    assert differing_options(of_evaluation, {"n_rollouts": 2, "cell": held}) == ["n_rollouts"]
+    assert differing_options(of_evaluation, {"num_generations_eval": 2, "cell": held}) == ["num_generations_eval"]
 
 
 def test_an_unwritable_results_folder_is_refused(tmp_path):
@@ -175,7 +176,7 @@ def test_ids_tell_every_difference_apart_and_are_short():
         Cell("voting", "sp", seed=1),
         Cell("voting", "sp", "code"),
         Cell("voting", "sp", learning_rate=5e-3),
-        Cell("voting", "sp", learning_rate=5e-3, iterations=7),
+        Cell("voting", "sp", learning_rate=5e-3, max_steps=7),
         Cell("voting", "sp", preset="released_code"),
         Cell("orch_workers", "orchestrator=a,worker=b,synthesizer=a", seed=2**32 - 1, preset="released_code"),
         Cell(LongNamed(), "sp"),
@@ -187,12 +188,12 @@ def test_ids_tell_every_difference_apart_and_are_short():
     assert re.fullmatch("voting-map-math-s0-[0-9a-f]{8}", cells[2].id)
     assert cells[2].changed() == {"policy": {"generator": "adapter_a", "aggregator": "adapter_b"}}
     assert Cell("voting", {"generator": "shared", "aggregator": "shared"}).id == cells[0].id
-    whole, decimal = (Cell("voting", "sp", kl_anchor=one, dual_clip=one, process_reward=one) for one in (1, 1.0))
+    whole, decimal = (Cell("voting", "sp", beta=one, delta=one, process_reward=one) for one in (1, 1.0))
     assert whole.id == decimal.id  # two spellings of a number are the same run
 
 
 def test_the_id_hashes_the_settings_that_differ():
-    assert Cell("voting", "sp", learning_rate=2e-3, n_problems=8, kl_anchor=0).changed() == {}
+    assert Cell("voting", "sp", learning_rate=2e-3, n_problems=8, beta=0).changed() == {}
     cell = Cell("voting", "sp", learning_rate=5e-3, updates="one")
     assert cell.changed() == {"learning_rate": 5e-3, "updates": "one"}
     assert cell.sibling("single", "sp") == Cell("single", "sp", learning_rate=5e-3, updates="one")
@@ -202,9 +203,7 @@ def test_the_id_hashes_the_settings_that_differ():
 def test_given_and_settled_values_have_different_types():
     cell = Cell("voting", "sp", learning_rate=1, n_problems=None)
     assert type(cell.learning_rate) is float and cell.n_problems == 8
-    assert not [
-        name for name, value in cell if value is None and name not in ("model", "data", "step_tokens", "dual_clip")
-    ]
+    assert not [name for name, value in cell if value is None and name not in ("model", "data", "step_tokens", "delta")]
     with pytest.raises(ValueError, match="frozen"):
         cell.n_problems = 3
 
@@ -254,7 +253,7 @@ def test_presets_differ_in_every_documented_option(scale, beyond):
 
 def test_processes_that_do_not_fit_the_batch_are_refused():
     with pytest.raises(ValueError, match="`n_problems` must be a multiple of the 3 processes.*got 16"):
-        Launch().check_processes(3, 16)
+        Launch(n_processes=3).check(Cell("voting", "sp", n_problems=16))
 
 
 def test_adapter_names_that_peft_mixes_up_get_a_prefix():
@@ -267,4 +266,26 @@ def test_adapter_names_that_peft_mixes_up_get_a_prefix():
 
 def test_an_evaluation_has_no_parameters_of_training_only():
     names = [parameter.name for parameter in evaluation_parameters()]
-    assert names[:3] == ["adapters", "checkpoints", "n_rollouts"] and not {"n_processes", "sharding"} & set(names)
+    assert names[:3] == ["adapters", "checkpoints", "num_generations_eval"] and not {"n_processes", "sharding"} & set(
+        names
+    )
+
+
+def test_rules_of_cells_read_settings_and_facts_that_exist(monkeypatch):
+    """A rule that reads an unknown name would never be applied."""
+    given = {}
+    monkeypatch.setattr("multirole_study.experiment.cell.broken_rules", lambda values, *_: given.update(values) or [])
+    Cell("voting", "sp")
+    assert {name for rule in RULES for name in rule.reads} <= given.keys()
+
+
+def test_launch_options_are_checked_with_the_cell_by_the_librarys_rules():
+    cell = Cell("voting", "sp", engine="vllm_server", max_staleness=1)
+    Launch().check(cell)
+    Launch(vllm_server_base_url="http://a:1", micro_batch_tokens=64).check(cell)
+    with pytest.raises(ValueError, match="works in one process only, but this run has 2"):
+        Launch(n_processes=2).check(cell)
+    with pytest.raises(ValueError, match="Name both, as in"):
+        Launch(vllm_server_copy_command="rsync {folder} {host}:").check(cell)
+    with pytest.raises(ValueError, match="`n_processes` is 1. Write a larger n_processes"):
+        Launch(sharding="fsdp2").check(Cell("voting", "sp"))

@@ -10,11 +10,11 @@ from multirole_study.__main__ import inspect, pack, plan, serve, signal
 from multirole_study.experiment.base_models import locate
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.record import Recorder
-from multirole_study.experiment.role_gradients import cell_of
 from multirole_study.experiment.run import check_inputs
 from multirole_study.experiment.run_folder import SIGNAL_FILE, is_done, newest_intact, write_done
 from multirole_study.experiment.settings import UserError
 from multirole_study.experiment.storage import write_table
+from multirole_study.measurements.runs import cell_of
 from multirole_study.serve import roles_of_run
 
 TINY = locate(Cell("single", "sp"))

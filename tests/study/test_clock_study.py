@@ -112,8 +112,8 @@ def test_the_first_line_is_the_pilot_on_other_seeds():
     assert {cell.seed for cell in first} == {10, 11, 12, 13, 14}
     usual = Cell("voting", "ip")
     for cell in first:
-        assert (cell.iterations, cell.warmup_iterations, cell.lr_schedule) == (60, 5, usual.lr_schedule)
-        assert (cell.learning_rate, cell.n_validation, cell.eval_every) == (3 * usual.learning_rate, 512, 10)
+        assert (cell.max_steps, cell.warmup_steps, cell.lr_schedule) == (60, 5, usual.lr_schedule)
+        assert (cell.learning_rate, cell.n_validation, cell.eval_steps) == (3 * usual.learning_rate, 512, 10)
 
 
 def test_no_seed_of_the_pilot_or_the_grid_is_used_and_the_calibration_scores_nothing():
@@ -400,7 +400,7 @@ def test_tables_say_what_was_not_run(five_seeds):
 @pytest.mark.parametrize("workflow", ["voting", "orch_workers"])
 @pytest.mark.parametrize("arm", ABOUT["arms"])
 def test_the_drawn_rates_are_those_of_the_trainer(make_trainer, workflow, arm):
-    cell = Cell(workflow, iterations=12, warmup_iterations=4, learning_rate=0.006, **ABOUT["arms"][arm])
+    cell = Cell(workflow, max_steps=12, warmup_steps=4, learning_rate=0.006, **ABOUT["arms"][arm])
     trainer, drawn = make_trainer(cell), learning_rates(cell)
     assert list(drawn.columns) == list(trainer.adapters)
     for iteration in range(12):

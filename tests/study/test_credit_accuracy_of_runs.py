@@ -5,9 +5,8 @@ import pandas as pd
 import pytest
 from trainers import table
 
-from multirole.credit.estimators import CREDITS
-from multirole_study.experiment import credit_measurement as measurement
-from multirole_study.measurements.credit_accuracy import PARTS, Sizes
+from multirole_study.measurements import credit_of_run as measurement
+from multirole_study.measurements.credit_accuracy import MEASURED, PARTS, Sizes
 from multirole_study.paper.credit_accuracy_table import DECLARED, EVERY, accuracy_figure, accuracy_table, statistics
 from multirole_study.paper.output import write_figure
 
@@ -18,8 +17,8 @@ def test_a_run_is_measured_and_existing_rows_are_kept(run_folder, monkeypatch):
     monkeypatch.setattr(measurement, "CHUNK", 1)
     measurement.measure_run(run_folder, [4], 2, SMALL)
     first = table(run_folder, "credit_accuracy")
-    assert first["problem"].nunique() == 2 and set(first["step"]) == {4} and set(first["estimator"]) == set(CREDITS)
-    assert len(first) == 2 * 4 * len(CREDITS)  # a turn of each of three generators and an aggregator
+    assert first["problem"].nunique() == 2 and set(first["step"]) == {4} and set(first["estimator"]) == set(MEASURED)
+    assert len(first) == 2 * 4 * len(MEASURED)  # a turn of each of three generators and an aggregator
     monkeypatch.setattr(measurement, "CHUNK", 8)
     measurement.measure_run(run_folder, [4], 3, SMALL)
     both = table(run_folder, "credit_accuracy")

@@ -3,14 +3,13 @@
 import pytest
 from trainers import slow_but, table
 
-from multirole.credit.estimators import CREDITS
-from multirole.types import REPLAYING_CREDITS
+from multirole.credit import ESTIMATORS, load_estimator
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.run import run_cell
 
 SMALL = {
-    "iterations": 1, "n_problems": 2, "n_episodes": 2, "n_validation": 2, "n_train": 4, "eval_every": 1, "save_every": 1,
-    "max_response_tokens": 24,
+    "max_steps": 1, "n_problems": 2, "num_generations": 2, "n_validation": 2, "n_train": 4, "eval_steps": 1, "save_steps": 1,
+    "max_completion_length": 24,
 }  # fmt: skip
 
 
@@ -28,15 +27,16 @@ def test_credit_and_advantage_groups_exclude_each_other():
         Cell("voting", "sp", credit="agent", advantage_group="role")
 
 
-@pytest.mark.parametrize("name", slow_but(["leave_one_out", "critic"], [n for n in CREDITS if n != "outcome"]))
+@pytest.mark.parametrize("name", slow_but(["leave_one_out", "critic"], [n for n in ESTIMATORS if n != "outcome"]))
 def test_every_estimator_trains_a_cell(name, tmp_path):
     folder = run_cell(Cell("voting", "ip", credit=name, credit_branches=2, **SMALL), tmp_path)
     ledger, roles = table(folder, "ledger"), table(folder, "roles")
-    branches = 2 if name in ("branches", "leave_one_out") else 1
+    estimator = load_estimator(name)
+    branches = 2 if estimator.has_branches else 1
     assert ledger["rows"].sum() == branches * 4 * (3 + 1)  # episodes, and turns of each
     assert set(roles["role"]) == {"generator", "aggregator"} and roles["advantage_abs"].notna().all()
     metrics = table(folder, "metrics")
-    assert ("sampled_tokens" in metrics) == (name in REPLAYING_CREDITS)
+    assert ("sampled_tokens" in metrics) == estimator.replays_episodes
     if (
         name == "leave_one_out"
     ):  # an episode, and a fork of each of its turns, which samples that turn and those after it

@@ -14,7 +14,7 @@ from multirole_study.experiment.launch import Launch
     ids=["ip", "sp at 0.7"],
 )
 def test_weights_and_loss_are_those_without_diagnostics(make_trainer, fields):
-    options = {"n_problems": 2, "warmup_iterations": 0, "learning_rate": 1e-2}
+    options = {"n_problems": 2, "warmup_steps": 0, "learning_rate": 1e-2}
     cell, results = Cell(workflow="voting", **options, **fields), []
     for is_watched in (True, False):
         trainer = make_trainer(cell, launch=Launch(micro_batch_tokens=200))

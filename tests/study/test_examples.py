@@ -47,7 +47,7 @@ def test_a_stock_script_becomes_multi_role_in_under_ten_lines(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["grpo_stock.py", "partial_sharing.py"])
+@pytest.mark.parametrize("name", ["grpo_stock.py", "partial_sharing.py", "own_credit.py"])
 def test_the_other_examples(name, tmp_path):
     output = run(name, tmp_path)
     assert "reward" in output

@@ -16,8 +16,8 @@ from multirole_study.experiment.run_folder import checkpoints, newest_intact
 
 ROOT = Path(__file__).parents[2]
 FIELDS = {
-    "workflow": "voting", "policy": "ip", "iterations": 9000, "n_problems": 2, "n_episodes": 2, "n_validation": 4, "n_train": 8,
-    "save_every": 2, "eval_every": 9000, "max_response_tokens": 24,
+    "workflow": "voting", "policy": "ip", "max_steps": 9000, "n_problems": 2, "num_generations": 2, "n_validation": 4, "n_train": 8,
+    "save_steps": 2, "eval_steps": 9000, "max_completion_length": 24,
 }  # fmt: skip
 CONTAINER = "SIGTERM to the container"  # to its process group, as `tini -g` passes on the signal of `docker stop`
 ENDS = {  # event -> papermill's exit code, the errors in its notebook, whether a checkpoint is saved at the end

@@ -37,10 +37,10 @@ task = Task("sums", ROWS, ROWS[:8], lambda prompts, completions, **_: [len(text)
 def test_failing_episodes_are_counted_and_left_out(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "flow.py").write_text(FILE)
-    cell = Cell("flow.py:Unsteady", "ip", "flow.py:task", n_problems=4, n_episodes=2, n_validation=8, iterations=1,
-                warmup_iterations=0, max_failed_episodes=8)  # fmt: skip
-    assert cell.id != Cell("flow.py:Unsteady", "ip", "flow.py:task", n_problems=4, n_episodes=2, n_validation=8,
-                           iterations=1, warmup_iterations=0).id  # fmt: skip
+    cell = Cell("flow.py:Unsteady", "ip", "flow.py:task", n_problems=4, num_generations=2, n_validation=8, max_steps=1,
+                warmup_steps=0, max_failed_episodes=8)  # fmt: skip
+    assert cell.id != Cell("flow.py:Unsteady", "ip", "flow.py:task", n_problems=4, num_generations=2, n_validation=8,
+                           max_steps=1, warmup_steps=0).id  # fmt: skip
     folder = run_cell(cell, tmp_path / "runs")
     episodes, metrics, outcomes = (
         pd.read_parquet(folder / f"{name}.parquet") for name in ("episodes", "metrics", "eval")
@@ -54,8 +54,8 @@ def test_failing_episodes_are_counted_and_left_out(tmp_path, monkeypatch):
 def test_a_run_whose_episodes_all_fail_is_recorded(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "flow.py").write_text(FILE)
-    cell = Cell("flow.py:Down", "ip", "flow.py:task", n_problems=1, n_episodes=2, n_validation=2, iterations=2,
-                warmup_iterations=0, max_failed_episodes=2)  # fmt: skip
+    cell = Cell("flow.py:Down", "ip", "flow.py:task", n_problems=1, num_generations=2, n_validation=2, max_steps=2,
+                warmup_steps=0, max_failed_episodes=2)  # fmt: skip
     folder = run_cell(cell, tmp_path / "runs")
     metrics = pd.read_parquet(folder / "metrics.parquet")
     assert is_done(folder) and metrics["failed_episodes"].tolist() == [2, 2]

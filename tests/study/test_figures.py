@@ -25,6 +25,7 @@ from multirole_study.paper.figures import figure_2, figure_6, figure_of_controls
 from multirole_study.paper.grid import POLICIES, WORKFLOWS
 from multirole_study.paper.output import STYLE, Plate, Table, write_figure
 from multirole_study.paper.results import Results
+from multirole_study.tasks.tiny_chain import PROMPTS
 
 ROOT = Path(__file__).parents[2]
 NOTEBOOKS, FIGURE_1 = ROOT / "notebooks", ROOT / "docs/figures/workflows.svg"
@@ -254,7 +255,7 @@ def test_the_arrows_of_figure_1_are_the_messages_that_the_workflow_sends(workflo
 
     made = Cell(workflow, "ip").make_workflow()
     roles = made.roles
-    asyncio.run(made.run(Problem("0", "tiny_chain", "1+1", None), call))
+    asyncio.run(made.run(Problem("0", PROMPTS, "1+1", None), call))
     (panel,) = (group for group in ElementTree.parse(FIGURE_1).iter(f"{SVG}g") if group.get("id") == workflow)
     drawn = {(path.get("data-from"), path.get("data-to")) for path in panel.iter(f"{SVG}path")}
     assert {message for message in drawn if not {"problem", "answer", None} & set(message)} == seen

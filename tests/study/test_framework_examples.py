@@ -108,8 +108,8 @@ def test_an_agent_of_a_framework_trains_on_the_tokens_of_its_calls(name, tmp_pat
 
 def test_an_agent_trains_as_a_cell_and_is_recorded(tmp_path):
     """Named by its file, as in a shell or a notebook."""
-    sizes = {"iterations": 2, "n_problems": 2, "n_episodes": 2, "n_validation": 4, "n_train": 8, "eval_every": 1}
-    cell = Cell(f"{FOLDER / 'openai_voting.py'}:voting", "ip", max_response_tokens=24, warmup_iterations=0, **sizes)
+    sizes = {"max_steps": 2, "n_problems": 2, "num_generations": 2, "n_validation": 4, "n_train": 8, "eval_steps": 1}
+    cell = Cell(f"{FOLDER / 'openai_voting.py'}:voting", "ip", max_completion_length=24, warmup_steps=0, **sizes)
     folder = run_cell(cell, tmp_path)
     turns = pd.read_parquet(folder / "turns" / "step_00002.parquet")
     assert set(turns["role"]) == {"solver", "judge"} and set(turns[turns["role"] == "solver"]["slot"]) == {0, 1, 2}

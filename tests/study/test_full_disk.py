@@ -17,8 +17,8 @@ from multirole_study.experiment.run_folder import checkpoints, folder_of, is_don
 from multirole_study.experiment.storage import NotWritten, write_table, write_text
 
 FIELDS = {
-    "workflow": "voting", "policy": "ip", "iterations": 5, "n_problems": 2, "n_episodes": 2, "n_validation": 4, "n_train": 8,
-    "save_every": 1, "eval_every": 5, "max_response_tokens": 24, "learning_rate": 5e-3,
+    "workflow": "voting", "policy": "ip", "max_steps": 5, "n_problems": 2, "num_generations": 2, "n_validation": 4, "n_train": 8,
+    "save_steps": 1, "eval_steps": 5, "max_completion_length": 24, "learning_rate": 5e-3,
 }  # fmt: skip
 CELL = Cell(**FIELDS)
 

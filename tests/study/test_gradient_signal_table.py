@@ -8,8 +8,9 @@ import pandas as pd
 import pytest
 import torch
 
-from multirole_study.experiment.role_gradients import adapters_of, cell_of, measure_run, rows_of, with_interval
 from multirole_study.measurements.gradient_signal import AdapterGradients, Estimate
+from multirole_study.measurements.runs import adapters_of, cell_of
+from multirole_study.measurements.signal_of_run import measure_run, rows_of, with_interval
 from multirole_study.paper.gradient_signal_table import (
     DECLARED,
     answers,

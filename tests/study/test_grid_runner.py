@@ -21,8 +21,8 @@ from multirole_study.paper.declarations import declaration_of, declare
 from multirole_study.paper.grid import Grid
 
 ROOT = Path(__file__).parents[2]
-GRID = Grid("tiny-r", [0, 3], {"iterations": 2, "learning_rate": 2e-5, "lr_schedule": "constant"}, base_rollouts=2)
-CONFIG = ("seeds=[0, 3]", "parameters={iterations: 2, learning_rate: 2e-5, lr_schedule: constant}", "base_rollouts=2")
+GRID = Grid("tiny-r", [0, 3], {"max_steps": 2, "learning_rate": 2e-5, "lr_schedule": "constant"}, base_rollouts=2)
+CONFIG = ("seeds=[0, 3]", "parameters={max_steps: 2, learning_rate: 2e-5, lr_schedule: constant}", "base_rollouts=2")
 
 
 @pytest.fixture
@@ -205,8 +205,8 @@ VARIANT = {"question": "setup", "parameters": {"learning_rate": 0.006}, "cells":
         ({"workflow": ["voting"]}, "`workflow` is not an option of a grid. Did you mean 'workflows'?"),
         ({"jobs": 3}, "`jobs` is not an option of a grid. Options are scale, results_dir, study, gpus, .*."),
         ({"learning_rate": "1e-3"}, "`learning_rate` is a setting of the cells. Write 'parameters={learning_rate: 1e-3}'."),
-        ({"parameters": {"iteration": 3}}, "`iteration` is not a known parameter. Did you mean 'iterations'?"),
-        ({"parameters": "iterations"}, "`parameters` must be a map such as {iterations: 60}, got 'iterations'."),
+        ({"parameters": {"iteration": 3}}, "`iteration` is not a known parameter. Did you mean 'max_steps'?"),
+        ({"parameters": "iterations"}, "`parameters` must be a map such as {max_steps: 60}, got 'iterations'."),
         ({"gpus": "two"}, "`gpus` must be a number of GPUs, got 'two'."),
         ({"study": "no-such.yaml"}, "STUDY must name a file such as studies/main.yaml, got 'no-such.yaml', which is looked for in .*."),
     ],

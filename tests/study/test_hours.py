@@ -70,8 +70,8 @@ def test_hours_count_the_first_validation_and_one_every_ten_iterations():
 
 
 def test_a_smaller_cache_decodes_fewer_requests_at_once_and_takes_longer():
-    fast = planner.estimate(VOTING, Launch(vllm_memory=0.6), 80 * GIB)
-    slow = planner.estimate(VOTING, Launch(vllm_memory=0.2), 80 * GIB)
+    fast = planner.estimate(VOTING, Launch(vllm_gpu_memory_utilization=0.6), 80 * GIB)
+    slow = planner.estimate(VOTING, Launch(vllm_gpu_memory_utilization=0.2), 80 * GIB)
     assert slow.rollout > fast.rollout and slow.update == fast.update
 
 

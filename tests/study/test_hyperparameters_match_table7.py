@@ -11,6 +11,7 @@ import torch
 from peft import LoraConfig, get_peft_model
 from transformers import Qwen3Config, Qwen3ForCausalLM, get_scheduler
 
+from multirole.inputs.arguments import kl_weights
 from multirole.policy import adapter_names
 from multirole.update.rows import mini_batches
 from multirole_study.experiment.cell import Cell
@@ -73,9 +74,9 @@ def test_the_trainer_gets_the_values_of_table_7(workflow, task, scale, tmp_path)
         args = training_args(cell, str(tmp_path))
         assert {name: getattr(args, name) for name in TABLE_7} == TABLE_7
         assert update_rules(cell) == []  # advantages by episode, one clock, shuffled rows: the library's rules
-        assert args.optim in ("adamw_torch", "adamw_torch_fused") and not any(args.role_beta.values())
+        assert args.optim in ("adamw_torch", "adamw_torch_fused") and not any(kl_weights(args, cell.policy).values())
         assert (args.max_prompt_tokens, args.max_completion_length) == (prompt, response) == LENGTHS[workflow, task]
-        assert (cell.max_response_tokens, cell.temperature) == (response, 0.7)
+        assert (cell.max_completion_length, cell.temperature) == (response, 0.7)
         assert (cell.n_train, cell.n_validation) == (None, 256)  # all training rows
         assert Cell(workflow, policy, task, scale, data=__file__).n_validation is None  # all of a file's
         n = len(ROLES[workflow]) if policy == "ip" else 1  # one adapter per role type, or one across all roles
@@ -87,11 +88,14 @@ def test_the_trainer_gets_the_values_of_table_7(workflow, task, scale, tmp_path)
 
 
 def test_the_translation_to_trl_loses_nothing(tmp_path):
-    settings = {"iterations": 7, "learning_rate": 3e-3, "clip_low": 0.1, "clip_high": 0.3, "temperature": 0.9, "dual_clip": 3.0,
-                "n_episodes": 3, "kl_anchor": {"aggregator": 0.1}, "lr_schedule": "constant", "seed": 5}  # fmt: skip
+    settings = {"max_steps": 7, "learning_rate": 3e-3, "epsilon": 0.1, "epsilon_high": 0.3, "temperature": 0.9, "delta": 3.0,
+                "num_generations": 3, "role_beta": {"aggregator": 0.1}, "lr_schedule": "constant", "seed": 5}  # fmt: skip
     args = training_args(Cell("voting", "ip", "code", **settings), str(tmp_path))
     assert (args.epsilon, args.epsilon_high, args.delta) == (0.1, 0.3, 3.0)
-    assert args.role_beta == {"generator": 0.0, "aggregator": 0.1}
+    assert kl_weights(args, {"generator": "generator", "aggregator": "aggregator"}) == {
+        "generator": 0.0,
+        "aggregator": 0.1,
+    }
     assert (args.learning_rate, args.lr_scheduler_type, args.weight_decay) == (3e-3, "constant_with_warmup", 0.01)
     assert (args.max_steps, args.generation_batch_size, args.num_generations) == (7, 8 * 3, 3)
     assert (args.temperature, args.max_completion_length, args.seed, args.use_cpu) == (

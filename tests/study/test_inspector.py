@@ -36,7 +36,7 @@ def make_run(
     """Write a run's folder by hand: `texts` are the turns of each of two episodes, `accuracy` is the accuracy per step."""
     (folder / "turns").mkdir(parents=True)
     policy = {"policy": {"generator": "shared"}}
-    cell = {"workflow": "single", "task": "math", "scale": "tiny-r", "seed": 3, "iterations": 20} | policy | config
+    cell = {"workflow": "single", "task": "math", "scale": "tiny-r", "seed": 3, "max_steps": 20} | policy | config
     (folder / "config.json").write_text(json.dumps(cell))
     rows = [
         {"step": step, "problem": f"p{i}", "correct": i < share * n_problems, "reward": 0.0, "reason": "wrong", "turns": 1,

@@ -6,8 +6,8 @@ from kill_run import sweep
 from multirole_study.experiment.cell import Cell
 
 CELL = Cell(
-    "voting", "ip", iterations=3, n_problems=2, n_episodes=2, n_validation=4, n_train=8, save_every=1, eval_every=1,
-    max_response_tokens=24, learning_rate=5e-3,
+    "voting", "ip", max_steps=3, n_problems=2, num_generations=2, n_validation=4, n_train=8, save_steps=1, eval_steps=1,
+    max_completion_length=24, learning_rate=5e-3,
 )  # fmt: skip
 
 

@@ -103,7 +103,7 @@ def test_a_page_from_its_parts_by_hand(tmp_path):
     assert ">Figure 1.5. Accuracy of 0.3M parameters. <code>make grid</code>" in text
     assert (
         'href="inspector/one.html">Single agent, math · seed 3</a>' in text
-        and "It falls. one: tiny-r, iterations 20" in text
+        and "It falls. one: tiny-r, max_steps 20" in text
     )
     assert read(page.parent / "inspector" / "one.html")[1]["episodes"]["problems"]
     other = text[text.index('<section id="other">') : text.index('<section id="notebooks">')]

@@ -28,7 +28,7 @@ def rates(trainer, iteration: int) -> list[float]:
 def cell(workflow: str, policy: str, clock: str, schedule: str) -> Cell:
     """12 iterations: 4 ticks of warm-up, then 8 of the schedule."""
     return Cell(
-        workflow, policy, iterations=12, warmup_iterations=4, learning_rate=RATE, lr_clock=clock, lr_schedule=schedule
+        workflow, policy, max_steps=12, warmup_steps=4, learning_rate=RATE, lr_clock=clock, lr_schedule=schedule
     )
 
 
@@ -77,7 +77,7 @@ def closed_form(schedule: str, tick: int, warmup: int, horizon: int, is_wrapped:
 @pytest.mark.parametrize("clock", ["iteration", "update_call", "update_call_wrapped"])
 def test_five_hundred_iterations_follow_the_closed_form(make_trainer, clock, schedule):
     """The paper's horizon and warm-up on its workflow with the most adapters."""
-    settings = {"iterations": 500, "warmup_iterations": 15, "learning_rate": RATE}
+    settings = {"max_steps": 500, "warmup_steps": 15, "learning_rate": RATE}
     trainer = make_trainer(Cell("orch_workers", "ip", lr_schedule=schedule, lr_clock=clock, **settings))
     for iteration in range(500):
         ticks = [iteration] * 3 if clock == "iteration" else [3 * iteration + call for call in range(3)]
@@ -100,7 +100,7 @@ def test_the_wrapped_clock_is_verl_s_scheduler_stepped_after_every_update_call(
     make_trainer, workflow, policy, adapters
 ):
     """verl's worker has one scheduler for all adapters and steps it after each call, past the end of the cosine."""
-    settings = {"iterations": 60, "warmup_iterations": 5, "learning_rate": RATE, "lr_clock": "update_call_wrapped"}
+    settings = {"max_steps": 60, "warmup_steps": 5, "learning_rate": RATE, "lr_clock": "update_call_wrapped"}
     trainer = make_trainer(Cell(workflow, policy, lr_schedule="cosine", **settings))
     steps = 0
     for iteration in range(60):
@@ -123,7 +123,7 @@ def test_the_wrapped_clock_is_verl_s_scheduler_stepped_after_every_update_call(
 )
 def test_when_a_cosine_of_500_ticks_ends_and_returns(make_trainer, workflow, clock, zeros, full):
     """15 ticks of warm-up and cosines of 485: 0 at ticks 500 and 1470, and 1 at tick 985, two or three ticks per iteration."""
-    settings = {"iterations": 500, "warmup_iterations": 15, "learning_rate": RATE, "lr_schedule": "cosine"}
+    settings = {"max_steps": 500, "warmup_steps": 15, "learning_rate": RATE, "lr_schedule": "cosine"}
     trainer = make_trainer(Cell(workflow, "ip", lr_clock=clock, **settings))
     for iteration in sorted((*zeros, *full)):
         expected = 1 if iteration in full else 0

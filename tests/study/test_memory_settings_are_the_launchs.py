@@ -17,7 +17,12 @@ PACKED = sorted((ROOT / "results").rglob("runs.parquet"))
 
 def test_no_memory_setting_is_a_field_of_a_cell():
     assert not set(MEMORY_SETTINGS) & set(Cell.model_fields)
-    values = {"micro_batch_tokens": 512, "gradient_checkpointing": True, "vllm_memory": 0.3, "vllm_max_num_seqs": 8}
+    values = {
+        "micro_batch_tokens": 512,
+        "gradient_checkpointing": True,
+        "vllm_gpu_memory_utilization": 0.3,
+        "vllm_max_num_seqs": 8,
+    }
     cell, launch = Cell.from_parameters({"workflow": "voting", "policy": "ip"} | values)
     assert cell.id == Cell("voting", "ip").id == "voting-ip-math-s0"
     assert launch.memory("tiny-r") == values | {"vllm_max_num_batched_tokens": None}
@@ -62,7 +67,7 @@ def test_a_treatment_must_be_a_memory_setting():
 def test_a_resumed_run_may_have_other_memory_settings_and_records_both(tmp_path):
     """test_processes_equal_one resumes one after it ran out of memory."""
     cell = Cell(
-        "single", "sp", iterations=1, n_problems=2, n_episodes=2, n_validation=2, n_train=4, max_response_tokens=8
+        "single", "sp", max_steps=1, n_problems=2, num_generations=2, n_validation=2, n_train=4, max_completion_length=8
     )
     folder = run_cell(cell, Launch(results_dir=str(tmp_path), micro_batch_tokens=300))
     assert folder.name == cell.id and "micro_batch_tokens" not in json.loads((folder / "config.json").read_text())

@@ -51,8 +51,8 @@ def test_a_learning_rate_in_yaml_is_the_number(text):
     "weights", ["{'aggregator': 1e-1}", '{"aggregator": 0.1}', {"aggregator": "1e-1"}, {"aggregator": 0.1}]
 )
 def test_a_map_of_weights_takes_text_too(weights):
-    assert Cell("voting", "sp", kl_anchor=weights).id == Cell("voting", "sp", kl_anchor={"aggregator": 0.1}).id
-    assert Cell("voting", "sp", kl_anchor="1e-1").id == Cell("voting", "sp", kl_anchor=0.1).id
+    assert Cell("voting", "sp", role_beta=weights).id == Cell("voting", "sp", role_beta={"aggregator": 0.1}).id
+    assert Cell("voting", "sp", beta="1e-1").id == Cell("voting", "sp", beta=0.1).id
 
 
 @pytest.mark.parametrize(
@@ -60,8 +60,8 @@ def test_a_map_of_weights_takes_text_too(weights):
     [
         ("learning_rate", "much"), ("learning_rate", "nan"), ("learning_rate", "inf"), ("learning_rate", "1e999"),
         ("learning_rate", "1,5"), ("learning_rate", ""), ("learning_rate", "True"), ("learning_rate", "[1e-3]"),
-        ("iterations", "1.5"), ("iterations", 1.5), ("iterations", "1e-3"), ("iterations", "ten"), ("iterations", "True"),
-        ("iterations", "010"), ("n_train", "none"), ("n_train", "None"), ("iterations", "1e30"), ("kl_anchor", "{'aggregator': 'much'}"),
+        ("max_steps", "1.5"), ("max_steps", 1.5), ("max_steps", "1e-3"), ("max_steps", "ten"), ("max_steps", "True"),
+        ("max_steps", "010"), ("n_train", "none"), ("n_train", "None"), ("max_steps", "1e30"), ("role_beta", "{'aggregator': 'much'}"),
     ],
 )  # fmt: skip
 def test_text_that_is_not_a_number_of_the_field_is_refused_as_given(name, text):
@@ -76,13 +76,13 @@ def test_words_of_yaml_stay_words():
 
 
 def test_a_grid_and_a_study_in_yaml_are_those_of_the_numbers():
-    text = "seeds: ['0', 1]\nparameters: {learning_rate: 1e-3, n_validation: '8', kl_anchor: {aggregator: 1e-1}}\n"
+    text = "seeds: ['0', 1]\nparameters: {learning_rate: 1e-3, n_validation: '8', role_beta: {aggregator: 1e-1}}\n"
     text += "workflows: [voting]\ntasks: [math]\n"
-    parameters = {"learning_rate": 1e-3, "n_validation": 8, "kl_anchor": {"aggregator": 0.1}}
-    with pytest.raises(ValueError, match="kl_anchor"):  # of the single agent, who aggregates nothing
+    parameters = {"learning_rate": 1e-3, "n_validation": 8, "role_beta": {"aggregator": 0.1}}
+    with pytest.raises(ValueError, match="role_beta"):  # of the single agent, who aggregates nothing
         Grid("tiny-r", **yaml.safe_load(text))
-    text, parameters = text.replace(", kl_anchor: {aggregator: 1e-1}", ""), {**parameters}
-    del parameters["kl_anchor"]
+    text, parameters = text.replace(", role_beta: {aggregator: 1e-1}", ""), {**parameters}
+    del parameters["role_beta"]
     grid = Grid("tiny-r", **yaml.safe_load(text))
     assert [cell.id for cell in grid.cells()] == [
         cell.id for cell in Grid("tiny-r", [0, 1], parameters, 1, ["voting"], tasks=["math"]).cells()

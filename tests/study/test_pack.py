@@ -20,7 +20,7 @@ from multirole_study.paper import pack
 from multirole_study.paper.grid import Grid
 
 ROOT = Path(__file__).parents[2]
-SETTINGS = {"iterations": 20, "eval_every": 5, "save_every": 5, "n_validation": 16}
+SETTINGS = {"max_steps": 20, "eval_steps": 5, "save_steps": 5, "n_validation": 16}
 IP = Cell("voting", "ip", **SETTINGS)
 SP = Cell("voting", "sp", **SETTINGS)  # has cosines between roles
 
@@ -276,8 +276,8 @@ def test_the_committed_tables_hold_all_rows():
     n_steps, n_rows = evaluated.nunique(), evaluated.size()
     for run, settings in runs[runs["kind"] == "run"]["settings"].items():
         cell = cell_of(settings)
-        n = 1 + cell.iterations // cell.eval_every
-        assert metrics[run] == cell.iterations, run
+        n = 1 + cell.max_steps // cell.eval_steps
+        assert metrics[run] == cell.max_steps, run
         assert (n_steps[run], n_rows[run]) == (n, n * cell.n_validation), run
     assert sum(path.stat().st_size for path in folder.glob("*.parquet")) < 12e6
 

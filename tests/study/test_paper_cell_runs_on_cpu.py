@@ -27,8 +27,8 @@ from multirole_study.experiment.run_folder import is_done
 DATA = Path(__file__).parents[1] / "data"
 ROWS = {"math": DATA / "dapo_rows.jsonl", "code": DATA / "deepcoder_rows.jsonl"}
 SMALL = {
-    "iterations": 2, "n_problems": 2, "n_episodes": 2, "n_validation": 2, "eval_every": 2, "save_every": 2,
-    "warmup_iterations": 1, "lora_rank": 4, "max_response_tokens": 24,
+    "max_steps": 2, "n_problems": 2, "num_generations": 2, "n_validation": 2, "eval_steps": 2, "save_steps": 2,
+    "warmup_steps": 1, "lora_r": 4, "max_completion_length": 24,
 }  # fmt: skip
 
 
@@ -152,9 +152,9 @@ def test_an_iteration_with_the_real_widths_and_vocabulary_takes_the_memory_that_
     (tmp_path / "rows.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     parameters = {
         "workflow": "voting", "policy": "ip", "scale": "0.6b", "model": str(tmp_path / "model"), "data": str(tmp_path / "rows.jsonl"),
-        "iterations": 1, "n_problems": 1, "n_episodes": 2, "n_validation": 1, "eval_every": 1, "save_every": 1,
-        "warmup_iterations": 0, "max_prompt_tokens": 1000, "max_response_tokens": 24, "micro_batch_tokens": 2048,
-        "kl_anchor": 0.1, "engine": "transformers",
+        "max_steps": 1, "n_problems": 1, "num_generations": 2, "n_validation": 1, "eval_steps": 1, "save_steps": 1,
+        "warmup_steps": 0, "max_prompt_tokens": 1000, "max_completion_length": 24, "micro_batch_tokens": 2048,
+        "beta": 0.1, "engine": "transformers",
     }  # fmt: skip
     log = tmp_path / "log"
     assert processes.run(log, run_and_measure, parameters | {"results_dir": str(tmp_path)}) == 0, log.read_text()[

@@ -19,8 +19,8 @@ from multirole_study.experiment.run import run_cell
 from multirole_study.experiment.run_folder import is_done
 
 FIELDS = {
-    "workflow": "eval_opt", "policy": "ip", "task": "math", "iterations": 2, "n_problems": 2, "n_episodes": 4, "n_validation": 3,
-    "n_train": 8, "eval_every": 2, "save_every": 2, "warmup_iterations": 1, "learning_rate": 5e-3, "old_logprobs": "recomputed",
+    "workflow": "eval_opt", "policy": "ip", "task": "math", "max_steps": 2, "n_problems": 2, "num_generations": 4, "n_validation": 3,
+    "n_train": 8, "eval_steps": 2, "save_steps": 2, "warmup_steps": 1, "learning_rate": 5e-3, "old_logprobs": "recomputed",
 }  # fmt: skip
 
 pytestmark = pytest.mark.slow
@@ -90,7 +90,7 @@ def test_every_layout_prints_what_takes_its_first_minutes(n_processes, sharding,
     tokenizer.save_pretrained(tmp_path / "model")
     fields = FIELDS | {
         "scale": "0.6b", "model": str(tmp_path / "model"), "data": str(Path(__file__).parents[1] / "data" / "dapo_rows.jsonl"),
-        "max_response_tokens": 16, "max_prompt_tokens": 3000, "lora_rank": 4, "n_validation": 2, "n_episodes": 2,
+        "max_completion_length": 16, "max_prompt_tokens": 3000, "lora_r": 4, "n_validation": 2, "num_generations": 2,
         "engine": "transformers", "results_dir": str(tmp_path), "sharding": sharding,
     }  # fmt: skip
     log = tmp_path / "log"

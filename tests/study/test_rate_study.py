@@ -39,7 +39,7 @@ class MadeUp(Run):
         is_right = np.arange(512) < round(512 * end)
         if len(names) > 512:
             is_right = np.concatenate([is_right, np.arange(512) < round(512 * scored)])
-        self.correct = pd.DataFrame({0: 0.0, cell.iterations: is_right.astype(float)}, names).sort_index()
+        self.correct = pd.DataFrame({0: 0.0, cell.max_steps: is_right.astype(float)}, names).sort_index()
         self.lengths = pd.Series(np.linspace(10, 10, 60), range(1, 61))
         self.lengths.iloc[-5:] *= 1 + growth
 
@@ -88,7 +88,7 @@ def test_an_arm_is_tuned_at_every_rate_and_scored_when_its_rate_is_chosen():
     for cell in one[1].values():
         assert (cell.workflow, cell.policy_name, cell.learning_rate, cell.n_validation) == ("voting", "ip", 0.004, 1024)
     for cell in known[2].values():
-        assert (cell.iterations, cell.updates, cell.learning_rate, cell.eval_every) == (240, "one", 0.002, 120)
+        assert (cell.max_steps, cell.updates, cell.learning_rate, cell.eval_steps) == (240, "one", 0.002, 120)
 
 
 def test_a_run_s_parameters_are_those_of_its_cell():

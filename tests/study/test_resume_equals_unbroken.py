@@ -16,8 +16,8 @@ from multirole_study.experiment.run import run_cell
 from multirole_study.experiment.run_folder import is_done
 
 FIELDS = {
-    "workflow": "voting", "policy": "generator=1,aggregator=default", "task": "code", "iterations": 5, "n_problems": 2, "n_episodes": 4,
-    "save_every": 2, "eval_every": 5, "n_validation": 4, "n_train": 6, "warmup_iterations": 1, "learning_rate": 5e-3,
+    "workflow": "voting", "policy": "generator=1,aggregator=default", "task": "code", "max_steps": 5, "n_problems": 2, "num_generations": 4,
+    "save_steps": 2, "eval_steps": 5, "n_validation": 4, "n_train": 6, "warmup_steps": 1, "learning_rate": 5e-3,
 }  # fmt: skip  # 6 problems, 2 per iteration: it resumes within the second pass
 
 
@@ -45,7 +45,7 @@ def test_a_killed_run_resumes_to_the_same_weights_and_metrics(unbroken, tmp_path
 
 
 def test_another_seed_gives_another_run(unbroken, tmp_path):
-    other = run_cell(Cell(**FIELDS | {"seed": 1, "iterations": 1, "save_every": 1, "eval_every": 1}), tmp_path)
+    other = run_cell(Cell(**FIELDS | {"seed": 1, "max_steps": 1, "save_steps": 1, "eval_steps": 1}), tmp_path)
     first = table(unbroken, "roles").query("iteration == 1")
     assert not table(other, "roles")["entropy"].equals(first["entropy"])
 

@@ -50,7 +50,7 @@ def hold():
 
 
 def test_a_second_run_and_a_second_evaluation_are_refused(tmp_path, hold):
-    cell = Cell("single", "sp", iterations=1)
+    cell = Cell("single", "sp", max_steps=1)
     evaluation = Evaluation(cell, "base")
     for folder, start in (
         (folder_of(cell, tmp_path), lambda: run_cell(cell, tmp_path)),

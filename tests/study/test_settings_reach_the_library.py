@@ -10,7 +10,7 @@ from multirole.credit.process_reward import ProcessReward
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import load_model, make_trainer, update_rules
 from multirole_study.experiment.presets import MODELS
-from multirole_study.experiment.released_code import RENDERERS, RowAdvantages, RowCuts
+from multirole_study.experiment.released_code import RENDERERS, RowCuts
 from multirole_study.experiment.schedule_clock import UpdateCallClock
 
 
@@ -45,9 +45,8 @@ def test_an_answer_of_smollm2_without_a_box_earns_half():
 
 def test_the_update_rules_of_the_released_code():
     released = update_rules(Cell("voting", "ip", scale="0.6b", preset="released_code"))
-    assert released == [RowAdvantages(by_slot=True), RowCuts("mountain", "sequential"), UpdateCallClock()]
-    on_code = update_rules(Cell("voting", "ip", "code", "0.6b", preset="released_code"))
-    assert on_code == [RowAdvantages(by_slot=False), *released[1:]]
+    assert released == [RowCuts("mountain", "sequential"), UpdateCallClock()]
+    assert update_rules(Cell("voting", "ip", "code", "0.6b", preset="released_code")) == released
     assert update_rules(Cell("voting", "ip", scale="0.6b")) == []
     assert update_rules(Cell("voting", "ip", minibatch_split="sequential")) == [RowCuts("shuffled", "sequential")]
 

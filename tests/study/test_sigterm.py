@@ -89,7 +89,7 @@ def test_a_hangup_that_nohup_ignores_stays_ignored():
 @pytest.mark.slow
 @pytest.mark.parametrize(("signum", "code"), [(signal.SIGTERM, RESUMABLE), (signal.SIGKILL, -signal.SIGKILL)])
 def test_several_processes_stop_after_the_same_iteration(signum, code, tmp_path):
-    fields = dict(SMALL_RUN) | {"iterations": 300, "eval_every": 300, "save_every": 2}
+    fields = dict(SMALL_RUN) | {"max_steps": 300, "eval_steps": 300, "save_steps": 2}
     run = "import sys\nfrom multirole_study.experiment.cell import Cell\nfrom multirole_study.experiment.launch import Launch\nfrom multirole_study.experiment.run import run_cell\n"
     run += f"run_cell(Cell(**{fields!r}), Launch(results_dir={str(tmp_path)!r}, n_processes=2))"
     process = subprocess.Popen([sys.executable, "-c", run], env=os.environ | {"OMP_NUM_THREADS": "1"})

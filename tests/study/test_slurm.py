@@ -18,8 +18,8 @@ from multirole_study.experiment.run_folder import is_done
 
 ROOT = Path(__file__).parents[2]
 FIELDS = {
-    "iterations": 6, "n_problems": 2, "n_episodes": 4, "save_every": 2, "eval_every": 3, "n_validation": 8, "n_train": 12,
-    "warmup_iterations": 1, "learning_rate": 5e-3,
+    "max_steps": 6, "n_problems": 2, "num_generations": 4, "save_steps": 2, "eval_steps": 3, "n_validation": 8, "n_train": 12,
+    "warmup_steps": 1, "learning_rate": 5e-3,
 }  # fmt: skip
 
 

@@ -9,8 +9,8 @@ from multirole_study.experiment.launch import Launch
 from multirole_study.experiment.run import run_cell
 
 SMALL = {
-    "iterations": 3, "n_problems": 2, "n_episodes": 2, "n_validation": 4, "n_train": 8, "eval_every": 2, "save_every": 2,
-    "max_response_tokens": 24, "warmup_iterations": 0,
+    "max_steps": 3, "n_problems": 2, "num_generations": 2, "n_validation": 4, "n_train": 8, "eval_steps": 2, "save_steps": 2,
+    "max_completion_length": 24, "warmup_steps": 0,
 }  # fmt: skip
 
 

@@ -181,7 +181,7 @@ def test_a_variant_may_have_seeds_of_its_own_and_is_no_twin_of_itself(results):
     """Such an arm is compared with another arm, which is not compared with itself."""
     declaration = GIVEN | {"variants": {
         "control": {"question": "judges", "parameters": {"updates": "one"}, "cells": ["voting sp math"]},
-        "arm": {"question": "judges", "parameters": {"kl_anchor": 0.1}, "cells": ["voting sp math"], "seeds": [1, 7]},
+        "arm": {"question": "judges", "parameters": {"beta": 0.1}, "cells": ["voting sp math"], "seeds": [1, 7]},
     }}  # fmt: skip
     study = Study(results.grid, **declaration)
     assert [(name, cell.seed) for name, _, cell in study.runs("judges")] == [
@@ -195,8 +195,8 @@ def test_a_variant_may_have_seeds_of_its_own_and_is_no_twin_of_itself(results):
 
 def test_controls_count_what_was_spent(results, study):
     declaration = GIVEN | {"variants": GIVEN["variants"] | {
-        "more": {"question": "controls", "parameters": {"n_episodes": 16}, "cells": ["single sp math"]},
-        "the same": {"question": "controls", "parameters": {"n_episodes": 8}, "cells": ["single sp math"]},
+        "more": {"question": "controls", "parameters": {"num_generations": 16}, "cells": ["single sp math"]},
+        "the same": {"question": "controls", "parameters": {"num_generations": 8}, "cells": ["single sp math"]},
     }}  # fmt: skip
     values = pd.DataFrame(controls(results, Study(results.grid, **declaration))).set_index(["run", "number"])["value"]
     cell = results.grid.cell("voting", "sp", "math", 0)
@@ -268,12 +268,12 @@ def test_phenomena_of_a_variant_are_those_of_its_own_runs_beside_its_twins(resul
 
 def test_longer_training_is_drawn_beside_the_runs_of_its_seeds(results, study, monkeypatch):
     assert [plate.name for plate in figures_of_study(results, study, [])] == ["matched_updates"]
-    parameters = {"iterations": 100, "eval_every": 10, "save_every": 10}
+    parameters = {"max_steps": 100, "eval_steps": 10, "save_steps": 10}
     long = Variant("setup", parameters, ["voting ip math", "voting sp math"], seeds=[0, 1])
     study = Study(results.grid, [0, 1], study.variants | {"long": long})
     ends = {(20, 0): 0.5, (20, 1): 0.7, (100, 0): 0.8, (100, 1): 0.9}
     monkeypatch.setattr(
-        Results, "find", lambda self, cell: MadeUp(cell, [0.25, 0.5, 0.5, ends[cell.iterations, cell.seed]])
+        Results, "find", lambda self, cell: MadeUp(cell, [0.25, 0.5, 0.5, ends[cell.max_steps, cell.seed]])
     )
     *_, plate = figures_of_study(results, study, [])
     drawn = [[line.get_ydata()[-1] for line in axes.lines[:6]] for axes in plate.figure.axes[:2]]
@@ -351,8 +351,8 @@ def test_the_leaderboard_of_credit_trains_every_estimator_on_the_same_seeds():
     declared = yaml.safe_load((ROOT / "studies/credit.yaml").read_text())
     grid = Grid("tiny-r", **declared.pop("grid"))
     cells = Study(grid, **declared).cells()
-    assert {cell.updates for cell in cells} == {"one"} and {cell.iterations for cell in cells} == {60}
-    arms = {(cell.workflow, cell.credit, cell.n_problems, cell.n_episodes) for cell in cells}
+    assert {cell.updates for cell in cells} == {"one"} and {cell.max_steps for cell in cells} == {60}
+    arms = {(cell.workflow, cell.credit, cell.n_problems, cell.num_generations) for cell in cells}
     assert len(cells) == 10 * len(arms)  # the same ten seeds of every arm
     same_in_voting = {"agent", "agent_turn", "mean_over_turns"}
     assert {credit for workflow, credit, *_ in arms if workflow == "eval_opt"} == set(CREDITS)

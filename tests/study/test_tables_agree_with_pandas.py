@@ -328,7 +328,7 @@ def test_captions_name_the_regime_the_sample_and_the_intervals(built_tables):
         ({"learning_rate": 6e-3, "lr_schedule": "constant"},
          "Regime `stress`: learning rate 6e-3, constant schedule, 3 times the preset's rate;"),
         ({"learning_rate": 6e-3, "lr_schedule": "constant", "updates": "one"}, "Regime `stress, one step`: learning rate 6e-3"),
-        ({"iterations": 30}, "Regime `paper`: learning rate 2e-3, cosine schedule, the preset's rate;"),
+        ({"max_steps": 30}, "Regime `paper`: learning rate 2e-3, cosine schedule, the preset's rate;"),
         ({"learning_rate": 1e-3}, "A regime of its own: learning rate 1e-3, cosine schedule, 0.5 times the preset's rate;"),
         ({"learning_rate": 6e-3}, "A regime of its own: learning rate 6e-3, cosine schedule, 3 times the preset's rate;"),
         ({"lr_schedule": "constant"}, "A regime of its own: learning rate 2e-3, constant schedule, the preset's rate;"),

@@ -19,7 +19,7 @@ def test_the_command_that_a_run_ends_with_can_be_copied(tmp_path, capsys):
 
 def test_a_run_begins_with_what_does_less_than_it_says(tmp_path, capsys):
     counts = {"train": 8, "train_overlong": 0, "validation": 4}
-    for cell, n_notes in ((Cell("single", "sp", iterations=4, n_voters=5), 2), (Cell("single", "sp"), 0)):
+    for cell, n_notes in ((Cell("single", "sp", max_steps=4, n_voters=5), 2), (Cell("single", "sp"), 0)):
         introduce(cell, 1, tmp_path, counts, None)
         assert capsys.readouterr().out.count("\n  note        ") == n_notes
 

@@ -137,8 +137,8 @@ def test_the_scale_names_model_task_and_lengths(task):
     cell, (base, card) = Cell("single", "sp", task, "tiny-r"), BASES["tiny-r" if task == "math" else "tiny-r-code"]
     assert locate(cell) == MODELS / base.name
     assert type(cell.make_task()) is type(base.task) is type(card.examiner.task)
-    assert cell.max_response_tokens == card.examiner.cap
-    assert cell.max_prompt_tokens + cell.max_response_tokens <= LONGEST
+    assert cell.max_completion_length == card.examiner.cap
+    assert cell.max_prompt_tokens + cell.max_completion_length <= LONGEST
 
 
 def test_a_small_build_goes_through_every_phase(designed, tmp_path, monkeypatch):

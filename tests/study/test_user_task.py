@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from paper_rows import write
 
-from multirole.inputs.validation import check_dataset
+from multirole.inputs.problems import check_dataset
 from multirole.types import Episode, Turn
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import TaskReward

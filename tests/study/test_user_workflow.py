@@ -22,8 +22,8 @@ DEBATE = Path(__file__).parents[2] / "examples" / "debate.py"
 
 def test_the_debate_of_the_examples_trains(tmp_path):
     cell = Cell(
-        f"{DEBATE}:Debate", "debater=a,judge=b", f"{DEBATE}:task", iterations=2, n_problems=2, n_episodes=4, n_validation=4,
-        eval_every=2, save_every=2, warmup_iterations=1,
+        f"{DEBATE}:Debate", "debater=a,judge=b", f"{DEBATE}:task", max_steps=2, n_problems=2, num_generations=4, n_validation=4,
+        eval_steps=2, save_steps=2, warmup_steps=1,
     )  # fmt: skip
     folder = run_cell(cell, tmp_path)
     assert folder.name == cell.id and folder.name.startswith("debate-map-sums-s0-")
@@ -141,7 +141,7 @@ def test_a_workflow_reads_the_columns_of_its_rows(tmp_path, make_model, tokenize
     """As in the library, and as the trial before training has them. The reference of a built-in task stays hidden."""
     rows = [{"prompt": f"{i}+1", "context": f"row {i}"} for i in range(4)]
     task = Task("sums", rows, rows, lambda completions, **_: [0.0] * len(completions))
-    cell = Cell(Reads(), "sp", task, n_problems=2, n_episodes=2)
+    cell = Cell(Reads(), "sp", task, n_problems=2, num_generations=2)
     seen = []
     trainer = make_trainer(
         cell, str(tmp_path), problems=(task.problems("train"), task.problems("validation")),

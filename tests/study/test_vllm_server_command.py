@@ -31,7 +31,7 @@ def flag(command: list[str], name: str) -> str:
 
 def test_the_command_has_the_sizes_of_the_cell_and_the_options_that_the_engine_needs():
     command = server.command_of(CELL, ONE_PROCESS, "127.0.0.1", 8001, ["--tensor-parallel-size", "2"])
-    assert flag(command, "max-model-len") == str(CELL.max_prompt_tokens + CELL.max_response_tokens)
+    assert flag(command, "max-model-len") == str(CELL.max_prompt_tokens + CELL.max_completion_length)
     assert flag(command, "max-loras") == "4" and flag(command, "max-lora-rank") == "16"  # two adapters, old and new
     assert flag(command, "dtype") == "float32" and flag(command, "port") == "8001"
     assert flag(command, "logprobs-mode") == "processed_logprobs" and flag(command, "generation-config") == "vllm"
@@ -77,7 +77,12 @@ def test_printing_starts_nothing_and_shows_no_key(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("words", "share"), [([], 0.9), (["-p", "vllm_memory", "0.6"], 0.6), (["-p", "vllm_memory", "0.5"], 0.5)]
+    ("words", "share"),
+    [
+        ([], 0.9),
+        (["-p", "vllm_gpu_memory_utilization", "0.6"], 0.6),
+        (["-p", "vllm_gpu_memory_utilization", "0.5"], 0.5),
+    ],
 )
 def test_the_server_takes_the_share_of_memory_that_is_asked_for(monkeypatch, words, share):
     """0.6 is the default of the engine in process, and 0.9 that of a server, which has the GPU to itself."""

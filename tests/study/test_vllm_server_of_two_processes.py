@@ -10,8 +10,8 @@ from safetensors.torch import load_file
 from multirole_study import __main__ as command_line
 
 CELL = {
-    "workflow": "voting", "policy": "ip", "iterations": 2, "n_problems": 4, "n_episodes": 2, "n_validation": 4, "n_train": 8,
-    "eval_every": 2, "warmup_iterations": 0, "max_response_tokens": 8, "engine": "vllm_server", "vllm_server_model": BASE,
+    "workflow": "voting", "policy": "ip", "max_steps": 2, "n_problems": 4, "num_generations": 2, "n_validation": 4, "n_train": 8,
+    "eval_steps": 2, "warmup_steps": 0, "max_completion_length": 8, "engine": "vllm_server", "vllm_server_model": BASE,
 }  # fmt: skip
 
 

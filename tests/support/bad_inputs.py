@@ -31,9 +31,9 @@ from multirole_study.experiment.run import run_cell
 from multirole_study.experiment.run_folder import claim
 
 TINY = locate(Cell("voting", "sp"))
-SMALL = {"n_train": 64, "n_validation": 8, "n_problems": 2, "n_episodes": 2, "iterations": 2, "warmup_iterations": 0}
+SMALL = {"n_train": 64, "n_validation": 8, "n_problems": 2, "num_generations": 2, "max_steps": 2, "warmup_steps": 0}
 PAPER = {"scale": "0.6b", "model": str(TINY), "data": str(DAPO)} | SMALL
-PAPER |= {"n_train": None, "n_validation": 2, "max_prompt_tokens": 3000, "max_response_tokens": 24}
+PAPER |= {"n_train": None, "n_validation": 2, "max_prompt_tokens": 3000, "max_completion_length": 24}
 
 
 ENDS = ("tried", "refused", "accepted", "continued", "finished", "otherwise")
@@ -132,7 +132,7 @@ def _declared() -> Iterator[tuple[str, str, Any, list[object]]]:
     """Yield (command, parameter, its types, its bounds) for all parameters except those that take several kinds of names."""
     for command, group in (("train", Cell), ("train", Launch), ("evaluate", Evaluation)):
         for name, field in group.model_fields.items():
-            if name not in ("cell", "workflow", "policy", "task", "kl_anchor"):
+            if name not in ("cell", "workflow", "policy", "task", "role_beta"):
                 union = get_origin(field.annotation) in (Union, UnionType)
                 yield command, name, get_args(field.annotation) if union else (field.annotation,), field.metadata
 
@@ -199,16 +199,16 @@ NAMES = {
     "a task that is a list": Case({"task": ["math"]}, ("has no `problems`",)),
     "no task": Case({"task": ""}, ("`task` must be one of", "got ''")),
     "a capital workflow": Case({"workflow": "Voting"}, ("got 'Voting'. Did you mean 'voting'?",)),
-    "a negative anchor": Case({"kl_anchor": -1}, ("`kl_anchor` must be a number >= 0", "got -1")),
-    "an anchor of a role that is not there": Case({"kl_anchor": {"judge": 1.0}}, ("`kl_anchor`", "{'judge': 1.0}")),
-    "an anchor that is a word": Case({"kl_anchor": "strong"}, ("`kl_anchor`", "got 'strong'")),
+    "a negative anchor": Case({"role_beta": {"generator": -1}}, ("The KL weight of `generator` must not be negative, got -1.0",)),
+    "an anchor of a role that is not there": Case({"role_beta": {"judge": 1.0}}, ("`role_beta` names ['judge'], but the roles are ['generator', 'aggregator']",)),
+    "an anchor that is a word": Case({"role_beta": "strong"}, ("`role_beta`", "got 'strong'")),
     "a private name": Case({"_seed": 1}, ("`_seed` is not a known parameter",)),
     "a name with a dash": Case({"n-voters": 1}, ("`n-voters` is not a known parameter. Did you mean 'n_voters'?",)),
     "a capital name": Case({"SEED": 1}, ("`SEED` is not a known parameter. Did you mean 'seed'?",)),
 }  # fmt: skip
 TOGETHER = {
     "fewer rows than problems": Case({"n_train": 4}, ("`n_train` must be at least `n_problems` (8), got 4",)),
-    "a warm-up beyond the end": Case({"warmup_iterations": 61}, ("at most the 60 ticks of `iterations`, got 61",)),
+    "a warm-up beyond the end": Case({"warmup_steps": 61}, ("at most the 60 ticks of `max_steps`, got 61",)),
     "steps by tokens without their number": Case({"updates": "tokens"}, ("`step_tokens` must be set",)),
     "a number of tokens for nothing": Case({"step_tokens": 100}, ("`step_tokens` must be set", "got 100")),
     "partial steps by tokens": Case(
@@ -227,7 +227,7 @@ TOGETHER = {
     "an evaluation before the run": Case({}, ("which is not finished. Train it first",), command="evaluate"),
     "a tracker that is unknown": Case(SMALL | {"report_to": "nosuch"}, ("nosuch is not supported, only",)),
     "a tracker that is not installed": Case(SMALL | {"report_to": "comet_ml"}, ("requires comet-ml",)),
-    "an evaluation's parameter for a training": Case({"n_rollouts": 2}, ("`n_rollouts` is not a known parameter",)),
+    "an evaluation's parameter for a training": Case({"num_generations_eval": 2}, ("`num_generations_eval` is not a known parameter",)),
 }  # fmt: skip
 
 
@@ -424,8 +424,8 @@ OWN = {
 
 # ---- records of runs
 
-RUN = {"workflow": "voting", "policy": "ip"} | SMALL | {"n_validation": 4, "eval_every": 1, "save_every": 1, "iterations": 3,
-                                                       "max_response_tokens": 24}  # fmt: skip
+RUN = {"workflow": "voting", "policy": "ip"} | SMALL | {"n_validation": 4, "eval_steps": 1, "save_steps": 1, "max_steps": 3,
+                                                       "max_completion_length": 24}  # fmt: skip
 
 
 def records(whole: Path) -> dict[str, Case]:

@@ -24,13 +24,12 @@ from toy_qwen3 import config_of
 from transformers import Qwen3ForCausalLM
 from trl.kernels import chunked_logprob
 
-from multirole.inputs.validation import add_adapters
+from multirole.inputs.adapters import add_adapters
 from multirole.policy import adapter_names
 from multirole.update.gradients import PartSums
 from multirole.update.passes import tree_attention
+from multirole.update.passes.bfloat16_layers import half_layers
 from multirole.update.passes.prefix_tree import BlockSequence
-from multirole_cpu import bfloat16_layers
-from multirole_cpu.bfloat16_layers import half_layers
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.presets import MODELS
 from multirole_study.plan import HEAD_COLUMNS, n_parts
@@ -116,7 +115,7 @@ def run(scale: str, policy: str, tokens: int, length: int, recomputes: bool, is_
         ids = torch.zeros((1, tokens) if is_packed else (tokens // length, length), dtype=torch.long)
         rows = packed(tokens, length) if is_packed else {}
         attention = tree_attention.packed_attention(base) if is_packed else nullcontext()
-        with half_layers(layers, names[0], sums, base), torch.autocast("cpu", torch.bfloat16), attention:
+        with half_layers(layers, names[0], sums), torch.autocast("cpu", torch.bfloat16), attention:
             no_mask = {"full_attention": None}  # under fake tensors transformers would make one
             hidden = base.base_model(input_ids=ids, attention_mask=no_mask, use_cache=False, **rows).last_hidden_state
             valid = hidden.flatten(0, 1).clone()
@@ -129,7 +128,6 @@ def run(scale: str, policy: str, tokens: int, length: int, recomputes: bool, is_
 
 
 if __name__ == "__main__":
-    bfloat16_layers.needs_no_autocast = lambda base: False  # a GPU keeps what it replaces on a CPU
     chunked_logprob._use_triton = lambda device: True
     chunked_logprob._addmm_fp32 = lambda total, a, b: None
     chunked_logprob._forward_kernel = chunked_logprob._backward_kernel = NoKernel()

@@ -36,9 +36,9 @@ ANSWER = {"math": "=7+4-2\n=11-2\n\\boxed{9}", "code": "```python\ndef f(x):\n  
 def make_results(folder: Path) -> Path:
     """Write runs and evaluations of every cell for three seeds, with DONE, and pack them; every call writes the same files."""
     parameters = {
-        "iterations": ITERATIONS,
-        "eval_every": EVAL_EVERY,
-        "save_every": EVAL_EVERY,
+        "max_steps": ITERATIONS,
+        "eval_steps": EVAL_EVERY,
+        "save_steps": EVAL_EVERY,
         "n_validation": N_PROBLEMS,
     }
     grid = Grid("tiny-r", [0, 1, 2], parameters, base_rollouts=2)
@@ -118,7 +118,7 @@ def turn(cell: Cell, role: str, slot: int, round: int, is_lost: bool, n: int) ->
         text, outcome = ANSWER["code"], "unparsed"
     elif is_lost:
         text, outcome = f"wait {n} is {n % 5} and so on and so on and so on", "unparsed"
-    n_tokens = cell.max_response_tokens if is_lost else 3 + len(text) // 2
+    n_tokens = cell.max_completion_length if is_lost else 3 + len(text) // 2
     tokens = list(range(1, n_tokens + 1))
     logprobs = [-0.1 - 0.01 * (i % 5) for i in tokens]
     return Turn(role, slot, round, [1] * (12 + n % 9), tokens, logprobs, text, "length" if is_lost else "stop", outcome)
@@ -261,7 +261,7 @@ def make_evaluation(evaluation: Evaluation, results_dir: Path) -> Path:
     options = {
         "adapters": evaluation.adapters,
         "checkpoints": evaluation.checkpoints,
-        "n_rollouts": evaluation.n_rollouts,
+        "num_generations_eval": evaluation.num_generations_eval,
     }
     write_text(folder / "config.json", json.dumps(options | {"cell": cell.to_dict()}, indent=2))
     write_text(folder / "provenance.json", about(cell))
@@ -270,7 +270,7 @@ def make_evaluation(evaluation: Evaluation, results_dir: Path) -> Path:
     for step in steps_of(evaluation, results_dir):
         chance = accuracy(cell, step) if evaluation.adapters == "own" else accuracy(cell, 0) + bonus
         for problem in problems(cell):
-            for index in range(evaluation.n_rollouts):
+            for index in range(evaluation.num_generations_eval):
                 e = episode(cell, index, problem, chance, drift(cell, step), step)
                 solved = {id(t): e.reward.is_correct and t.slot != 1 for t in e.turns if t.role == solver_of(cell)}
                 counted = {"rollout": index, "prompt_tokens": sum(len(t.prompt_ids) for t in e.turns),

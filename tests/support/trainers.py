@@ -12,7 +12,7 @@ from toy_qwen3 import toy_model
 from transformers import PreTrainedTokenizerBase
 
 from multirole.engines.protocol import Engine
-from multirole.inputs.validation import add_adapters
+from multirole.inputs.adapters import add_adapters
 from multirole.options import MultiRoleGRPOConfig
 from multirole.policy import adapter_names, parse_policy
 from multirole.roles.diagnostics import RoleDiagnostics
@@ -22,10 +22,11 @@ from multirole.update import adapter_update
 from multirole.update.rows import Row, episode_rows
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import make_trainer
+from multirole_study.tasks.tiny_chain import PROMPTS
 
 SMALL_RUN = Cell(
-    "voting", "ip", iterations=4, n_problems=2, n_episodes=2, n_validation=4, n_train=8, eval_every=1, save_every=3,
-    max_response_tokens=24, warmup_iterations=0, learning_rate=5e-3,
+    "voting", "ip", max_steps=4, n_problems=2, num_generations=2, n_validation=4, n_train=8, eval_steps=1, save_steps=3,
+    max_completion_length=24, warmup_steps=0, learning_rate=5e-3,
 )  # fmt: skip
 """A cell that is evaluated after each of its four iterations and saved after two. The fixture `finished` is its run."""
 
@@ -73,7 +74,7 @@ def library_trainer(
     args = MultiRoleGRPOConfig(str(folder / "library"), report_to="none", **usual | config)
     trainer = MultiRoleGRPOTrainer(
         build_model(tokenizer, parse_policy(args.policy, list(workflow.roles))), workflow, reward_funcs or no_reward, args,
-        Dataset.from_dict({"prompt": [f"question {i}" for i in range(n_prompts)], "task": ["tiny_chain"] * n_prompts}),
+        Dataset.from_dict({"prompt": [f"question {i}" for i in range(n_prompts)], "task": [PROMPTS] * n_prompts}),
         processing_class=tokenizer, engine=engine, callbacks=callbacks,
     )  # fmt: skip
     return ready(trainer)
@@ -105,7 +106,7 @@ def rows_of(trainer: MultiRoleGRPOTrainer, episodes: list[Episode]) -> list[Row]
 
 def make_episodes(cell: Cell, **kwargs) -> list[Episode]:
     """Return finished episodes of a cell; see `episodes_of`."""
-    return episodes_of(cell.make_workflow().roles, cell.n_episodes, **kwargs)
+    return episodes_of(cell.make_workflow().roles, cell.num_generations, **kwargs)
 
 
 def episodes_of(
@@ -121,7 +122,7 @@ def episodes_of(
     episodes = []
     for p in range(n_problems):
         for index in range(n_episodes):
-            episode = Episode(Problem(str(p), "tiny_chain", f"question {p}", None), index, answer=Answer(""))
+            episode = Episode(Problem(str(p), PROMPTS, f"question {p}", None), index, answer=Answer(""))
             for round in range(rounds):
                 for role, slots in roles.items():
                     for slot in range(slots):

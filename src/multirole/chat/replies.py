@@ -1,7 +1,8 @@
 r"""Parse replies: the text outside thoughts, the `\boxed{...}` in it, and the plain words of a box.
 
 Chat models wrap their answer in `\boxed{...}`, and style it in many ways: `\boxed{\text{Correct.}}`, `\fbox{**2**}`.
-Every function runs in linear time, because a policy in training may write megabytes of braces.
+Every function runs in linear time, because a policy in training may write megabytes of braces. Only the standard library is imported:
+`math_answers/replies.py` is a symbolic link to `multirole/chat/replies.py`, because each package is installed without the other.
 """
 
 import re

@@ -1,1 +1,73 @@
-"""Advantages of rows: the paper's outcome reward, and other estimators."""
+"""Credit: how the outcome of an episode becomes the advantages of its turns.
+
+Every module of `multirole.credit.estimators` defines one estimator, a subclass of [`CreditEstimator`]; its name in
+`MultiRoleGRPOConfig.credit` is the module's. "module:Class" names an estimator of any other module.
+
+SHARP (arXiv:2602.08335) is not included: its abstract names the parts (a broadcast reward, a marginal credit found by masking one
+agent, a reward for tool calls, all normalised by agent), but not their weights or how the Shapley value is approximated.
+"""
+
+import pkgutil
+from collections.abc import Iterable
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from multirole.credit import estimators
+from multirole.extras import needed_by
+
+if TYPE_CHECKING:
+    from multirole.credit.estimator import CreditEstimator
+    from multirole.options import MultiRoleGRPOConfig
+
+ESTIMATORS = tuple(sorted(module.name for module in pkgutil.iter_modules(estimators.__path__)))
+"""Names of the package's estimators."""
+
+
+def load_estimator(name: str) -> "type[CreditEstimator]":
+    """Import the class that `MultiRoleGRPOConfig.credit` names: one of `ESTIMATORS`, or "module:Class".
+
+    Raises ValueError if there is none, and TypeError for another class.
+    """
+    from multirole.credit.estimator import CreditEstimator  # it imports torch, which the names do not need
+
+    module_name, _, attribute = str(name).partition(":")
+    if not attribute and name not in ESTIMATORS:
+        raise ValueError(f"`credit` must be one of {list(ESTIMATORS)} or 'module:Class', got {name!r}.")
+    if not attribute:
+        module = import_module(f"{estimators.__name__}.{name}")
+        (estimator,) = [
+            value
+            for value in vars(module).values()
+            if isinstance(value, type) and issubclass(value, CreditEstimator) and value.__module__ == module.__name__
+        ]
+        return estimator
+    try:
+        with needed_by("it"):
+            estimator = getattr(import_module(module_name), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {str(error).rstrip('.')}"
+        raise ValueError(f"`credit={name!r}` cannot be loaded: {reason}.") from error
+    if not (isinstance(estimator, type) and issubclass(estimator, CreditEstimator)):
+        raise TypeError(f"`credit={name!r}` must name a subclass of `multirole.CreditEstimator`, got {estimator!r}.")
+    return estimator
+
+
+def credit_callbacks(args: "MultiRoleGRPOConfig", callbacks: Iterable[Any]) -> "list[CreditEstimator]":
+    """Return the estimators that `credit` and `process_reward` ask for, in the order in which they change advantages.
+
+    Raises ValueError for a name that cannot be loaded, and for an estimator, also among the user's `callbacks`, that replays episodes although
+    `max_staleness` has them played by older weights.
+    """
+    from multirole.credit.estimator import CreditEstimator
+    from multirole.credit.process_reward import ProcessReward
+
+    named = [load_estimator(args.credit).from_args(args)]
+    if args.process_reward:
+        named.append(ProcessReward(args.process_reward))
+    for estimator in [*named, *(callback for callback in callbacks if isinstance(callback, CreditEstimator))]:
+        if args.max_staleness and estimator.replays_episodes:
+            raise ValueError(
+                f"{type(estimator).__name__} replays episodes under the weights that played them, and `max_staleness={args.max_staleness}` "
+                "trains on older ones. Write max_staleness=0, or another `credit`, such as 'outcome'."
+            )
+    return named

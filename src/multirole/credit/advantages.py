@@ -1,24 +1,25 @@
 """Compute group-relative advantages. Every turn has the advantage of its episode, as TRL computes it.
 
-TRL's method is `_generate_and_score_completions`. A callback may change the advantages of rows (`MultiRoleCallback.on_rows`);
-`group_advantages` computes them for groups of any size.
+TRL's method is `_generate_and_score_completions`. Credit estimators compute others from the same rewards, with the functions for groups of any
+size that are here.
 """
 
 import math
-from collections import defaultdict
-from collections.abc import Hashable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Hashable, Sequence
 
 import torch
 from torch import Tensor
+
+from multirole.types import Episode
+from multirole.update.rows import Row
 
 REWARD_ROUNDING = 4 * torch.finfo(torch.float32).eps
 """Largest relative difference of two rewards that count as equal: TRL stores rewards in float32."""
 
 
-def group_advantages(
-    rewards: Sequence[float], groups: Sequence[Hashable], eps: float = 1e-6, scale: bool = True
-) -> list[float]:
-    """Return each reward minus its group's mean, divided, if `scale`, by (the group's sample standard deviation + eps).
+def group_advantages(rewards: Sequence[float], groups: Sequence[Hashable], eps: float = 1e-6) -> list[float]:
+    """Return each reward minus its group's mean, divided by (the group's sample standard deviation + eps).
 
     Computed in float64. The reward of a group of one stays as it is, as in the released code (verl `compute_grpo_outcome_advantage`).
     """
@@ -31,8 +32,48 @@ def group_advantages(
         if len(indices) > 1 and is_equal(reward_G[:, None]):
             advantages[indices] = 0.0
         elif len(indices) > 1:
-            advantages[indices] = (reward_G - reward_G.mean()) / (reward_G.std() + eps if scale else 1.0)
+            advantages[indices] = (reward_G - reward_G.mean()) / (reward_G.std() + eps)
     return advantages.tolist()
+
+
+def compared(values: Sequence[float], groups: Sequence[Hashable], keeps_lone: bool = False) -> list[float]:
+    """Return (value - mean) / (std + 1e-6) within its group; a value alone in its group gives 0, or itself with `keeps_lone`."""
+    sizes = Counter(groups)
+    return [
+        advantage if sizes[group] > 1 or keeps_lone else 0.0
+        for advantage, group in zip(group_advantages(values, groups), groups, strict=True)
+    ]
+
+
+def compared_outcomes(rows: Sequence[Row], keys: Sequence[Hashable], keeps_lone: bool = False) -> list[float]:
+    """Return each row's outcome compared (`compared`) with those of the rows with the same key; 0 without an outcome."""
+    scored = [i for i, row in enumerate(rows) if row.episode.reward is not None]
+    values = compared([outcome(rows[i].episode) for i in scored], [keys[i] for i in scored], keeps_lone)
+    return spread(values, scored, len(rows))
+
+
+def compared_grades(rows: Sequence[Row], indices: Sequence[int], num_generations: int) -> list[float]:
+    """Return the advantage of being right (1 or 0) of the rows at `indices`, within the row's (problem, role, round) group."""
+    keys = [(*rows[i].episode.group(num_generations), rows[i].turn.role, rows[i].turn.round) for i in indices]
+    return compared([float(bool(rows[i].turn.is_right)) for i in indices], keys)
+
+
+def spread(values: Sequence[float], indices: Sequence[int], n: int) -> list[float]:
+    """Return a list of `n` numbers with `values` at `indices` and 0 elsewhere."""
+    result = [0.0] * n
+    for i, value in zip(indices, values, strict=True):
+        result[i] = value
+    return result
+
+
+def outcome(episode: Episode) -> float:
+    """Return an episode's reward, NaN if it has none."""
+    return math.nan if episode.reward is None else episode.reward.value
+
+
+def mean(values: Collection[float]) -> float:
+    """Return the mean of numbers."""
+    return sum(values) / len(values)
 
 
 def is_equal(values: Tensor) -> bool:

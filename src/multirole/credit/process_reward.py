@@ -1,41 +1,28 @@
 """Reward each turn for being right, in addition to the episode's reward, for roles that can degrade without changing the outcome."""
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
-from multirole.callbacks import MultiRoleCallback, Trainer
-from multirole.credit.estimators import compared, judge_episodes
-from multirole.types import Episode
+from multirole.callbacks import Trainer
+from multirole.credit.advantages import compared_grades, spread
+from multirole.credit.estimator import CreditEstimator
 from multirole.update.rows import Row
 
 
-class ProcessReward(MultiRoleCallback):
-    """Callback that adds a second advantage: that of being right, within the turn's (problem, role, round) group.
+class ProcessReward(CreditEstimator):
+    """A + `weight` times the advantage of being right (1 or 0) within the turn's (problem, role, round) group (`process_reward`).
 
-    Args:
-        weight: factor of the second advantage.
-        judge: sets `is_right` of the turns of scored episodes; turns that it leaves at None get no second advantage, and neither do those
-            of an episode without a reward.
+    A is what `credit` estimates. The second advantage is 0 for turns without a grade, for groups of one, and for episodes without a reward, on
+    which nothing is trained. Needs grades and no replays, costs the grading of every turn, and allows older weights.
     """
 
-    def __init__(self, weight: float, judge: Callable[[list[Episode]], None]) -> None:
-        self.weight, self.judge = weight, judge
+    needs_grades = True
 
-    def on_rollout_end(self, trainer: Trainer, episodes: list[Episode]) -> None:
-        judge_episodes(self.judge, episodes)
+    def __init__(self, weight: float) -> None:
+        if not (isinstance(weight, (int, float)) and weight >= 0):
+            raise ValueError(f"`process_reward` must be a weight of 0 or more, got {weight!r}.")
+        self.weight = weight
 
-    def on_rows(self, trainer: Trainer, rows: list[Row]) -> list[Row]:
-        for row, advantage in zip(rows, process_advantages(rows, trainer.args.num_generations), strict=True):
-            row.advantage = row.advantage + self.weight * advantage
-        return rows
-
-
-def process_advantages(rows: list[Row], n_episodes: int) -> list[float]:
-    """Return the group-relative advantage of being right (1 or 0), within the row's (problem, role, round) group.
-
-    It is 0 for turns that are not judged, for groups of one, and for episodes without a reward, on which nothing is trained.
-    """
-    known = [i for i, row in enumerate(rows) if row.turn.is_right is not None and row.episode.reward is not None]
-    groups = [(*rows[i].episode.group(n_episodes), rows[i].turn.role, rows[i].turn.round) for i in known]
-    values = compared([float(bool(rows[i].turn.is_right)) for i in known], groups)
-    by_row = dict(zip(known, values, strict=True))
-    return [by_row.get(i, 0.0) for i in range(len(rows))]
+    def advantages(self, trainer: Trainer, rows: Sequence[Row]) -> list[float]:
+        known = [i for i, row in enumerate(rows) if row.turn.is_right is not None and row.episode.reward is not None]
+        process = spread(compared_grades(rows, known, trainer.args.num_generations), known, len(rows))
+        return [row.advantage + self.weight * advantage for row, advantage in zip(rows, process, strict=True)]

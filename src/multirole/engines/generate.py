@@ -9,7 +9,7 @@ hold prompts of one length.
 """
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -25,11 +25,10 @@ from transformers import (
 )
 
 from multirole.callbacks import Trainer
-from multirole.engines import check_idle, check_request, too_large
+from multirole.engines import check_idle, check_request, too_large, why_generate
 from multirole.engines.protocol import Completion, Request
 from multirole.engines.sampling import sample, signed, uniform
 from multirole.update.passes.recomputation import free_memory, is_out_of_memory
-from multirole_cpu.qwen3 import unsupported
 
 logger = logging.getLogger(__name__)
 
@@ -106,17 +105,14 @@ class GenerateEngine:
     @classmethod
     def from_trainer(cls, trainer: Trainer) -> "GenerateEngine":
         """Build the engine of a trainer, on its live model."""
-        args, problem = trainer.args, next(unsupported(trainer.peft_model), "engine='generate' was asked for")
+        args = trainer.args
         if trainer.is_sharded:
             raise ValueError(
                 "engine='generate' runs the trainer's own model, which FSDP2 has sharded over processes that sample replies of different "
                 "lengths. Launch with data parallelism, or use engine='vllm'."
             )
         if trainer.accelerator.is_main_process:
-            logger.warning(
-                "Replies are sampled by transformers' `generate` (%s), which is several times slower than the engines 'transformers' and "
-                "'vllm'.", problem,
-            )  # fmt: skip
+            warn_of_speed(trainer.peft_model)
         engine = cls(
             *trainer.eos_token_ids, pad_id=trainer._tokenizer.pad_token_id,
             max_length=args.max_prompt_tokens + args.max_completion_length, autocast=trainer.accelerator.autocast,
@@ -124,6 +120,21 @@ class GenerateEngine:
         is_quantised = getattr(trainer.passes.base, "is_quantized", False)
         is_exact = trainer.passes.is_float32 and not is_quantised
         engine.max_gap = MAX_GAP if is_exact else MAX_ROUGH_GAP
+        return engine
+
+    @classmethod
+    def unsupported(cls, model: PeftModel | PreTrainedModel) -> str | None:
+        """Return None: every decoder and adapter that transformers runs is supported."""
+        return None
+
+    @classmethod
+    def from_model(
+        cls, model: PeftModel | PreTrainedModel, eos_ids: Sequence[int], pad_id: int, max_length: int
+    ) -> "GenerateEngine":
+        """Build the engine on a live model, and publish it."""
+        warn_of_speed(model)
+        engine = cls(*eos_ids, pad_id=pad_id, max_length=max_length)
+        engine.publish(model, 0)
         return engine
 
     def publish(self, model: PeftModel | PreTrainedModel, version: int) -> None:
@@ -230,6 +241,15 @@ class GenerateEngine:
         """Release the model and drop queued requests; idempotent."""
         self.waiting.clear()
         self.model = None
+
+
+def warn_of_speed(model: PeftModel | PreTrainedModel) -> None:
+    """Say that replies are sampled slowly, why, and what to install if that helps."""
+    reason = why_generate(model) or "engine='generate' was asked for"
+    logger.warning(
+        "Replies are sampled by transformers' `generate` (%s), which is several times slower than the engines 'transformers' and 'vllm'.",
+        reason,
+    )
 
 
 def check_scores(base: PreTrainedModel, requests: list[Request], completions: list[Completion], max_gap: float) -> None:

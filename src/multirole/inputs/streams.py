@@ -87,26 +87,9 @@ class StreamedRows(TorchDataset):
                 )
 
 
-def check_streams(train_dataset: Any, eval_dataset: Any, args: MultiRoleGRPOConfig) -> None:
-    """Raise ValueError for a setting that TRL refuses where a dataset is a stream."""
-    evaluated = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
-    has_stream = any(isinstance(dataset, IterableDataset) for dataset in (train_dataset, *evaluated))
-    if has_stream and args.accelerator_config.dispatch_batches:
-        raise ValueError(
-            "Iterable datasets require `dispatch_batches=False`, but `accelerator_config` sets it to True. Leave it out of "
-            "`accelerator_config`: every process reads its own rows."
-        )
-
-
 def stream_rows(stream: IterableDataset, args: MultiRoleGRPOConfig, index_column: str) -> StreamedRows:
     """Return the rows of a run on a stream, shuffled as TRL shuffles streams; ValueError where its length would have to be known."""
-    epochs = [f"{kind}_strategy" for kind in ("eval", "logging", "save") if vars(args)[f"{kind}_strategy"] == "epoch"]
-    if args.max_steps <= 0 or epochs:
-        cause = f"`{epochs[0]}='epoch'`" if epochs else "`num_train_epochs`"
-        raise ValueError(
-            f"`train_dataset` is a stream, whose length is not known, so {cause} cannot be counted. Set `max_steps` to the number of "
-            "iterations, and strategies to 'steps'."
-        )
+    args.check(is_stream=True)
     ordered = stream.shuffle(seed=args.seed) if args.shuffle_dataset else stream
     n_kept = (ITERATIONS_AHEAD + args.max_staleness) * args.n_problems
     return StreamedRows(ordered, args.max_steps * args.n_problems, n_kept, index_column)

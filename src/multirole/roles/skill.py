@@ -1,11 +1,11 @@
 """Measure on the turns of an evaluation how much each role adds over a trivial role in its place.
 
 Accuracy does not say whether a role still works: an aggregator whose selections cannot be parsed always gives candidate 1, and
-an evaluator that always says "Incorrect" only runs the loop to its end. Every *measure* compares a role with its trivial
-twin; METRICS.md (`skills.parquet`) has a table of them.
+an evaluator that always says "Incorrect" only runs the loop to its end. Every *measure* compares a role with a
+trivial one; METRICS.md (`skills.parquet`) has a table of them.
 
-The workflow declares what a role does (`Structure.duties`); a role without a duty has only format and length. The twin of
-Eval-Opt is its first draft. Three drafts regardless of the verdicts would be another twin, but these are not recorded.
+The workflow declares what a role does (`Structure.duties`); a role without a duty has only format and length. The trivial
+workflow of Eval-Opt is its first draft. Three drafts regardless of the verdicts would be another one, but these are not recorded.
 """
 
 from collections.abc import Iterator
@@ -14,9 +14,8 @@ from typing import Any
 import pandas as pd
 
 from multirole.callbacks import MultiRoleCallback, Trainer
-from multirole.roles.turn_grading import Scorer, grade
+from multirole.credit.turn_grading import grade_answers
 from multirole.types import Episode, Structure, structure_of
-from multirole.update.processes import gather_objects
 
 MAX_GRADED_EPISODES = 512
 """Number of an evaluation's episodes whose turns are graded."""
@@ -108,22 +107,18 @@ def _share(part: pd.DataFrame) -> pd.Series:
 class SkillWatch(MultiRoleCallback):
     """Callback that measures every role's skill at each evaluation: `rows`, and `<prefix>_<role>_<measure>` in the evaluation's metrics.
 
-    The first process measures, for all. `scorer` grades the solvers' turns.
+    The trainer's reward functions grade the solvers' turns, so one of them must set `episode.reward` to a [`Reward`] with `is_correct`.
     """
 
-    def __init__(self, scorer: Scorer) -> None:
-        self.scorer = scorer
+    def __init__(self) -> None:
         self.rows: list[dict[str, Any]] = []
 
     def on_episodes_evaluated(
         self, trainer: Trainer, episodes: list[Episode], metrics: dict[str, float], prefix: str
     ) -> None:
-        rows: list[dict[str, Any]] = []
-        if trainer.is_world_process_zero():
-            structure = structure_of(trainer.workflow)
-            solvers = [role for role, duty in structure.duties.items() if duty.kind == "solves"]
-            grade(episodes[:MAX_GRADED_EPISODES], solvers, self.scorer)
-            rows = role_skills(frame_of(episodes[:MAX_GRADED_EPISODES]), structure)
-        self.rows = gather_objects(rows)[0]  # each process chooses its best checkpoint by its own `metrics`
+        structure = structure_of(trainer.workflow)
+        solvers = [role for role, duty in structure.duties.items() if duty.kind == "solves"]
+        grade_answers(episodes[:MAX_GRADED_EPISODES], solvers, trainer.score)
+        self.rows = role_skills(frame_of(episodes[:MAX_GRADED_EPISODES]), structure)
         metrics |= {f"{prefix}_{row['role'] or 'workflow'}_{row['measure']}": row["skill"] for row in self.rows
                     if row["measure"] != "workflow" and row["skill"] == row["skill"]}  # fmt: skip

@@ -15,15 +15,15 @@ not for other training seeds.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from peft import PeftModel
 
 from multirole.callbacks import MultiRoleCallback, Trainer
-from multirole.credit.estimators import Score, play_scored
-from multirole.inputs.validation import check_base_alone
+from multirole.inputs.adapters import check_base_alone
+from multirole.rollout.forks import play_forks
 from multirole.rollout.replay import Fork, How, has_twin
 from multirole.types import Episode, structure_of
 
@@ -72,15 +72,13 @@ def outcome(episode: Episode) -> float:
 
 
 def role_values(
-    trainer: Trainer, episodes: Sequence[Episode], score: Score, iteration: int = -1, how: Iterable[How] = get_args(How),
-    n_draws: int = 1,
+    trainer: Trainer, episodes: Sequence[Episode], iteration: int = -1, how: Iterable[How] = get_args(How), n_draws: int = 1
 ) -> list[RoleEffect]:  # fmt: skip
     """Replay scored episodes with each role changed, and compare outcomes. Collective: every process must call it.
 
     Args:
-        trainer: a `MultiRoleGRPOTrainer` that holds the weights that played the episodes.
+        trainer: a `MultiRoleGRPOTrainer` that holds the weights that played the episodes, and scores the replays.
         episodes: scored episodes; those without a reward are left out.
-        score: sets `reward` of a list of episodes.
         iteration: the iteration in which the episodes were played, -1 for an evaluation.
         how: interventions. "twin" is skipped for roles that have none.
         n_draws: replays of each episode under "resample" and "base"; a twin needs one.
@@ -104,7 +102,7 @@ def role_values(
             first, n = int(kind == "resample"), 1 if kind == "twin" else n_draws
             effects.append((role, kind, n))
             forks += [Fork(episode, role, kind, first + draw) for episode in known for draw in range(n)]
-    replays = iter(play_scored(trainer, forks, iteration, score))
+    replays = iter(play_forks(trainer, forks, iteration))
     return [effect_of(role, kind, known, [[next(replays) for _ in range(n)] for _ in known]) for role, kind, n in effects]  # fmt: skip
 
 
@@ -146,8 +144,7 @@ class TurnEffect:
 
 
 def turn_effects(
-    trainer: Trainer, episodes: Sequence[Episode], score: Score, iteration: int = -1, how: Iterable[How] = get_args(How),
-    n_draws: int = 4,
+    trainer: Trainer, episodes: Sequence[Episode], iteration: int = -1, how: Iterable[How] = get_args(How), n_draws: int = 4
 ) -> list[TurnEffect]:  # fmt: skip
     """Replay scored episodes with each turn changed. Collective: every process must call it.
 
@@ -165,7 +162,7 @@ def turn_effects(
         for episode, turn, kind, n in cases
         for draw in range(n)
     ]
-    replays, effects = iter(play_scored(trainer, forks, iteration, score)), []
+    replays, effects = iter(play_forks(trainer, forks, iteration)), []
     for episode, turn, kind, n in cases:
         before = outcome(episode)
         values = [value for value in (outcome(next(replays)) for _ in range(n)) if not math.isnan(value)]
@@ -198,19 +195,16 @@ class RoleValue(MultiRoleCallback):
     from the role is generated again.
 
     Args:
-        score: sets `reward` of a list of episodes, for example a function that calls your reward function.
         n_problems: the first problems of the evaluation, whose episodes are replayed.
         how, n_draws: see `role_values`.
     """
 
-    def __init__(
-        self, score: Callable[[list[Episode]], object], n_problems: int = 64, how: Iterable[How] = get_args(How), n_draws: int = 1
-    ) -> None:  # fmt: skip
+    def __init__(self, n_problems: int = 64, how: Iterable[How] = get_args(How), n_draws: int = 1) -> None:
         if n_problems < 2 or n_draws < 1:
             raise ValueError(
                 f"`n_problems` must be at least 2, for an interval, and `n_draws` at least 1; got {n_problems} and {n_draws}."
             )
-        self.score, self.n_problems, self.how, self.n_draws = score, n_problems, tuple(how), n_draws
+        self.n_problems, self.how, self.n_draws = n_problems, tuple(how), n_draws
         if unknown := [kind for kind in self.how if kind not in get_args(How)]:
             raise ValueError(f"`how` must be among {list(get_args(How))}, got {unknown}.")
         self.effects: list[RoleEffect] = []
@@ -225,7 +219,7 @@ class RoleValue(MultiRoleCallback):
     ) -> None:
         problems = list(dict.fromkeys(episode.problem.id for episode in episodes))[: self.n_problems]
         read = [episode for episode in episodes if episode.problem.id in problems and episode.reward is not None]
-        self.effects = role_values(trainer, read, self.score, -1, self.how, self.n_draws) if read else []
+        self.effects = role_values(trainer, read, -1, self.how, self.n_draws) if read else []
         for effect in self.effects:
             metrics[f"{prefix}_{effect.role}_{effect.how}_change"] = effect.change
             metrics[f"{prefix}_{effect.role}_{effect.how}_moved"] = effect.moved

@@ -265,7 +265,7 @@ class Rollout:
     ) -> list[Episode]:
         """Play one episode per (problem, episode index), all started together; return them in this order.
 
-        `replays`, one per attempt, replay episodes that were played before (`forks.play_forks`). Raises WorkflowError where more than
+        `replays`, one per attempt, replay episodes that were played before (`forks`). Raises WorkflowError where more than
         `max_failed_episodes` of them fail.
         """
         episodes = [Episode(problem, index) for problem, index in attempts]

@@ -22,7 +22,6 @@ import torch
 from peft import PeftModel
 from torch import Tensor
 
-from multirole.options import MultiRoleGRPOConfig
 from multirole.rollout.rollout import Attempt, RolloutStopped
 from multirole.types import Episode
 from multirole.update.rows import Row
@@ -37,24 +36,6 @@ def plays_during_update(engine: Any) -> bool:
     It must keep published weights apart from the trainer's, and must not need the memory that `sleep` gives to the update.
     """
     return getattr(engine, "plays_during_update", False)
-
-
-def check_staleness(args: MultiRoleGRPOConfig, engine: Any, is_sharded: bool) -> None:
-    """Raise ValueError if this run, with this engine or class of engines, cannot play episodes during the update."""
-    if not args.max_staleness:
-        return
-    if is_sharded:
-        raise ValueError(
-            f"`max_staleness={args.max_staleness}` needs the whole model in one process, but FSDP2 shards it. Leave it at 0, or train "
-            "without FSDP2."
-        )
-    if not plays_during_update(engine):
-        name = engine.__name__ if isinstance(engine, type) else type(engine).__name__
-        raise ValueError(
-            f"`max_staleness={args.max_staleness}` plays episodes while the update runs, but {name} cannot: it shares weights or memory "
-            "with the trainer. Leave it at 0, or use engine='vllm_server', engine='transformers' in float32, or your own engine that "
-            "says `plays_during_update = True`."
-        )
 
 
 def copy_with_shared_base(model: PeftModel) -> PeftModel:

@@ -18,7 +18,6 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from multirole.chat.templates import StartClock
-from multirole.policy import saved_adapters
 
 NAME = re.compile(r"checkpoint-\d+")
 OF_WHOLE, OF_SHARDED = "optimizer.pt", "pytorch_model_fsdp*"
@@ -35,6 +34,15 @@ class PolicyMap(TrainerCallback, ExportableState):
 
     def state(self) -> dict[str, Any]:
         return {"args": {"policy": self.policy, "started": self.clock.started}, "attributes": {}}
+
+
+def saved_adapters(folder: Path) -> dict[str, Path]:
+    """Return the adapters in a folder that `save_model` or a checkpoint wrote, with their folders.
+
+    PEFT writes the adapter "default" into the folder itself.
+    """
+    named = {path.parent.name: path.parent for path in sorted(folder.glob("*/adapter_config.json"))}
+    return named | ({"default": folder} if (folder / "adapter_config.json").is_file() else {})
 
 
 def check_checkpoint(folder: Path, policy: dict[str, str], model_adapters: set[str], is_sharded: bool) -> None:

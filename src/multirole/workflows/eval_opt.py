@@ -49,7 +49,7 @@ class EvalOpt:
             "generator": Duty("solves"),
             "evaluator": Duty("judges", "generator", lambda turns: r"\boxed{Correct}"),
         },
-        twins={"first draft": lambda slots: slots[0]},
+        trivial_workflows={"first draft": lambda slots: slots[0]},
         edges=(
             Edge("question", "generator"),
             Edge("generator", "evaluator", "draft"),

@@ -49,7 +49,7 @@ class OrchWorkers:
             "worker": Duty("solves"),
             "synthesizer": Duty("merges", "worker"),
         },
-        twins={"worker 1": lambda slots: slots[0]},
+        trivial_workflows={"worker 1": lambda slots: slots[0]},
         edges=(
             Edge("question", "orchestrator"),
             Edge("orchestrator", "worker", "one strategy each"),

@@ -78,7 +78,7 @@ class Voting:
     name = "voting"
     structure = Structure(
         duties={"generator": Duty("solves"), "aggregator": Duty("selects", "generator", lambda turns: r"\boxed{1}")},
-        twins={
+        trivial_workflows={
             "candidate 1": lambda slots: slots[0],
             "most candidates right": lambda slots: 2 * sum(slots) > len(slots),
         },

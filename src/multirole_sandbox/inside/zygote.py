@@ -48,12 +48,13 @@ def move_descriptors() -> None:
     os.closerange(wire.NULL + 1, 1 << 16)
 
 
-def preload(module: str) -> None:
+def preload(module: str, folder: str) -> None:
     """Import the modules that programs use, and make the interpreter state the same in every process."""
     prelude.load()
     if module:
-        sys.path.append(os.path.dirname(module))
-        __import__(os.path.splitext(os.path.basename(module))[0]).preload()
+        sys.path.append(folder)
+        __import__(module)
+        sys.modules[module].preload()
     sys.modules["random"].seed(0)
     sys.set_int_max_str_digits(0)  # programs may print any integer; their time is limited anyway
     builtins.exit = builtins.quit = sys.exit  # `-S` leaves them out
@@ -114,13 +115,13 @@ def wait_for(descriptor: int, trainer: int, seconds: float) -> bool:
     return False
 
 
-def main(module: str) -> None:
-    """Preload modules, enter the sandbox, report the level, then serve until the trainer hangs up."""
+def main(module: str, folder: str) -> None:
+    """Preload modules (also `module`, which is imported from `folder`), enter the sandbox, report the level, then serve until the trainer hangs up."""
     grow_stack()
     trainer = os.getppid()
     move_descriptors()
     os.chdir(os.path.dirname(os.__file__))
-    preload(module)
+    preload(module, folder)
     runner.open_streams()
     sys.excepthook = lambda *error: os.write(wire.ERRORS, "".join(traceback.format_exception(*error)).encode())
     walls.prctl(36, 1)  # orphans come to us, so that they can be killed

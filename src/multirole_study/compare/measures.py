@@ -263,7 +263,7 @@ def stays(run: "Run") -> bool:
 def late(run: "Run") -> float:
     """Return whether the first fall of a run that ends fallen comes after the rate of a cosine with a clock per update call is first 0; NaN for another run."""
     fall = first_fall(run.accuracy)
-    zero_iteration = run.cell.iterations / len(set(run.cell.policy.values()))
+    zero_iteration = run.cell.max_steps / len(set(run.cell.policy.values()))
     return float(fall.at > zero_iteration) if fall is not None and fall.is_terminal else math.nan
 
 

@@ -8,7 +8,6 @@ import json
 import logging
 from pathlib import Path
 
-from multirole.engines import SERVED
 from multirole_study.embedded import embedded_model
 from multirole_study.experiment import smollm2
 from multirole_study.experiment.cell import Cell
@@ -64,6 +63,8 @@ def is_served(cell: Cell) -> bool:
 
     It supports all pinned models.
     """
+    from multirole_cpu import SERVED  # `fetch` runs without it
+
     folder = local_folder(cell)
     try:
         config = {} if folder is None else json.loads((folder / "config.json").read_text(encoding="utf-8"))

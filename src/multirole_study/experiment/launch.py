@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
+from multirole.rules import broken_rules
 from multirole_study.experiment.presets import MICRO_BATCH_TOKENS, is_tiny, preset_key
 from multirole_study.experiment.settings import Settings, option
 
@@ -25,7 +26,7 @@ class Launch(Settings):
     )
     n_processes: int = option("number of processes, one per GPU", 1, ge=1)
     sharding: Literal["none", "fsdp2"] = option("sharding of the base model over GPUs", "none")
-    vllm_memory: float = option("share of a GPU's memory for vLLM", 0.6, gt=0, lt=1)
+    vllm_gpu_memory_utilization: float = option("share of a GPU's memory for vLLM", 0.6, gt=0, lt=1)
     vllm_max_num_seqs: int | None = option("concurrent requests in vLLM; planned by default", None, ge=1, le=10**5)
     vllm_max_num_batched_tokens: int | None = option("tokens per vLLM step; planned by default", None, ge=1, le=10**7)
     vllm_server_base_url: str | None = option("addresses of vLLM servers, for engine vllm_server", None, min_length=1)
@@ -65,13 +66,26 @@ class Launch(Settings):
             "micro_batch_tokens": self.pass_tokens(scale), "gradient_checkpointing": self.recomputes(scale)
         }  # fmt: skip
 
-    def check_processes(self, n_processes: int, n_problems: int) -> None:
-        """Raise ValueError unless the problems of an iteration divide evenly among the processes."""
-        if n_problems % n_processes:
-            raise ValueError(
-                f"`n_problems` must be a multiple of the {n_processes} processes, which share the problems of an iteration, "
-                f"got {n_problems}."
+    def check(self, cell: Settings) -> None:
+        """Raise ValueError unless these options fit a cell's settings and each other: by the library's rules, and by those of `n_problems` and `sharding`."""
+        changed = {name: (value, vars(ONE_PROCESS)[name]) for name, value in self if value != vars(ONE_PROCESS)[name]}
+        planned = {name for name, value in self if name in MEMORY_SETTINGS and value is None}  # not known yet
+        options = {name: value for name, value in self if name not in planned}
+        settings = dict(cell) | options | {"use_vllm": False, "vllm_mode": "colocate"}
+        facts = {"changed": changed, "world_size": self.n_processes, "is_sharded": self.is_sharded}
+        problems = list(broken_rules(settings | facts))
+        if settings["n_problems"] % self.n_processes:
+            problems.append(
+                f"`n_problems` must be a multiple of the {self.n_processes} processes, which share the problems of an iteration, "
+                f"got {settings['n_problems']}."
             )
+        if self.is_sharded and self.n_processes == 1:
+            problems.append(
+                "`sharding='fsdp2'` shards the base model over several processes, and `n_processes` is 1. Write a larger n_processes, "
+                "or sharding='none'."
+            )
+        if problems:
+            raise ValueError("\n".join(problems))
 
     def by_launcher(self, n_processes: int) -> "Launch":
         """Return the options of a run as `n_processes` that a launcher has started. Raises ValueError if another number is wanted."""
@@ -81,22 +95,6 @@ class Launch(Settings):
                 "out, or unset WORLD_SIZE if no launcher was meant: some schedulers set it."
             )
         return self.replace(n_processes=n_processes)
-
-    def check_sharding(self) -> None:
-        """Raise ValueError if the base is to be sharded and there is one process only."""
-        if self.is_sharded and self.n_processes == 1:
-            raise ValueError(
-                "`sharding='fsdp2'` shards the base model over several processes, and `n_processes` is 1. Write a larger n_processes, "
-                "or sharding='none'."
-            )
-
-    def check_engine(self, engine: str) -> None:
-        """Raise ValueError for options of vLLM's servers with another engine, where they would do nothing."""
-        for name, value in self.vllm_servers().items():
-            if engine != "vllm_server" and value != vars(ONE_PROCESS)[name]:
-                raise ValueError(
-                    f"`{name}={value!r}` is for rollouts on vLLM's servers, and `engine` is {engine!r}. Write engine='vllm_server' too."
-                )
 
     def vllm_sizes(self) -> dict[str, Any]:
         """Return the vLLM batch sizes that are set, under the names of `MultiRoleGRPOConfig`."""
@@ -110,7 +108,7 @@ class Launch(Settings):
 
 ONE_PROCESS = Launch()
 MEMORY_SETTINGS = (
-    "micro_batch_tokens", "gradient_checkpointing", "vllm_memory", "vllm_max_num_seqs", "vllm_max_num_batched_tokens"
+    "micro_batch_tokens", "gradient_checkpointing", "vllm_gpu_memory_utilization", "vllm_max_num_seqs", "vllm_max_num_batched_tokens"
 )  # fmt: skip
 """Options that decide what a run keeps in memory. They may change when it is resumed."""
 

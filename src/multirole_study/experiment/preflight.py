@@ -14,11 +14,11 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 import multirole_sandbox as sandbox
 from multirole.background import in_thread
 from multirole.chat.templates import StartClock, check_chats
-from multirole.engines import SERVED
 from multirole.engines.protocol import Completion, Sampling
-from multirole.inputs.validation import check_reward
+from multirole.inputs.reward_functions import check_reward
 from multirole.rollout.rollout import PromptOverflow, Rollout, is_overflow, warn_of_silent_roles
 from multirole.types import Message, Problem, Turn, Workflow, assistant, user, waits_outside
+from multirole_cpu import SERVED
 from multirole_study.experiment.base_models import locate
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.hardware import blocking_problems, engine_of, preflight_checks

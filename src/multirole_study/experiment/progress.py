@@ -43,9 +43,9 @@ def introduce(cell: Cell, n_processes: int, folder: Path, counts: dict[str, int]
         f"  workflow    {cell.workflow_name}, {roles}\n"
         f"  task        {cell.task_label}, {counts['train']} training{overlong} and {counts['validation']} validation problems\n"
         f"  model       {Path(cell.model).name if cell.model else cell.scale}, {shape_of(cell).parameters / 1e6:.2f}M parameters, "
-        f"LoRA rank {cell.lora_rank}; {engine_of(cell)} engine, {n_processes} process{'es' * (n_processes > 1)}{threads}\n"
-        f"  training    {cell.iterations} iterations of {cell.n_problems} problems x {cell.n_episodes} episodes, "
-        f"validation every {cell.eval_every}{f'; continues from {checkpoint.name}' if checkpoint else ''}\n"
+        f"LoRA rank {cell.lora_r}; {engine_of(cell)} engine, {n_processes} process{'es' * (n_processes > 1)}{threads}\n"
+        f"  training    {cell.max_steps} iterations of {cell.n_problems} problems x {cell.num_generations} episodes, "
+        f"validation every {cell.eval_steps}{f'; continues from {checkpoint.name}' if checkpoint else ''}\n"
         f"  folder      {folder}" + "".join(f"\n  note        {remark}" for remark in cell.remarks())
     )
 

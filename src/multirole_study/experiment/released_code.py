@@ -1,12 +1,14 @@
 """Row order, mini-batch split, advantages and prompt rendering of the authors' released code, for `preset="released_code"`."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from transformers import PreTrainedTokenizerBase
 
 from multirole.callbacks import MultiRoleCallback, Trainer
 from multirole.chat.templates import Renderer, chat_template, control_tokens
-from multirole.credit.advantages import group_advantages
+from multirole.credit.advantages import compared_outcomes
+from multirole.credit.estimator import CreditEstimator
 from multirole.types import Message
 from multirole.update.rows import MiniBatch, Row, Steps, optimizer_steps
 
@@ -36,31 +38,17 @@ def qwen_prompt(tokenizer: PreTrainedTokenizerBase, messages: list[Message]) -> 
 RENDERERS: dict[str, Renderer] = {"chat_template": chat_template, "released_code": qwen_prompt}
 
 
-@dataclass
-class RowAdvantages(MultiRoleCallback):
-    """Compares the rewards of rows instead of episodes, as the released code does.
+class SlotCredit(CreditEstimator):
+    """A = (R - mean) / (std + 1e-6) over the problem's rows of one role and slot, as the released code has it for Voting on math.
 
-    An episode in which a role speaks twice counts twice in that role's groups. Rows of an episode that was left out of scoring get 0.
-
-    Args:
-        by_slot: compare the rows of (problem, role, slot); by default those of (problem, role).
-        scale: divide by the group's standard deviation.
+    Its other comparison, over the rows of one role, is the library's `credit="agent"`. An episode in which a slot speaks twice counts
+    twice, and a row that is alone keeps its reward. Needs no grades and no replays, costs nothing, and allows older weights.
     """
 
-    by_slot: bool = False
-    scale: bool = True
-
-    def on_rows(self, trainer: Trainer, rows: list[Row]) -> list[Row]:
-        n, rewards, groups, scored = trainer.args.num_generations, [], [], []
-        for row in rows:
-            row.advantage = 0.0
-            if row.episode.reward is not None:
-                scored.append(row)
-                rewards.append(row.episode.reward.value)
-                groups.append((*row.episode.group(n), row.turn.role, row.turn.slot if self.by_slot else 0))
-        for row, advantage in zip(scored, group_advantages(rewards, groups, scale=self.scale), strict=True):
-            row.advantage = advantage
-        return rows
+    def advantages(self, trainer: Trainer, rows: Sequence[Row]) -> list[float]:
+        n = trainer.args.num_generations
+        keys = [(*row.episode.group(n), row.turn.role, row.turn.slot) for row in rows]
+        return compared_outcomes(rows, keys, keeps_lone=True)
 
 
 @dataclass

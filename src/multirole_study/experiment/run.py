@@ -1,6 +1,6 @@
 """Train and record a cell, or evaluate a trained cell, until its folder is complete (DONE).
 
-An evaluation runs a cell's workflow with the adapters that `Evaluation.adapters` names, `n_rollouts` episodes per problem.
+An evaluation runs a cell's workflow with the adapters that `Evaluation.adapters` names, `num_generations_eval` episodes per problem.
 It keeps every outcome, including the correctness of each solver slot's answer:
 
     results/<scale>/evaluations/<name>/<cell id>/
@@ -24,14 +24,14 @@ import torch
 from transformers import AutoTokenizer, TrainerCallback
 
 from multirole.chat.templates import StartClock
+from multirole.credit.turn_grading import grade_answers
 from multirole.engines.protocol import EngineError
-from multirole.roles.turn_grading import grade
 from multirole.update.processes import gather_objects, processes
 from multirole.update.threads import use_fitting_threads
 from multirole_study.experiment.announce import announced, say
 from multirole_study.experiment.base_models import check_base_of_run, locate, shape_of
 from multirole_study.experiment.cell import Cell
-from multirole_study.experiment.cell_trainer import TaskReward, load_adapters, make_trainer
+from multirole_study.experiment.cell_trainer import load_adapters, make_trainer
 from multirole_study.experiment.evaluation import Evaluation, solver_of, steps_by_name, steps_of
 from multirole_study.experiment.launch import ONE_PROCESS, Launch, is_launched, spawn
 from multirole_study.experiment.preflight import load_problems, preflight
@@ -79,7 +79,7 @@ def run_cell(
                 return folder
             if is_launched():
                 launch = launch.by_launcher(processes().num_processes)
-            launch.check_processes(launch.n_processes, cell.n_problems)
+            launch.check(cell)
             preflight(cell, launch)
         if launch.n_processes > 1 and not is_launched():
             stack.close()  # the first of the new processes claims the folder
@@ -133,7 +133,7 @@ def _train(cell: Cell, launch: Launch, folder: Path, stop: Stop, callbacks: list
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             processes().wait_for_everyone()  # a launcher ends the first as soon as another has stopped
             stop.end()
-            if not gather_objects(any(row["step"] == cell.iterations for row in recorder.tables["eval"]))[0]:
+            if not gather_objects(any(row["step"] == cell.max_steps for row in recorder.tables["eval"]))[0]:
                 trainer.evaluate()
         except FloatingPointError as error:  # a result, not a failure: a resumed run would diverge again
             outcome = {"state": "diverged", "iteration": trainer.state.global_step + 1, "reason": str(error)}
@@ -181,7 +181,6 @@ def _play(evaluation: Evaluation, launch: Launch, folder: Path, steps: list[int]
     if not torch.cuda.is_available():
         use_fitting_threads(shape_of(cell).parameters)
     problems = task.problems("validation", cell.n_validation)
-    reward = TaskReward(task, problems)
     names = steps_by_name(folder_of(source, launch.results_dir)) if source else {}
     named = [
         f"{step} ({', '.join(is_)})" if (is_ := [n for n in names if names[n] == step]) else str(step) for step in steps
@@ -190,7 +189,7 @@ def _play(evaluation: Evaluation, launch: Launch, folder: Path, steps: list[int]
         f"{cell.id}\n  adapters    {evaluation.adapters}, at iteration{'s' * (len(steps) > 1)} {', '.join(named)}\n"
         f"  folder      {folder}"
     )
-    attempts = [(problem, index) for problem in problems for index in range(evaluation.n_rollouts)]
+    attempts = [(problem, index) for problem in problems for index in range(evaluation.num_generations_eval)]
     started = recorded_start(folder_of(source, launch.results_dir)) if source else None
     trainer = make_trainer(cell, str(folder), launch, problems=(problems, problems), started=started)
     outcomes: list[dict] = []
@@ -209,8 +208,8 @@ def _play(evaluation: Evaluation, launch: Launch, folder: Path, steps: list[int]
                 episodes = [episode for episode in episodes if episode.failure is None]
             if not episodes:
                 raise UserError(f"All episodes at iteration {step} failed, so that there is nothing to evaluate.")
-            reward([], [], episodes)
-            grade(episodes, [solver_of(cell)], reward)
+            trainer.score(episodes)
+            grade_answers(episodes, [solver_of(cell)], trainer.score)
             rows = [
                 outcome_row(step, episode)
                 | {

@@ -21,6 +21,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.old_names import with_current_names
 from multirole_study.experiment.settings import UnfinishedRun, UserError, looked_in
 from multirole_study.experiment.storage import checksums_of, damage, publish, remove, write_text
 
@@ -38,14 +39,16 @@ def folder_of(cell: Cell, results_dir: str | Path) -> Path:
 
 
 def read_config(folder: Path, may_be_evaluation: bool = False) -> dict:
-    """Read the run's settings, or those of an evaluation if it may be one; ValueError for another folder."""
+    """Read the run's settings, or those of an evaluation if it may be one, by their present names; ValueError for another folder."""
     path = folder / "config.json"
     if not path.is_file():
         why = "it has no config.json" if folder.is_dir() else f"there is no such folder{looked_in(folder)}"
         inside = sorted(path.parent for below in ("*", "*/*") for path in folder.glob(f"{below}/config.json"))
         example = next((run for run in inside if "evaluations" not in run.parts), "runs/tiny-r/voting-sp-math-s0")
         raise ValueError(f"{folder} is not the folder of a run: {why}. Give the folder of one run, such as {example}.")
-    config = json.loads(path.read_text(encoding="utf-8"))
+    config = with_current_names(json.loads(path.read_text(encoding="utf-8")))
+    if "cell" in config:
+        config["cell"] = with_current_names(config["cell"])
     if "cell" in config and not may_be_evaluation:
         raise ValueError(
             f"{folder} is the folder of an evaluation. Give the folder of its run, such as runs/tiny-r/voting-sp-math-s0."
@@ -126,6 +129,7 @@ def differing_options(stored: dict[str, Any], requested: dict[str, Any]) -> list
         stored, requested = stored | {"cell": None}, requested | {"cell": None}
     else:
         inner = []
+    stored, requested = with_current_names(stored), with_current_names(requested)
     return inner + [name for name in requested if name in stored and stored[name] != requested[name]]
 
 

@@ -6,12 +6,14 @@ import json
 import math
 import re
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from multirole_study.experiment.old_names import OLD_NAMES, with_current_names
 
 
 class UserError(ValueError):
@@ -74,7 +76,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     def __init__(self, **values: Any) -> None:
-        fields = type(self).model_fields
+        fields, values = type(self).model_fields, with_current_names(values)
         read = {
             name: read_number(value, fields[name].annotation) if name in fields else value
             for name, value in values.items()
@@ -102,8 +104,11 @@ class Settings(BaseModel):
 
 
 def unknown_name(name: str, known: Iterable[str]) -> str:
-    """Return the error message for an unknown setting."""
-    return f"`{name}` is not a known parameter." + (did_you_mean(name, known) or f" Known are {', '.join(known)}.")
+    """Return the error message for an unknown setting. A name that is like an earlier one gets the present one."""
+    known = list(known)
+    earlier = {old: new for old, new in OLD_NAMES.items() if new in known}
+    nearest = did_you_mean(name, {word: word for word in known} | earlier)
+    return f"`{name}` is not a known parameter." + (nearest or f" Known are {', '.join(known)}.")
 
 
 def looked_in(path: str | Path) -> str:
@@ -111,9 +116,9 @@ def looked_in(path: str | Path) -> str:
     return "" if Path(path).expanduser().is_absolute() else f", which is looked for in {Path.cwd()}"
 
 
-def did_you_mean(name: object, known: Iterable[str]) -> str:
-    """Return a sentence that suggests the nearest known word, or an empty string."""
-    words = {word.lower(): word for word in known}
+def did_you_mean(name: object, known: Iterable[str] | Mapping[str, str]) -> str:
+    """Return a sentence that suggests the nearest known word, or what a mapping has for it, or an empty string."""
+    words = {word.lower(): known[word] if isinstance(known, Mapping) else word for word in known}
     nearest = difflib.get_close_matches(str(name).lower(), words, n=1)
     return f" Did you mean {words[nearest[0]]!r}?" if nearest else ""
 
@@ -187,5 +192,9 @@ def parameters(*groups: type[Settings]) -> list[Parameter]:
             default = None if field.json_schema_extra else field.default
             name_of_kind = kind.__name__ if kind in (int, float, bool) else "str"
             words = f": {', '.join(choices(kind))}" if choices(kind) else ""
+            if (
+                default is not None and name in OLD_NAMES.values()
+            ):  # with None, a value under the earlier name is the only one
+                default, words = None, f", {default} by default"
             listed.setdefault(name, Parameter(name, name_of_kind, default, f"{field.description}{words}"))
     return list(listed.values())

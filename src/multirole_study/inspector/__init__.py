@@ -87,7 +87,7 @@ def collect(folder: Path, index: str | None = None, n_problems: int | None = Non
         "validation": {name: run_reader.numbers(points[name]) for name in points},
         "skills": run_reader.skills(folder),
         "hedges": HEDGES,
-        "training_groups": training_groups(episodes, config.get("n_episodes") or 1),
+        "training_groups": training_groups(episodes, config.get("num_generations") or 1),
         "questions": questions_of(episodes),
         "role_values": run_reader.role_values(folder),
         "episodes": describe_episodes(turns, outcomes, points, run_reader.load(folder, "turn_effects")),

@@ -21,26 +21,21 @@ Not covered: the length of a gradient's step, which the scale beta changes and A
 """
 
 import itertools
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from multirole.callbacks import Trainer
-from multirole.credit.advantages import group_advantages
-from multirole.credit.estimators import (
-    CREDITS,
-    ROW_ESTIMATORS,
-    Judge,
-    Score,
-    compared,
-    critic_minus_generators,
-    leave_one_out,
-    normalised,
-    permuted,
-    shapley_values,
-)
+from multirole.credit import ESTIMATORS, load_estimator
+from multirole.credit.advantages import compared, group_advantages
+from multirole.credit.advantages import outcome as reward_of
+from multirole.credit.estimators.branches import BranchCredit
+from multirole.credit.estimators.leave_one_out import LeaveOneOutCredit
+from multirole.credit.estimators.shapley import shapley_values
+from multirole.credit.turn_grading import grade_by_duty
 from multirole.engines.protocol import Request
 from multirole.rollout.replay import Fork, Replay, fork_seed
 from multirole.rollout.rollout import WorkflowError
@@ -51,6 +46,9 @@ Place = tuple[str, int, int]
 """Role, slot and round of a turn."""
 ITERATION = 2 * 10**6
 """Iteration number of the measured episodes. Sampling seeds follow from it, so that none repeats an episode of the training run."""
+FORKED = ("branches", "leave_one_out", "shapley")
+"""The estimators with forks that are measured. Here each of their draws comes from replays that also serve the exact effect."""
+MEASURED = (*(name for name in ESTIMATORS if not load_estimator(name).replays_episodes), *FORKED)
 TAIL, COALITION = 1000, 5000
 """First draw numbers of what follows and of other roles' turns in a coalition. Draws of a reply have smaller numbers."""
 
@@ -82,7 +80,7 @@ class Seeds:
         return 0 if place in self.context or not self.tail else TAIL + self.tail
 
 
-class Redraw(Replay):
+class SeededReplay(Replay):
     """Replays an episode: turns at `kept` places that get the same prompt keep their reply, all others are sampled by `seeds`.
 
     Roles in `base` are played by the base model. `sampled` has the places of the turns that were sampled.
@@ -196,18 +194,14 @@ class Measurement(NamedTuple):
     tokens_per_row: dict[str, float]
 
 
-def measure_credit(
-    trainer: Trainer, problems: Sequence[Problem], score: Score, judge: Judge, sizes: Sizes = SIZES, seed: int = 0
-) -> Measurement:
-    """Measure every estimator in `CREDITS` at every turn of one episode per problem, under the trainer's current weights.
+def measure_credit(trainer: Trainer, problems: Sequence[Problem], sizes: Sizes = SIZES, seed: int = 0) -> Measurement:
+    """Measure every estimator in `MEASURED` at every turn of one episode per problem, under the trainer's current weights.
 
     A turn beside a prompt that was too long is left out if one of its replays ended before it.
 
     Args:
-        trainer: a `MultiRoleGRPOTrainer` in a single process.
+        trainer: a `MultiRoleGRPOTrainer` in a single process, whose reward functions score episodes and grade turns.
         problems: the units of any interval; each is attempted 1 + 2 (`sizes.episodes` - 1) times.
-        score: sets `reward` of a list of episodes.
-        judge: sets `is_right` of the turns of scored episodes.
         sizes: numbers of draws.
         seed: another one draws other episodes.
 
@@ -220,14 +214,15 @@ def measure_credit(
             f"`sizes` needs 2 replies, 4 tails, 2 branches and 2 episodes or more, got {sizes}: two draws of an estimator and two of the "
             "exact effect are compared."
         )
-    return _Measurer(trainer, score, judge, sizes, ITERATION + seed).measure(problems)
+    return _Measurer(trainer, sizes, ITERATION + seed).measure(problems)
 
 
 class _Measurer:
     """Plays the episodes of `measure_credit` and evaluates the estimators on them."""
 
-    def __init__(self, trainer: Trainer, score: Score, judge: Judge, sizes: Sizes, iteration: int) -> None:
-        self.trainer, self.score, self.judge, self.sizes, self.iteration = trainer, score, judge, sizes, iteration
+    def __init__(self, trainer: Trainer, sizes: Sizes, iteration: int) -> None:
+        self.trainer, self.sizes, self.iteration = trainer, sizes, iteration
+        self.row_estimators = {name: load_estimator(name)() for name in MEASURED if name not in FORKED}
         self.roles = list(trainer.policy)
         self.structure = structure_of(trainer.workflow)
         self.coalitions = [frozenset(c) for n in range(len(self.roles)) for c in itertools.combinations(self.roles, n)]
@@ -261,11 +256,11 @@ class _Measurer:
         for i, ((episode, turn), by_tail) in enumerate(repeated):
             draws = self._draws(turn, by_tail, pools[episode.problem.id], values, i)
             exact = self._exact(by_tail)
-            moments = {name: moments_of(draws[name], exact) for name in CREDITS}
+            moments = {name: moments_of(draws[name], exact) for name in MEASURED}
             contexts.append(Context(episode.problem.id, place_of(turn), moments))
         return Measurement(contexts, self._costs([variant for variant, _ in everyone], variants, shapley_tokens))
 
-    def _play(self, replays: Iterable[Redraw]) -> list[Variant]:
+    def _play(self, replays: Iterable[SeededReplay]) -> list[Variant]:
         """Play and score replays; each result has the seeds of its replay."""
         replays = list(replays)
         attempts = [(replay.fork.episode.problem, replay.fork.episode.index) for replay in replays]
@@ -284,8 +279,8 @@ class _Measurer:
                 f"{len(failures)} of {len(episodes)} measured episodes failed. They have no outcome to compare. The last: {failures[-1]}"
             )
         if episodes:
-            self.score(episodes)
-            self.judge(episodes)
+            self.trainer.score(episodes)
+            grade_by_duty(episodes, self.trainer.score, self.structure)
 
     def _variants(self, at: Sequence[tuple[Episode, Turn]]) -> list[dict[tuple[int, int], Variant]]:
         """Return for each turn (reply, draw of what follows) -> the episode.
@@ -301,7 +296,7 @@ class _Measurer:
             place = place_of(turn)
             context = frozenset(map(place_of, episode.turns[: stage_end(episode, turn)])) - {place}
             places = context | ({place} if reply == 0 else frozenset())
-            replays.append(Redraw(episode, Seeds(place, context, reply, tail), places))
+            replays.append(SeededReplay(episode, Seeds(place, context, reply, tail), places))
         played = iter(self._play(replays))
         variants = [{key: next(played) for key in keys} for _ in at]
         later = []
@@ -315,7 +310,7 @@ class _Measurer:
                 (
                     by_tail,
                     (reply, tail),
-                    Redraw(first.episode, seeds, seeds.context | frozenset(filter(None, [seeds.at]))),
+                    SeededReplay(first.episode, seeds, seeds.context | frozenset(filter(None, [seeds.at]))),
                 )
             )
         for (by_tail, key, _), variant in zip(later, self._play(replay for *_, replay in later), strict=True):
@@ -330,7 +325,7 @@ class _Measurer:
         """Return two estimates (K, 2) of Q of each target reply, from the draws of what follows that no estimator has."""
         tails = range(3, self.sizes.tails + 1)
         values = np.array([
-            [_reward(by_tail[reply, tail].episode) for tail in tails] for reply in range(self.sizes.replies)
+            [reward_of(by_tail[reply, tail].episode) for tail in tails] for reply in range(self.sizes.replies)
         ])  # fmt: skip  # (K, tails - 2)
         return np.stack([values[:, ::2].mean(1), values[:, 1::2].mean(1)], axis=1)
 
@@ -348,13 +343,13 @@ class _Measurer:
             if seeds.at is not None:
                 seeds = Seeds(seeds.at, reply=seeds.reply, tail=COALITION + draw)
             places = frozenset(map(place_of, variant.episode.turns))
-            replays.append(Redraw(variant.episode, seeds, places, frozenset(self.roles) - coalition))
+            replays.append(SeededReplay(variant.episode, seeds, places, frozenset(self.roles) - coalition))
         played = iter(self._play(replays))
         values, tokens = {}, {}
         for variant, draw in drawn:
             replayed = {coalition: next(played) for coalition in self.coalitions}
-            worth = {coalition: _reward(replay.episode) for coalition, replay in replayed.items()}
-            worth[frozenset(self.roles)] = _reward(variant.episode)
+            worth = {coalition: reward_of(replay.episode) for coalition, replay in replayed.items()}
+            worth[frozenset(self.roles)] = reward_of(variant.episode)
             values[id(variant.episode), draw] = shapley_values(worth, self.roles)
             tokens[id(variant.episode)] = sum(replay.tokens for replay in replayed.values())
         return values, tokens
@@ -365,16 +360,16 @@ class _Measurer:
     ) -> dict[str, np.ndarray]:  # fmt: skip
         """Return two draws (K, 2) of every estimator's advantage for the target replies of one context."""
         n, n_compared = self.sizes.replies, self.sizes.branches - 1
-        draws = {name: np.empty((n, 2)) for name in CREDITS}
+        draws = {name: np.empty((n, 2)) for name in MEASURED}
         for reply, draw in itertools.product(range(n), range(2)):
             drawn = by_tail[reply, draw + 1].episode
             others = [variant.episode for variant in pools[draw]]
             shapley = [values[id(episode), draw][turn.role] for episode in (drawn, *others)]
             advantages = self.row_advantages(drawn, others, place_of(turn), 1000 * context + 10 * reply + draw)
             compares = [by_tail[n + draw * n_compared + i, draw + 1].episode for i in range(n_compared)]
-            rewards = [_reward(episode) for episode in (drawn, *compares)]
+            rewards = [reward_of(episode) for episode in (drawn, *compares)]
             advantages |= {
-                "branches": normalised(rewards)[0], "leave_one_out": leave_one_out(rewards)[0],
+                "branches": BranchCredit.compare(rewards)[0], "leave_one_out": LeaveOneOutCredit.compare(rewards)[0],
                 "shapley": compared(shapley, [0] * len(shapley))[0],
             }  # fmt: skip
             for name, value in advantages.items():
@@ -382,21 +377,22 @@ class _Measurer:
         return draws
 
     def row_advantages(self, own: Episode, others: Sequence[Episode], place: Place, seed: int) -> dict[str, float]:
-        """Return what each estimator over rows gives a turn of an episode that is compared with others at its problem."""
+        """Return what each estimator without forks gives a turn of an episode that is compared with others at its problem."""
         n = 1 + len(others)
         group = [replace(episode, index=i) for i, episode in enumerate((own, *others))]
         same: list[Hashable] = [0] * n
-        advantages = group_advantages([_reward(episode) for episode in group], same)
+        advantages = group_advantages([reward_of(episode) for episode in group], same)
         for episode, advantage in zip(group, advantages, strict=True):
             episode.advantage = advantage
         rows = episode_rows(group, dict(self.trainer.policy), masks_truncated=False)
         at = next(i for i, turn in enumerate(own.turns) if place_of(turn) == place)
-        estimators: dict[str, Callable[[Any, int], list[float]]] = {
-            **ROW_ESTIMATORS,
-            "critic": lambda rows, n: critic_minus_generators(rows, n, self.structure),
-            "permuted": lambda rows, n: permuted(rows, n, seed),
-        }
-        return {"outcome": advantages[0]} | {name: function(rows, n)[at] for name, function in estimators.items()}
+        # the parts of a trainer that they read, for one group of n episodes in an iteration of this number
+        group_of_n: Any = SimpleNamespace(
+            workflow=self.trainer.workflow,
+            args=SimpleNamespace(num_generations=n),
+            state=SimpleNamespace(global_step=seed),
+        )
+        return {name: estimator.advantages(group_of_n, rows)[at] for name, estimator in self.row_estimators.items()}
 
     def _costs(
         self, pool: Sequence[Variant], variants: Sequence[dict[tuple[int, int], Variant]], shapley_tokens: dict[int, int]
@@ -407,8 +403,10 @@ class _Measurer:
         forked = _mean(
             v.tokens for by_tail in variants for (reply, _), v in by_tail.items() if reply >= self.sizes.replies
         )
-        costs = dict.fromkeys(CREDITS, per_row)
-        for name in ("branches", "leave_one_out"):  # each turn is trained once, and each of its forks
+        costs = dict.fromkeys(MEASURED, per_row)
+        for name in (
+            name for name in FORKED if load_estimator(name).has_branches
+        ):  # each turn is trained once, and each of its forks
             costs[name] = (per_row + (n_branches - 1) * forked) / n_branches
         costs["shapley"] += _mean(shapley_tokens[id(v.episode)] for v in pool) / turns
         return costs
@@ -422,10 +420,6 @@ def _turn_at(variant: Variant) -> Turn | None:
 def _tokens(episode: Episode, places: set[Place] | None = None) -> int:
     """Count the completion tokens of an episode, or of its turns at some places."""
     return sum(len(t.completion_ids) for t in episode.turns if places is None or place_of(t) in places)
-
-
-def _reward(episode: Episode) -> float:
-    return np.nan if episode.reward is None else episode.reward.value
 
 
 def _mean(values: Iterable[float]) -> float:

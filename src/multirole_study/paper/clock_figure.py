@@ -28,7 +28,7 @@ SP = "sp"
 def learning_rates(cell: Cell) -> pd.DataFrame:
     """Return the learning rate of every iteration (from 1) and adapter of a cell with a cosine, from its settings alone."""
     adapters = list(dict.fromkeys(cell.policy.values()))
-    warmup, horizon = cell.warmup_iterations, cell.iterations
+    warmup, horizon = cell.warmup_steps, cell.max_steps
     iterations, calls = np.arange(horizon)[:, None], np.arange(len(adapters))[None]
     ticks = iterations + 0 * calls if cell.lr_clock == "iteration" else iterations * len(adapters) + calls
     if cell.lr_clock == "update_call":

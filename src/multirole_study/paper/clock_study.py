@@ -11,6 +11,7 @@ from pydantic.dataclasses import dataclass
 
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.evaluation import Evaluation
+from multirole_study.experiment.old_names import merged
 from multirole_study.paper.grid import CHECKED, Declaration
 
 MIDDLE = "middle"
@@ -72,7 +73,7 @@ class ClockStudy(Declaration):
 
     def settings(self, arm: str, rate: float) -> dict[str, object]:
         """Return the fields of `Cell` by which an arm's runs differ from the preset."""
-        return self.grid.parameters | self.parameters | self.arms[arm] | {"learning_rate": rate}
+        return merged(self.grid.parameters, self.parameters, self.arms[arm], {"learning_rate": rate})
 
     def cell(self, arm: str, workflow: str, task: str, rate: float, seed: int) -> Cell:
         """Create the cell of one run."""

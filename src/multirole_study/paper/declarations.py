@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.old_names import current_name
 from multirole_study.experiment.settings import UserError, did_you_mean, looked_in, user_errors, value
 from multirole_study.paper.clock_study import ClockStudy
 from multirole_study.paper.grid import Declaration, Grid, Study
@@ -35,7 +36,7 @@ def declaration_of(config: Mapping[str, Any]) -> tuple[Declaration, int]:
     """Return what Snakemake's configuration declares, and the GPUs of a training job. Raises UserError for values that cannot work."""
     for name in config:
         if name not in OPTIONS and name != "scales":
-            if name in Cell.model_fields and name + "s" not in OPTIONS:
+            if current_name(name) in Cell.model_fields and name + "s" not in OPTIONS:
                 raise UserError(f"`{name}` is a setting of the cells. Write 'parameters={{{name}: {config[name]}}}'.")
             known = did_you_mean(name, OPTIONS) or f" Options are {', '.join(OPTIONS)}."
             raise UserError(f"`{name}` is not an option of a grid.{known}")
@@ -47,7 +48,7 @@ def declaration_of(config: Mapping[str, Any]) -> tuple[Declaration, int]:
         raise ValueError(f"`gpus` must be a number of GPUs, got {chosen['gpus']!r}.")
     fields = {name: chosen[name] for name in FIELDS if name in chosen}
     if not isinstance(fields["parameters"], dict):
-        raise UserError(f"`parameters` must be a map such as {{iterations: 60}}, got {fields['parameters']!r}.")
+        raise UserError(f"`parameters` must be a map such as {{max_steps: 60}}, got {fields['parameters']!r}.")
     # --config leaves text in lists and maps
     fields["parameters"] = {name: value(str(text)) for name, text in fields["parameters"].items()}
     if isinstance(fields["seeds"], list):

@@ -387,8 +387,8 @@ def figures_of_study(results: Results, study: Study, tables: Iterable[Table]) ->
         labels = "one step per batch of rows, as in the grid", "one step per iteration"
         plates.append(figure_of_twins(results, "matched_updates", pairs, labels))
     setups = list(twins(results, study, "setup"))
-    if long := [pair for pair in setups if pair.changed[0].cell.iterations > pair.usual[0].cell.iterations]:
-        usual, changed = (runs[0].cell.iterations for runs in (long[0].usual, long[0].changed))
+    if long := [pair for pair in setups if pair.changed[0].cell.max_steps > pair.usual[0].cell.max_steps]:
+        usual, changed = (runs[0].cell.max_steps for runs in (long[0].usual, long[0].changed))
         labels = f"{usual} iterations, as in the grid", f"{changed} iterations"
         plates.append(figure_of_twins(results, "long", long, labels))
     return plates + [figure_of_controls(results, table) for table in tables if table.name == "controls"]

@@ -22,6 +22,7 @@ from pydantic.dataclasses import dataclass
 from multirole_study.experiment.cell import Cell, as_text
 from multirole_study.experiment.evaluation import Evaluation
 from multirole_study.experiment.launch import MEMORY_SETTINGS
+from multirole_study.experiment.old_names import merged
 from multirole_study.experiment.presets import TASKS
 from multirole_study.experiment.storage import write_text
 
@@ -35,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 def as_fields(changed: dict[str, object]) -> dict[str, object]:
     """Return what a variant changes as fields of a cell, with launch options for memory as `fixed_launch`."""
+    changed = merged(changed)
     fixed = {name: value for name, value in changed.items() if name in MEMORY_SETTINGS}
     rest = {name: value for name, value in changed.items() if name not in fixed}
     return rest | ({"fixed_launch": as_text(fixed)} if fixed else {})
@@ -78,7 +80,7 @@ class Grid:
 
         A launch option for memory among `changed` is a treatment (`Cell.fixed_launch`). Among the grid's parameters it changes no cell.
         """
-        shared = {name: value for name, value in self.parameters.items() if name not in MEMORY_SETTINGS}
+        shared = {name: value for name, value in merged(self.parameters).items() if name not in MEMORY_SETTINGS}
         parameters = {"policy": policy} | shared | as_fields(changed)
         settings = {name: value for name, value in parameters.items() if value is not None}
         return Cell(workflow, task=task, scale=self.scale, seed=seed, **settings)
@@ -94,7 +96,10 @@ class Grid:
         """
         first, own_checkpoints = self.seeds[0], [Evaluation(cell) for cell in self.cells()]
         untrained = product(self.tasks, (*self.workflows, "single"))
-        base = [Evaluation(self.cell(w, "sp", t, first), "base", n_rollouts=self.base_rollouts) for t, w in untrained]
+        base = [
+            Evaluation(self.cell(w, "sp", t, first), "base", num_generations_eval=self.base_rollouts)
+            for t, w in untrained
+        ]
         moved = product(self.seeds, self.tasks, self.workflows, ("transfer", "transfer_all"))
         return [
             *base,
@@ -105,10 +110,10 @@ class Grid:
     def parameters_of(self, job: Cell | Evaluation) -> dict[str, object]:
         """Return the notebook parameters of a cell (train_cell.ipynb) or of an evaluation (eval_cell.ipynb)."""
         cell = job if isinstance(job, Cell) else job.cell
-        names = () if job is cell else ("adapters", "checkpoints", "n_rollouts")
+        names = () if job is cell else ("adapters", "checkpoints", "num_generations_eval")
         coordinates = {"workflow": cell.workflow, "policy": cell.policy_name, "task": cell.task}
         of_evaluation = {name: getattr(job, name) for name in names}
-        return coordinates | {"scale": cell.scale, "seed": cell.seed} | self.parameters | of_evaluation
+        return coordinates | {"scale": cell.scale, "seed": cell.seed} | merged(self.parameters) | of_evaluation
 
     def write(self, results_dir: str | Path) -> None:
         """Write `<results_dir>/<scale>/grid.json`."""

@@ -9,6 +9,7 @@ from pydantic.dataclasses import dataclass
 
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.evaluation import Evaluation
+from multirole_study.experiment.old_names import merged
 from multirole_study.paper.grid import CHECKED, Declaration
 
 Purpose = Literal["tuning", "scoring"]
@@ -114,8 +115,8 @@ class RateStudy(Declaration):
 
     def settings(self, arm: str, rate: float, purpose: Purpose) -> dict[str, object]:
         """Return the fields of `Cell` by which a run differs from the preset; those of an arm take precedence over those of a phase."""
-        return (
-            self.grid.parameters | self.phase(purpose).parameters | self.arms[arm].parameters | {"learning_rate": rate}
+        return merged(
+            self.grid.parameters, self.phase(purpose).parameters, self.arms[arm].parameters, {"learning_rate": rate}
         )
 
     def cell(self, arm: str, rate: float, seed: int, purpose: Purpose) -> Cell:

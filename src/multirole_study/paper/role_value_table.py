@@ -18,7 +18,7 @@ from multirole.types import Episode
 from multirole.update.threads import use_fitting_threads
 from multirole_study.compare.intervals import t_interval
 from multirole_study.experiment.base_models import check_base_of_run, shape_of
-from multirole_study.experiment.cell_trainer import TaskReward, load_adapters, make_trainer
+from multirole_study.experiment.cell_trainer import load_adapters, make_trainer
 from multirole_study.experiment.evaluation import Evaluation, steps_of
 from multirole_study.experiment.launch import Launch
 from multirole_study.experiment.run_folder import (
@@ -49,7 +49,7 @@ def measure(
 
     Args:
         evaluation: the cell, and which checkpoints of its own run.
-        n_problems: the first validation problems, with `evaluation.n_rollouts` episodes each.
+        n_problems: the first validation problems, with `evaluation.num_generations_eval` episodes each.
         n_draws: replays of each episode under "resample" and "base".
         n_inspected: number of these problems, from the first, whose turns are changed one by one. Episodes that the run did not record,
             or that play differently from the record, are left out.
@@ -79,10 +79,9 @@ def measure(
         "seed": cell.seed,
     }
     problems = task.problems("validation", cell.n_validation)[:n_problems]
-    reward = TaskReward(task, problems)
     with claim(run):  # two measurements would erase each other's rows
         trainer = make_trainer(cell, str(run), launch, problems=(problems, problems), started=recorded_start(run))
-        attempts = [(problem, index) for problem in problems for index in range(evaluation.n_rollouts)]
+        attempts = [(problem, index) for problem in problems for index in range(evaluation.num_generations_eval)]
         shares, rows = shares_of(run), list[dict[str, object]]()
         try:
             for step in steps:
@@ -90,11 +89,11 @@ def measure(
                     load_adapters(trainer.peft_model, adapters_folder(run, step))
                 trainer.state.global_step = step  # tells `play` to publish the new weights
                 episodes = trainer.play(attempts, -1)
-                reward.score_answers(episodes)
-                measured = role_values(trainer, episodes, reward.score_answers, -1, n_draws=n_draws)
+                trainer.score(episodes)
+                measured = role_values(trainer, episodes, -1, n_draws=n_draws)
                 new = [about | {"step": step, **row_of(one), **shares.get(one.role, {})} for one in measured]
-                inspected = as_recorded(run, step, episodes[:: evaluation.n_rollouts][:n_inspected])
-                turns = turn_effects(trainer, inspected, reward.score_answers, -1, n_draws=N_TURN_DRAWS)
+                inspected = as_recorded(run, step, episodes[:: evaluation.num_generations_eval][:n_inspected])
+                turns = turn_effects(trainer, inspected, -1, n_draws=N_TURN_DRAWS)
                 add_steps(run / ROLE_VALUE_FILE, new)  # at once, so that an interruption loses no finished step
                 if turns:
                     add_steps(run / TURN_EFFECTS_FILE, [{"step": step, **asdict(turn_effect)} for turn_effect in turns])

@@ -41,7 +41,11 @@ def skills(results: Results) -> Iterator[Row]:
 
 def trivial_twins(results: Results) -> Iterator[Row]:
     """Yield the accuracy of each workflow and of its trivial twins, computed from the solver's first turns, at peak and end."""
-    twins = [(workflow, *twin) for workflow in WORKFLOWS for twin in WORKFLOW_CLASSES[workflow].structure.twins.items()]
+    twins = [
+        (workflow, *twin)
+        for workflow in WORKFLOWS
+        for twin in WORKFLOW_CLASSES[workflow].structure.trivial_workflows.items()
+    ]
     for (workflow, twin, is_right), task, policy in product(twins, results.grid.tasks, POLICIES):
         keys = {"task": task, "workflow": workflow, "policy": policy, "twin": twin}
         for place in REPORTED_STEPS:

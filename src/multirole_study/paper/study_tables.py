@@ -169,7 +169,7 @@ def arms(results: Results, study: Study) -> dict[tuple[int, int, float], list[Ru
         usual, changed = twin.usual[0].cell, twin.changed[0].cell
         steps, rows = map(int, ARM.match(twin.variant).groups())
         runs_of_arm[steps, rows, changed.learning_rate / usual.learning_rate] = twin.changed
-        runs_of_arm[1, usual.n_problems * usual.n_episodes, 1.0] = twin.usual
+        runs_of_arm[1, usual.n_problems * usual.num_generations, 1.0] = twin.usual
     return dict(sorted(runs_of_arm.items()))
 
 

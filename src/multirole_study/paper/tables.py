@@ -67,7 +67,7 @@ def sentences(results: Results) -> dict[str, str]:
         "sample": f"{regime} n = {cell.n_validation or 'all'} validation problems per task, one episode each; {over}.",
         "finished": (f"Not finished: {missing}." if runs or evaluations else "All runs are finished.")
         + other_bases(results),
-        "cap": cell.max_response_tokens,
+        "cap": cell.max_completion_length,
         "first": FIRST_ITERATIONS,
         "n_read": read.groupby("task")["problem"].nunique().min() if len(read) else 0,
         "margin": f"{100 * RULES['margin']:g}",
@@ -244,7 +244,7 @@ def hyper_parameters(results: Results, settings: list[list[str]]) -> pd.DataFram
         if None in counts.values():  # all problems; the numbers of the paper's data sets are known without a download
             sizes = SIZES[cell.task] if cell.scale in PAPER_SCALES else n_problems(cell)
             counts = {split: n or size for (split, n), size in zip(counts.items(), sizes, strict=True)}
-        text = text.format(cell=cell, rows=cell.n_problems * cell.n_episodes, **counts)
+        text = text.format(cell=cell, rows=cell.n_problems * cell.num_generations, **counts)
         return text.replace("e-0", "e-").replace("None", "none")
 
     repos = ", ".join(f"{MODELS[scale].repo} at {MODELS[scale].revision[:8]}" for scale in PAPER_SCALES)

@@ -19,6 +19,8 @@ from multirole_study.tasks.sources import question_id, take
 from multirole_study.tasks.splits import check_split, split_of
 
 NAME = "functions"
+PROMPTS = "multirole_study:tasks/prompts/functions"
+"""The prompt templates of the roles (`multirole.workflows.prompts`)."""
 N_PROBES, N_TESTS = 200, 6
 """The number of inputs that distinguish functions and supply the tests, and the smallest number of tests."""
 VALIDATION_SHARE = 6
@@ -263,7 +265,7 @@ def tests_of(spec: Spec) -> list[dict]:
 def to_problem(spec: Spec) -> Problem:
     """Return the problem that asks for a function."""
     question = QUESTION.format(sentence=spec.sentence, signature=spec.signature)
-    return Problem(question_id(NAME, question), NAME, question, json.dumps(tests_of(spec)))
+    return Problem(question_id(NAME, question), PROMPTS, question, json.dumps(tests_of(spec)))
 
 
 @cache

@@ -22,21 +22,21 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import multirole_sandbox as sandbox
+from math_answers import extract
 from multirole.chat.replies import text_outside_thoughts
 from multirole.extras import install_advice
 from multirole.types import Problem, Reward
 from multirole_sandbox import Limits, SandboxError
 from multirole_study.tasks.gym_score import NEEDS_PYCOSAT, encode, load_gym
-from multirole_study.tasks.math_answer import extract_boxed
 from multirole_study.tasks.sources import question_id
 from multirole_study.tasks.splits import check_split, split_of
 
 PREFIX = "gym:"
-PROMPTS = "gym"
-"""The name of the prompt template set."""
+PROMPTS = "multirole_study:tasks/prompts/gym"
+"""The prompt templates of the roles (`multirole.workflows.prompts`)."""
 SPLITS = ("train", "validation")
 PROBLEMS_PER_SEED = 500
 """The number of problems per generator seed."""
@@ -47,7 +47,6 @@ MAX_REJECTED = 2000
 SET_ORDERED = ("isomorphic_strings", "polynomial_multiplication", "ransom_note")
 """Kinds that iterate over Python sets, whose order differs between processes unless PYTHONHASHSEED is set."""
 MAX_CHARACTERS = 1000
-MODULE = Path(__file__).with_name("gym_score.py")
 LIMITS = Limits(
     test_seconds=4.0,
     idle_factor=15.0,
@@ -83,7 +82,6 @@ class Gym:
     malformed_reward: float = 0.0
     fallback: Fallback = "none"
     unboxed_reward: float = 1.0
-    prompts: ClassVar[str] = PROMPTS
 
     @property
     def name(self) -> str:
@@ -116,7 +114,7 @@ class Gym:
 
     def _answer(self, text: str) -> tuple[str | None, bool]:
         """Return the answer and whether it was in a box."""
-        boxed = extract_boxed(text)
+        boxed = extract(text)
         if boxed is not None or self.fallback == "none" or "\\boxed" in text:
             return boxed, True
         numbers = NUMBER.findall(text_outside_thoughts(text))
@@ -150,7 +148,7 @@ class Gym:
         dataset = load_gym().create_dataset(self.kind, seed=0, size=1, **options)
         arguments = [[self.kind, options, answer, encode(dataset, entry)] for answer, entry in answers]
         scores = []
-        for reason, output in sandbox.call(MODULE, "score", arguments, LIMITS):
+        for reason, output in sandbox.call(Path(__file__).parent, "gym_score", "score", arguments, LIMITS):
             if reason == "passed" and output.startswith(b'"broken: '):
                 raise SandboxError(f"reasoning-gym could not score inside the sandbox: {json.loads(output)}")
             scores.append(_score_of(output) if reason == "passed" else 0.0)

@@ -1,7 +1,11 @@
-"""math: DAPO-Math-17K, the paper's Math task (paper sec 4). `math_answer` compares the last `\\boxed{}` exactly.
+"""math: DAPO-Math-17K, the paper's Math task (paper sec 4). `math_answers` compares the last `\\boxed{}` exactly.
 
 12,704 training and 1,412 validation problems: the 14,116 English rows with one row in ten, rounded up, for validation,
 which is the paper's test split. User-supplied rows have the columns `prompt` and `solution` (text or a number).
+
+Departures from the released code, whose grader is string equality or a sympy comparison inside the trainer: 2/4 is 1/2
+and 84/2 is 42 here; the text after the last `</think>` counts, not after the first, and a thought that is cut off is no
+answer; `<|begin_of_box|>` is ignored; `\\boxed {5}` with a space is a box, and so is `\\fbox{5}`.
 """
 
 import math
@@ -10,8 +14,9 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import ClassVar
 
+from math_answers import extract, grade
+from math_answers.decide import MAX_CHARACTERS
 from multirole.types import Problem, Reward
-from multirole_study.tasks.math_answer import MAX_CHARACTERS, extract_boxed, grade_answers
 from multirole_study.tasks.sources import BadRow, Published, Row, Source, fault_of, question_id, text_of
 
 NO_REFERENCE = re.compile(r"[+-]?(?:nan|inf)", re.IGNORECASE | re.ASCII)
@@ -55,13 +60,13 @@ class Math(Published):
 
     def extract(self, text: str) -> str | None:
         """Return the content of the last `\\boxed{...}`, or None."""
-        return extract_boxed(text)
+        return extract(text)
 
     def score(self, problems: list[Problem], texts: list[str]) -> list[Reward]:
-        """Return reward 1 for an equivalent answer, 0 for any other, `malformed_reward` without a box; the reason is the verdict of `grade_answers`."""
-        boxed = zip(map(extract_boxed, texts), problems, strict=True)
+        """Return reward 1 for an equivalent answer, 0 for any other, `malformed_reward` without a box; the reason is the verdict of `math_answers.grade`."""
+        boxed = zip(map(extract, texts), problems, strict=True)
         pairs = [None if answer is None else (answer, problem.reference) for answer, problem in boxed]
-        verdicts = iter(grade_answers([pair for pair in pairs if pair is not None]))
+        verdicts = iter(grade([pair for pair in pairs if pair is not None]))
         graded = ["no_box" if pair is None else next(verdicts) for pair in pairs]
         values = {"correct": 1.0, "no_box": self.malformed_reward}
         return [Reward(values.get(verdict, 0.0), verdict, verdict == "correct") for verdict in graded]

@@ -15,6 +15,8 @@ from multirole.types import Problem, Reward
 from multirole_study.tasks.splits import KINDS, Generated, Kind, split_of
 
 NAME = "tiny_chain"
+PROMPTS = "multirole_study:tasks/prompts/tiny_chain"
+"""The prompt templates of the roles (`multirole.workflows.prompts`)."""
 LARGEST = 49
 LENGTHS: dict[Kind, tuple[int, int]] = {"long": (8, 10), "wide": (5, 7)}
 """The smallest and largest number of operations by kind."""
@@ -54,7 +56,7 @@ def _sample(rng: random.Random, kind: Kind, n_ops: int) -> Problem:
         op, operand = rng.choice(wide or _moves(value, SUMS + 3 * PRODUCTS))
         question += f"{op}{operand}"
         value = apply(value, op, operand)
-    return Problem(f"{NAME}/{question}", NAME, question, value)
+    return Problem(f"{NAME}/{question}", PROMPTS, question, value)
 
 
 def stream(split: str, rng: random.Random, lengths: dict[Kind, tuple[int, int]] | None = None) -> Iterator[Problem]:

@@ -23,6 +23,8 @@ from multirole_study.tasks.code import Rule, grade
 from multirole_study.tasks.splits import KINDS, Generated, Kind, split_of
 
 NAME = "tiny_pipe"
+PROMPTS = "multirole_study:tasks/prompts/tiny_pipe"
+"""The prompt templates of the roles (`multirole.workflows.prompts`)."""
 LARGEST, LARGEST_MOVE, TAUGHT_MOVE = 99, 54, 49
 LENGTHS: dict[Kind, tuple[int, int]] = {"long": (7, 10), "wide": (5, 7)}
 """The smallest and largest number of moves by kind."""
@@ -112,7 +114,7 @@ def to_problem(question: str) -> Problem:
     """Return the problem with its hidden tests."""
     reads = reads_of(parse(question))
     reference = {"arguments": [[xs] for xs in TESTS], "expected": [run(reads, xs) for xs in TESTS]}
-    return Problem(f"{NAME}/{question}", NAME, question, reference)
+    return Problem(f"{NAME}/{question}", PROMPTS, question, reference)
 
 
 def stream(

@@ -1,8 +1,8 @@
 """Run forward and backward passes over rows of one adapter, in micro-batches.
 
 `ModelPasses` uses the fast paths where the model allows them: adapters merged into the base (`gradients`), LoRA layers in
-bfloat16 (`passes.bfloat16_layers`), shared prompts (`passes.prefix_tree`). Log-probs and gradients are those of PEFT's forward pass over padded rows,
-which a micro-batch that `is_plain` gets. A pass that runs out of memory is replaced by smaller ones (`fitting`).
+bfloat16 (`passes.bfloat16_layers`), shared prompts (`passes.prefix_tree`), and those of installed packages (`passes.fast_passes`). Log-probs and
+gradients are those of PEFT's forward pass over padded rows, which a micro-batch that `is_plain` gets. A pass that runs out of memory is replaced by smaller ones (`fitting`).
 """
 
 import functools
@@ -26,7 +26,9 @@ from multirole.options import MultiRoleGRPOConfig
 from multirole.update.entropy import StepEntropy
 from multirole.update.gradients import PartSums, keeps_rows, merged, plain_lora
 from multirole.update.passes.activation_memory import kept_tokens
-from multirole.update.passes.logprobs import compact_head, has_large_head, score, score_packed
+from multirole.update.passes.bfloat16_layers import HALF, half_layers
+from multirole.update.passes.fast_passes import bfloat16_model, fast_head
+from multirole.update.passes.logprobs import score, score_packed
 from multirole.update.passes.prefix_tree import Packing, block_runs, pack, packing_pays, tree_batches, tree_size
 from multirole.update.passes.recomputation import (
     activation_bytes,
@@ -39,7 +41,6 @@ from multirole.update.passes.recomputation import (
 from multirole.update.passes.tree_attention import can_share_prefixes, packed_attention, plain_attention
 from multirole.update.processes import gather_objects, shard
 from multirole.update.rows import Row, micro_batches, padded
-from multirole_cpu.bfloat16_layers import HALF, half_layers
 
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
@@ -159,7 +160,7 @@ class ModelPasses:
         # (has a gradient, recomputes) -> tokens of the smallest pass that ran out of memory
         self._too_large: dict[tuple[bool, bool], float] = defaultdict(lambda: math.inf)
         self._counts: Counter[str] = Counter()
-        self._runs_without_autocast = False  # in the context of `half_layers`, where it covers the whole model
+        self._runs_without_autocast = False  # in the context of `bfloat16_model`
 
     @property
     def base(self) -> PreTrainedModel:
@@ -218,7 +219,9 @@ class ModelPasses:
 
     @contextmanager
     def _half_layers(self, layers: list[LoraLinear], adapter: str | None, sums: PartSums | None) -> Iterator[None]:
-        with half_layers(layers, adapter, sums, self.base) as self._runs_without_autocast:
+        whole = bfloat16_model(self.base, adapter, sums)
+        with half_layers(layers, adapter, sums) if whole is None else whole:
+            self._runs_without_autocast = whole is not None
             try:
                 yield
             finally:
@@ -269,7 +272,7 @@ class ModelPasses:
                 else:
                     if micro.packing is not None:
                         stack.enter_context(packed_attention(self.base))
-                    stack.enter_context(compact_head(has_large_head(self.base)))
+                    stack.enter_context(fast_head(self.base))
                     # PEFT would cast the inputs of adapters to float32, and autocast back
                     stack.enter_context(disable_input_dtype_casting(self.model, active=self.is_half))
                 yield

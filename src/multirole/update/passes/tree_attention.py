@@ -63,7 +63,7 @@ def tree_attention(
     """Compute attention over one packed sequence: query (1, heads, N, d), key and value (1, n_kv, N, d) -> (1, N, heads, d).
 
     Heads that share a key are concatenated as queries, so that keys are not copied for each of them. A CPU computes in
-    float32, with products as `bfloat16_layers.products_in` sets them.
+    float32, with products in the precision that torch is set to.
     """
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # (N, heads or n_kv, d)
     scaling = q.size(-1) ** -0.5 if scaling is None else scaling

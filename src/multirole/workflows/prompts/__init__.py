@@ -1,11 +1,12 @@
 """Load prompt templates: one Markdown file per role, `<set>/<role>.md`, with `$field` placeholders.
 
-A set is a folder: one of this package (general, math, code, gym, functions, tiny_chain, tiny_pipe), or one of the user's, given by its path.
-"general" passes the dataset's prompt on unchanged and is used if a problem names no set.
+A set is a folder: one of this package (general, math, code), one given by its path, or one inside an installed package, such as
+"my_package:prompts/math". "general" passes the dataset's prompt on unchanged and is used if a problem names no set.
 """
 
 from functools import cache
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from string import Template
 
@@ -24,14 +25,18 @@ def template(prompts: str, name: str) -> Template:
     except OSError as error:
         raise ValueError(
             f'There is no prompt template {name}.md in {prompts!r}. `prompts`, and the column "task" of a dataset, must name a folder with '
-            "one <role>.md per role, or one of 'general', 'math' and 'code'."
+            "one <role>.md per role (its path, or 'package:folder' for one inside an installed package), or one of 'general', 'math' and 'code'."
         ) from error
 
 
 def folder_of(prompts: str) -> Path:
-    """Return the folder of a set: one of this package, or the user's."""
+    """Return the folder of a set: one of this package, the user's, or one of another package."""
     inside = Path(str(files(__package__).joinpath(prompts or "general")))
-    return inside if inside.is_dir() else Path(prompts).expanduser()
+    own = Path(prompts).expanduser()
+    package, colon, folder = prompts.partition(":")
+    if inside.is_dir() or own.is_dir() or not (colon and package.isidentifier() and find_spec(package)):
+        return inside if inside.is_dir() else own
+    return Path(str(files(package).joinpath(folder)))
 
 
 def render(prompts: str, name: str, **fields: str) -> str:

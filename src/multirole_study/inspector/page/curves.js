@@ -181,7 +181,7 @@ function buildCursorBar() {
 
 function buildHeader() {
   if (data.index) byId("back").append(el("a", { href: data.index }, "all runs"), " / ");
-  const planned = data.config.iterations, reached = iterations.at(-1) || 0;
+  const planned = data.config.max_steps, reached = iterations.at(-1) || 0;
   byId("status").append(`${data.regime}. ${reached}${planned && planned !== reached ? ` of ${planned}` : ""} iterations, ${data.state}. `, el("code", {}, data.name));
   byId("facts").append(...data.facts.map((fact) => el("div", { class: "fact" }, el("dt", {}, fact.fact, " at iteration ", jump(fact.iteration)),
     el("dd", {}, fact.value), el("dd", { class: "muted small" }, fact.detail))));

@@ -1,0 +1,1 @@
+../multirole/chat/replies.py

@@ -1,0 +1,64 @@
+"""Define `CreditEstimator`, the base class of credit estimators."""
+
+from collections.abc import Sequence
+from typing import ClassVar, Self
+
+from multirole.callbacks import MultiRoleCallback, Trainer
+from multirole.credit.turn_grading import grade_by_duty
+from multirole.options import MultiRoleGRPOConfig
+from multirole.types import Episode, structure_of
+from multirole.update.rows import Row
+
+
+class CreditEstimator(MultiRoleCallback):
+    """Callback that sets the advantage of every row of an iteration. A subclass implements `advantages`, and says what it needs.
+
+    `MultiRoleGRPOConfig(credit="module:Class")` names one, which is made by `from_args`. An instance may also be passed among the
+    trainer's `callbacks`; it then starts from the advantages of `credit`.
+
+    Attributes:
+        needs_grades: it reads `Turn.is_right`. The reward functions grade each turn as if it were the answer, so one of them must set
+            `episode.reward` to a [`Reward`] with `is_correct`.
+        replays_episodes: it plays episodes again (`play_forks`) under the weights that played them, so it excludes `max_staleness`.
+        has_branches: it samples `credit_branches` replies to every prompt and trains on all of them.
+    """
+
+    needs_grades: ClassVar[bool] = False
+    replays_episodes: ClassVar[bool] = False
+    has_branches: ClassVar[bool] = False
+
+    @classmethod
+    def from_args(cls, args: MultiRoleGRPOConfig) -> Self:
+        """Return the estimator that a configuration asks for."""
+        return cls()
+
+    def advantages(self, trainer: Trainer, rows: Sequence[Row]) -> Sequence[float]:
+        """Return one advantage per row.
+
+        `rows` are those of the iteration, in the order of the episodes. `row.advantage` is the episode's group-relative advantage, or what an
+        estimator before this one has made of it. `row.episode.reward` is None where no reward function scored the episode; such a row
+        should get 0. `row.episode.group(trainer.args.num_generations)` identifies the episodes that attempt the same problem.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must implement `advantages(self, trainer, rows)`.")
+
+    def on_rollout_end(self, trainer: Trainer, episodes: list[Episode]) -> None:
+        if not self.needs_grades:
+            return
+        grade_by_duty(episodes, trainer.score, structure_of(trainer.workflow))
+        is_scored = any(episode.reward is not None and episode.turns for episode in episodes)
+        if is_scored and all(turn.is_right is None for episode in episodes for turn in episode.turns):
+            raise ValueError(
+                f"{type(self).__name__} reads which turns are right, but no reward function says so. Add the parameter `episodes` to one, and set "
+                "`episode.reward = Reward(value, is_correct=...)` in it."
+            )
+
+    def on_rows(self, trainer: Trainer, rows: list[Row]) -> list[Row]:
+        advantages = self.advantages(trainer, rows)
+        if advantages is None or len(advantages) != len(rows):
+            n = "None" if advantages is None else f"{len(advantages)} numbers"
+            raise ValueError(
+                f"`{type(self).__name__}.advantages` must return one number for each of the {len(rows)} rows, got {n}."
+            )
+        for row, advantage in zip(rows, advantages, strict=True):
+            row.advantage = advantage
+        return rows

@@ -1,0 +1,55 @@
+"""The rules of a cell's settings that the library does not have, in the library's form (`multirole.rules`). Each is one line of data.
+
+They read settings, and these facts: `ticks` of the learning-rate schedule, the names that were `changed` from the preset, the `treatment` that
+`fixed_launch` holds, `task_label`, whether the estimator `replays_episodes`, and whether the task is the user's (`has_own_task`) or of reasoning-gym (`has_gym_task`).
+"""
+
+from pathlib import Path
+
+from multirole.credit import ESTIMATORS
+from multirole.rules import Rule
+from multirole_study.experiment.launch import MEMORY_SETTINGS
+from multirole_study.experiment.presets import OTHER_BASES, is_small, is_tiny
+from multirole_study.experiment.settings import did_you_mean, looked_in
+
+
+def exists(path: str) -> bool:
+    """Return whether there is a file or folder of this name."""
+    return bool(path) and Path(path).expanduser().exists()
+
+
+def no_such_path(name: str, path: str) -> str:
+    """Return the message for a path that does not exist."""
+    return (
+        f"`{name}` must be an existing local path, got {path!r}{looked_in(path)}. Leave it out for the pinned download."
+    )
+
+
+RULES = [
+    Rule(lambda treatment: treatment.keys() <= {*MEMORY_SETTINGS},
+         f"`fixed_launch` must set some of {', '.join(MEMORY_SETTINGS)}, such as 'micro_batch_tokens=512', got {{fixed_launch!r}}."),
+    Rule(lambda n_train, n_problems: n_train is None or n_train >= n_problems,
+         "`n_train` must be at least `n_problems` ({n_problems}), got {n_train}."),
+    Rule(lambda warmup_steps, ticks, changed: warmup_steps <= ticks or "warmup_steps" not in changed,  # the preset's may exceed a trial
+         "`warmup_steps` must be at most the {ticks} ticks of `max_steps`, got {warmup_steps}."),
+    Rule(lambda updates, minibatch_split: updates != "tokens" or minibatch_split != "sequential",
+         "`updates='tokens'` has no full step to divide a partial one by. Write minibatch_split='even'."),
+    Rule(lambda credit: credit in ESTIMATORS,
+         lambda credit: f"`credit` must be one of {', '.join(ESTIMATORS)}, got {credit!r}." + did_you_mean(credit, ESTIMATORS)),
+    Rule(lambda replays_episodes, credit, max_staleness: not (max_staleness and replays_episodes),
+         "`credit={credit!r}` replays episodes under the weights that played them, and `max_staleness={max_staleness}` trains on older ones. Write "
+         "max_staleness=0."),
+    Rule(lambda credit, advantage_group: credit == "outcome" or advantage_group == "episode",
+         "`credit={credit!r}` decides what is compared, so `advantage_group` must be 'episode', got {advantage_group!r}."),
+    Rule(lambda model, scale, task: model not in OTHER_BASES or (is_tiny(scale) and task != "code"),
+         "`model={model!r}` is a base for scale='tiny-r' and task='math', got scale={scale!r} and task={task_label!r}. Leave `model` out."),
+    Rule(lambda model: model is None or model in OTHER_BASES or exists(model), lambda model: no_such_path("model", model)),
+    Rule(lambda data, has_own_task: data is None or not has_own_task,
+         "`data` replaces the rows of task='math' or 'code', but a user-supplied task has its own rows. Leave `data` out."),
+    Rule(lambda data, has_own_task, scale, has_gym_task: data is None or has_own_task or not (is_small(scale) or has_gym_task),
+         "`data` replaces the rows of task='math' or 'code' at a paper scale and cannot be used here; got {data!r}. Write scale='0.6b'."),
+    Rule(lambda data, has_own_task, scale, has_gym_task: (
+             data is None or has_own_task or is_small(scale) or has_gym_task or exists(data)),
+         lambda data, *_: no_such_path("data", data)),
+]  # fmt: skip
+"""Every rule of a cell. All that are broken are reported."""
