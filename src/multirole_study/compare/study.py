@@ -70,7 +70,7 @@ class DeclaredQuestion:
 
     def __post_init__(self) -> None:
         if self.measure not in MEASURES:
-            known = did_you_mean(self.measure, MEASURES) or f" Measures are {', '.join(sorted(MEASURES))}."
+            known = did_you_mean(self.measure, list(MEASURES)) or f" Measures are {', '.join(sorted(MEASURES))}."
             raise ValueError(f"`measure` of the question {self.name!r} is {self.measure!r}, which is none.{known}")
         if missing := set(MEASURES[self.measure].required) - set(self.options):
             raise ValueError(
