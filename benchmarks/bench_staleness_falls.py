@@ -29,11 +29,11 @@ import numpy as np
 import pandas as pd
 from measuring import write
 
+from multirole_study.compare.intervals import Interval, t_interval
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.run import run_cell
 from multirole_study.experiment.run_folder import folder_of, is_done
 from multirole_study.falls import first_fall
-from multirole_study.paper.statistics import Interval, t_interval
 
 PARAMETERS = {
     "workflow": "voting", "task": "math", "scale": "tiny-r", "learning_rate": 0.006, "lr_schedule": "constant", "max_steps": 24,

@@ -457,7 +457,7 @@ def clock(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     if (options.folder is None) != options.power:
         parser.error("give a results folder, such as results/clock/tiny-r, or --power.")
-    from multirole_study.paper.clock_verdicts import calibrated_rate, fall_table, power_table, verdict_table
+    from multirole_study.paper.clock_tables import calibrated_rate, fall_table, power_table, verdict_table
 
     if options.power:
         sys.stdout.write(f"{power_table().to_string(index=False)}\n")

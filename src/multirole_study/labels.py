@@ -51,3 +51,35 @@ def cell_name(workflow: str, policy: str, task: str | None = None) -> str:
     if workflow != "single":
         name += f"-{POLICY_NAMES[policy]}" if policy in POLICY_NAMES else f" ({policy})"
     return name if task is None else f"{name}, {task_name(task)}"
+
+
+MISSING = "–"
+"""Text of a number that is missing."""
+FORMS = {  # unit -> (factor, format)
+    "accuracy": (100, ",.1f"),
+    "difference": (100, "+,.1f"),
+    "change": (100, "+,.1f"),
+    "gain": (100, "+,.1f"),
+    "rate": (100, ",.1f"),
+    "tokens": (1, ",.1f"),
+    "similarity": (1, ",.2f"),
+    "count": (1, ",.0f"),
+    "million": (1e-6, ",.2f"),
+    "hours": (1 / 3600, "significant"),
+    "ratio": (1, "significant"),
+}
+"""How numbers of a unit are shown: accuracies and rates, which are fractions, in percent; differences of accuracies in points;
+durations, which are in seconds, in hours. The other changes: of a rate in points, of a length in percent."""
+
+
+def formatted(value: float, unit: str) -> str:
+    """Format one number with a true minus sign."""
+    factor, form = FORMS[unit]
+    value *= factor
+    if form != "significant":
+        text = format(value, form)
+    elif value and not 1e-3 <= abs(value) < 1e5:
+        text = f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e")
+    else:
+        text = f"{value:,.0f}" if abs(value) >= 100 or not value else f"{value:#.3g}".rstrip(".")
+    return text.replace("-", "−")

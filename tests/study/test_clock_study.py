@@ -10,18 +10,19 @@ import pytest
 import yaml
 from scipy.stats import ttest_rel
 
+from multirole_study.compare.intervals import chance_to_decide
+from multirole_study.compare.measures import MEASURES
+from multirole_study.compare.rules import ALPHA
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.schedule_clock import UpdateCallClock
 from multirole_study.labels import WORKFLOW_NAMES
 from multirole_study.paper.clock_figure import clock_figure, figures, learning_rates
 from multirole_study.paper.clock_study import ClockStudy
-from multirole_study.paper.clock_verdicts import (
+from multirole_study.paper.clock_tables import (
     DECLARED,
     LEVEL,
-    MEASURES,
     answers,
     calibrated_rate,
-    chance_to_decide,
     fall_table,
     picture,
     places,
@@ -32,7 +33,6 @@ from multirole_study.paper.declarations import read_declaration
 from multirole_study.paper.grid import Grid
 from multirole_study.paper.pages import Line
 from multirole_study.paper.results import Results, Run
-from multirole_study.paper.statistics import ALPHA
 
 ROOT = Path(__file__).parents[2]
 ABOUT = yaml.safe_load((ROOT / "studies/clock.yaml").read_text())
@@ -256,7 +256,7 @@ def test_the_chance_of_five_seeds_by_hand():
     """4 against 0 of 5 and 5 against 1 have p = 5 / 210 = .0238, 5 against 0 has 1 / 252, and 4 against 1 has 26 / 252."""
     none, one = 0.9**5, 5 * 0.1 * 0.9**4  # of 5 at 10 %
     four, five = 5 * 0.9**4 * 0.1, 0.9**5  # of 5 at 90 %
-    assert chance_to_decide(0.1, 0.9, 5) == pytest.approx(none * (four + five) + one * five)
+    assert chance_to_decide(0.1, 0.9, 5, LEVEL) == pytest.approx(none * (four + five) + one * five)
 
 
 # ---- verdicts from hand-made runs
@@ -347,15 +347,15 @@ def test_without_any_fall_there_is_no_cliff_to_explain(monkeypatch):
 @pytest.mark.parametrize(("workflow", "expected"), [("voting", 1.0), ("orch_workers", 1.0)])
 def test_a_fall_is_late_after_the_iteration_at_which_the_rate_is_zero(workflow, expected):
     cell = Cell(workflow, "ip", learning_rate=0.006, lr_clock="update_call_wrapped")
-    assert MEASURES["late"](MadeUp(cell, FALLS, 36)) == expected
-    assert MEASURES["late"](MadeUp(cell, FALLS_EARLY, 36)) == 0.0  # at iteration 20, when three adapters are at zero
-    assert math.isnan(MEASURES["late"](MadeUp(cell, STAYS, 36)))
+    assert MEASURES["late"].of(MadeUp(cell, FALLS, 36)) == expected
+    assert MEASURES["late"].of(MadeUp(cell, FALLS_EARLY, 36)) == 0.0  # at iteration 20, when three adapters are at zero
+    assert math.isnan(MEASURES["late"].of(MadeUp(cell, STAYS, 36)))
 
 
 def test_a_run_that_diverged_early_has_no_accuracy_at_iteration_10():
     cell = Cell("voting", "ip", learning_rate=0.006)
-    assert math.isnan(MEASURES["early"](MadeUp(cell, [0.3], 36)))
-    assert MEASURES["early"](MadeUp(cell, STAYS, 36)) == STAYS[1]
+    assert math.isnan(MEASURES["early"].of(MadeUp(cell, [0.3], 36)))
+    assert MEASURES["early"].of(MadeUp(cell, STAYS, 36)) == STAYS[1]
 
 
 def test_the_middle_rate_is_the_largest_without_a_fall(monkeypatch):

@@ -8,7 +8,7 @@ import yaml
 
 from multirole_study.paper.claims import claims
 from multirole_study.paper.clock_study import ClockStudy
-from multirole_study.paper.clock_verdicts import fall_table, verdict_table
+from multirole_study.paper.clock_tables import fall_table, verdict_table
 from multirole_study.paper.grid import Study
 from multirole_study.paper.leaderboard import boards, leaderboard_tables
 from multirole_study.paper.output import Table

@@ -10,10 +10,12 @@ import pytest
 import yaml
 
 from multirole_study.__main__ import leaderboard
+from multirole_study.compare.corrections import holm_over_declared
+from multirole_study.compare.intervals import rank_correlation
+from multirole_study.compare.rules import MARGIN
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.settings import UserError
 from multirole_study.paper import pack
-from multirole_study.paper.comparisons import corrected_over_arms
 from multirole_study.paper.declarations import declare, read_declaration
 from multirole_study.paper.grid import Grid, Study
 from multirole_study.paper.leaderboard import (
@@ -23,13 +25,11 @@ from multirole_study.paper.leaderboard import (
     board_table,
     boards,
     leaderboard_tables,
-    placebo_gain,
-    rank_correlation,
+    placebo_answer,
     shares_of_effect,
 )
 from multirole_study.paper.leaderboard_figure import leaderboard_figure
 from multirole_study.paper.results import Results, Run
-from multirole_study.paper.statistics import MARGIN
 
 ROOT = Path(__file__).parents[2]
 ABOUT = yaml.safe_load((ROOT / "studies/credit.yaml").read_text())
@@ -116,7 +116,7 @@ def test_verdicts_by_hand(monkeypatch):
     board = board_of(monkeypatch, three_seeds)
     lines = {line.arm.credit: line for line in board.against_reference["accuracy"]}
     assert {credit: line.verdict for credit, line in lines.items()} == {
-        "permuted": "worse", "leave_one_out": "unequal tokens", "branches": "unfinished", "critic": "better",
+        "permuted": "no", "leave_one_out": "unequal tokens", "branches": "unfinished", "critic": "yes",
         "joint_return": "undecided", "shapley": "not run",
     }  # fmt: skip
     critic = lines["critic"]
@@ -146,8 +146,8 @@ def test_no_verdict_before_the_last_declared_seed(monkeypatch):
 
 
 def test_missing_arms_count_in_the_correction():
-    assert corrected_over_arms([0.01, math.nan, 0.02]) == pytest.approx([0.03, 1.0, 0.04])
-    assert corrected_over_arms([]) == []
+    assert holm_over_declared([0.01, math.nan, 0.02]) == pytest.approx([0.03, 1.0, 0.04])
+    assert holm_over_declared([]) == []
 
 
 def test_ten_seeds_within_three_points_are_equivalent(monkeypatch):
@@ -171,7 +171,7 @@ def test_the_skill_is_that_of_the_judging_role_at_the_last_iteration(monkeypatch
     lines = {line.arm.credit: line for line in board.against_reference["skill"]}
     assert lines["critic"].end.mean == pytest.approx(0.61) and lines["critic"].gap.mean == pytest.approx(0.11)
     assert lines["joint_return"].peak.mean == pytest.approx(0.6)
-    assert lines["critic"].verdict == "better" and lines["permuted"].verdict == "worse"
+    assert lines["critic"].verdict == "yes" and lines["permuted"].verdict == "no"
 
 
 def test_a_run_without_a_case_of_the_skill_is_in_no_pair(monkeypatch):
@@ -194,7 +194,7 @@ def test_the_single_agent_with_equal_tokens_by_hand(monkeypatch):
     lines = {line.arm.credit: line for line in board.against_single}
     assert lines["critic"].gap.mean == pytest.approx(0.06) and lines["outcome"].gap.mean == pytest.approx(-0.05)
     assert lines["critic"].p_holm == pytest.approx(5 * p_of_three(0.06, 0.01), abs=1e-9)
-    assert lines["critic"].verdict == "better" and lines["outcome"].verdict == "undecided"
+    assert lines["critic"].verdict == "yes" and lines["outcome"].verdict == "undecided"
 
 
 def test_a_single_agent_with_other_tokens_decides_nothing(monkeypatch):
@@ -210,9 +210,9 @@ def test_a_single_agent_with_other_tokens_decides_nothing(monkeypatch):
 def test_the_placebo_is_held_against_the_untrained_workflow(monkeypatch):
     """It ends at 30, 31 and 32 % and starts at 30 %."""
     board = board_of(monkeypatch, three_seeds)
-    assert placebo_gain(board).mean == pytest.approx(0.01) and placebo_gain(board).p == pytest.approx(
-        p_of_three(0.01, 0.01)
-    )
+    assert placebo_answer(board).interval.mean == pytest.approx(0.01) and placebo_answer(
+        board
+    ).interval.p == pytest.approx(p_of_three(0.01, 0.01))
 
 
 def test_answers_by_hand(monkeypatch):

@@ -9,25 +9,26 @@ import pytest
 import yaml
 
 from multirole_study.__main__ import questions
+from multirole_study.compare.estimates import differences
+from multirole_study.compare.intervals import t_interval
+from multirole_study.compare.measures import MEASURES, start_and_change
+from multirole_study.compare.verdicts import decide
 from multirole_study.experiment.settings import UserError
 from multirole_study.paper.answers_figure import answers_figure
 from multirole_study.paper.grid import Grid, Study
 from multirole_study.paper.questions import (
     DECLARED,
-    RUN_MEASURES,
+    NAMES,
     _cell,
+    answer,
     answers,
     columns_of,
     difference_of_bases,
-    judged_numbers,
-    numbers,
+    question_of,
     table,
-    verdict,
 )
 from multirole_study.paper.results import Results
 from multirole_study.paper.scales_figure import over_optimizer_steps, scales_figure
-from multirole_study.paper.skill_tables import start_and_change
-from multirole_study.paper.statistics import t_interval
 
 ROOT = Path(__file__).parents[2]
 
@@ -55,7 +56,13 @@ def study():
     ],
 )
 def test_an_interval_answers_by_the_declared_rules(values, of_accuracies, expected):
-    assert verdict(t_interval(values), of_accuracies) == expected
+    rule = question_of({"measure": "end" if of_accuracies else "change"}, {}).rule
+    assert decide(t_interval(values, DECLARED["margin"]), rule) == expected
+
+
+def numbers(*line: object) -> pd.Series:
+    """Seed -> the number of a line (`answer`)."""
+    return differences(answer(*line).numbers).set_index("seed")["value"]
 
 
 def test_a_workflow_is_compared_with_its_control_seed_by_seed(tiny):
@@ -161,7 +168,7 @@ def test_later_seeds_count_where_the_first_decide_nothing(tiny, monkeypatch, nam
     monkeypatch.setitem(DECLARED, "first_seeds", {"tiny-r": first})
     monkeypatch.setitem(DECLARED, "later_seeds", {"tiny-r": later})
     about = next(question for question in DECLARED["questions"] if question["name"] == name)
-    values = judged_numbers(tiny, Study.read(tiny.folder), about, about["lines"][0], policy, "math")
+    values = numbers(tiny, Study.read(tiny.folder), about, about["lines"][0], policy, "math")
     assert list(values.index) == [seed for seed in first + later if seed != 99][:used]
 
 
@@ -174,9 +181,7 @@ def test_another_task_has_its_own_runs_and_name(tiny, tmp_path, capsys):
         row for row in answers(tiny, "code") if (row["question"], row["line"]) == ("skill", "Voting, selects, SP")
     )
     by_hand = [
-        start_and_change(
-            tiny.find(tiny.grid.cell("voting", "sp", "code", seed)), {"workflow": "voting", "gain": "selects"}
-        )[1]
+        start_and_change(tiny.find(tiny.grid.cell("voting", "sp", "code", seed)), gain="selects")[1]
         for seed in tiny.grid.seeds
     ]
     assert row["seeds"] == len(tiny.grid.seeds) and list(row["by seed"]) == by_hand
@@ -224,7 +229,11 @@ def test_the_declared_study_names_what_the_rules_read(study):
     scale = DECLARED["scales"]["smollm2"]
     assert {scale["control"], scale["rate"]} == set(study.variants)
     for about in DECLARED["questions"]:
-        assert about["measure"] in RUN_MEASURES and set(about["policies"]) <= {"ip", "sp", "sp − ip"}
+        assert NAMES.get(about["measure"], about["measure"]) in MEASURES and set(about["policies"]) <= {
+            "ip",
+            "sp",
+            "sp − ip",
+        }
         for line in about["lines"]:
             roles = study.grid.cell(line["workflow"], "sp", "math", 0).policy
             assert line.get("role") in (None, *roles)

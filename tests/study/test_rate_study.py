@@ -160,12 +160,12 @@ def test_verdicts_by_hand(monkeypatch):
     study, results = declared(chosen=PRESET), results_of(monkeypatch, three_seeds)
     problems = scored_problems(study)
     step, *_, talk = (compared(results, study, question, problems) for question in study.questions)
-    assert [line.verdict for line in step] == ["better", "unfinished", *["not run"] * 4]
+    assert [line.verdict for line in step] == ["yes", "unfinished", *["not run"] * 4]
     t = 13 * math.sqrt(3)
-    assert step[0].gap.mean == pytest.approx(13 / 64) and step[0].p_holm == pytest.approx(
+    assert step[0].interval.mean == pytest.approx(13 / 64) and step[0].p == pytest.approx(
         6 * (1 - t / math.sqrt(t**2 + 2))
     )
-    assert step[1].gap.mean == pytest.approx(0) and math.isnan(step[1].p_holm)
+    assert step[1].interval.mean == pytest.approx(0) and math.isnan(step[1].p)
     assert [line.verdict for line in talk] == ["unfinished", "unfinished"]
 
 

@@ -7,11 +7,13 @@ from pathlib import Path
 
 import pandas as pd
 
+from multirole_study.compare.corrections import corrected
+from multirole_study.compare.intervals import t_interval
+from multirole_study.compare.rules import ALPHA
 from multirole_study.experiment.progress import result_lines
 from multirole_study.paper.grid import Grid
 from multirole_study.paper.questions import answers, difference_of_bases
 from multirole_study.paper.results import Results
-from multirole_study.paper.statistics import ALPHA, corrected, t_interval
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -168,9 +170,9 @@ def test_the_mean_peak_hardly_depends_on_sharing():
 def test_sharing_costs_stability_at_three_times_the_rate():
     falls = rows("setup", task="math", variant="stress").pivot_table("value", ["workflow", "policy"], "number")
     assert (falls["falls"] == falls["runs"]).all(), "a run of a workflow did not fall"
-    mean, low, high = judged("ip_falls_back", "stress", "fails")  # decidedly the other way
+    mean, low, high = judged("ip_falls_back", "stress", "no")  # decidedly the other way
     assert finding("Every workflow run falls\\]\\(\\S+\\), I farther under SP") == [-mean, -high, -low]
-    mean, low, high = judged("ip_falls_back", "stress, one step", "fails")
+    mean, low, high = judged("ip_falls_back", "stress, one step", "no")
     assert rows("claims", claim="ip_falls_back", regime="stress, one step")["seed"].nunique() == 10
     assert finding(r"; N \[N, N\] with one step per adapter") == [-mean, -high, -low]
     real = [
@@ -293,7 +295,7 @@ def test_comparisons_at_tuned_rates():
         return [round(100 * number, 1) for number in (sign * row["difference"], low, high)]
 
     above = [cell for cell in EVERY_CELL if cell not in ("Voting-IP", "Eval-Opt-SP")]
-    gains = [answer("step", cell, "better")[0] for cell in above]
+    gains = [answer("step", cell, "yes")[0] for cell in above]
     said = finding(
         r"four of six cells end N to N points above the agent of one step \(Voting-IP equivalent, Eval-Opt-SP undecided\)"
     )
@@ -301,13 +303,13 @@ def test_comparisons_at_tuned_rates():
     answer("step", "Voting-IP", "equivalent")
     answer("step", "Eval-Opt-SP", "undecided")
     below = finding(r"none above that of four \(Voting-IP N \[N, N\] below, others undecided\)")
-    assert below == answer("steps", "Voting-IP", "worse", -1)
+    assert below == answer("steps", "Voting-IP", "no", -1)
     for cell in set(EVERY_CELL) - {"Voting-IP"}:
         answer("steps", cell, "undecided")
-    losses = [answer("problems", cell, "worse", -1)[0] for cell in EVERY_CELL]
+    losses = [answer("problems", cell, "no", -1)[0] for cell in EVERY_CELL]
     assert finding(r"at tuned rates by N to N points, declared") == [min(losses), max(losses)]
     ends_higher = finding(r"Voting on math ends I higher under SP \(\[ten other seeds\]")
-    assert ends_higher == answer("sharing", "Voting-IP", "worse", -1)
+    assert ends_higher == answer("sharing", "Voting-IP", "no", -1)
     tuned = (
         pd.read_csv(tables / "rates_tuning.csv").query("arm == 'single agent, one step'").set_index("rate")["accuracy"]
     )
@@ -320,11 +322,11 @@ def test_more_credit_is_not_shown_to_train_better():
     tables = ROOT / "results/credit/tiny-r/tables"
     names = [f"leaderboard_{workflow}_sp_math_accuracy.csv" for workflow in ("voting", "eval_opt")]
     ends = pd.concat(pd.read_csv(tables / name) for name in names).set_index(["workflow", "arm"])
-    assert set(ends["seeds"]) == {10} and "better" not in set(ends["verdict"])
+    assert set(ends["seeds"]) == {10} and "yes" not in set(ends["verdict"])
     c3 = ends.loc[[("voting", "leave_one_out in Voting"), ("eval_opt", "leave_one_out in Eval-Opt")]]
     said = finding(r"C3's changes accuracy by I in Voting \(undecided\), N \[N, N\] in Eval-Opt \(decided\)")
     assert said == [round(100 * number, 1) for number in c3[["difference", "low", "high"]].to_numpy().ravel()]
-    assert list(c3["verdict"]) == ["undecided", "worse"]
+    assert list(c3["verdict"]) == ["undecided", "no"]
     # results/README.md says how many tokens more or fewer than `outcome` these sampled
     tokens = (100 * (ends["tokens"] - 1)).round()
     assert list(tokens["voting"][["critic", "shapley", "single agent, Voting's tokens"]]) == [23, -23, 23]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from multirole_study.compare.rules import MARGIN, RULES
 from multirole_study.falls import FALL
 from multirole_study.paper.pages import Tables, must, span, total, write_page
-from multirole_study.paper.statistics import MARGIN, RULES
 
 ROOT = Path(__file__).parents[2]
 SCALE = ROOT / "results" / "tiny-r"

@@ -13,6 +13,7 @@ import yaml
 from scipy.stats import ttest_1samp
 
 from multirole.credit.estimators import CREDITS
+from multirole_study.compare.intervals import Interval
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.run_folder import folder_of, write_done
 from multirole_study.experiment.storage import write_text
@@ -23,7 +24,6 @@ from multirole_study.paper.grid import Declaration, Grid, Study, Variant, as_fie
 from multirole_study.paper.output import number
 from multirole_study.paper.pack import pack
 from multirole_study.paper.results import Results, Run
-from multirole_study.paper.statistics import Interval
 from multirole_study.paper.study_tables import (
     controls,
     factorial,

@@ -14,7 +14,8 @@ from scipy.stats import t, ttest_1samp
 from statsmodels.regression.mixed_linear_model import MixedLM
 from statsmodels.stats.multitest import multipletests
 
-from multirole_study.paper import statistics
+from multirole_study.compare import corrections, intervals
+from multirole_study.compare.measures import split_half_outcomes
 from multirole_study.paper.claims import claims
 from multirole_study.paper.dynamics import amplitudes
 from multirole_study.paper.grid import Grid
@@ -113,7 +114,7 @@ def test_ip_against_sp_pools_over_cells(folder, built_tables):
 
 def test_an_interval_over_seeds_and_problems_by_hand():
     """Two seeds, two problems, no interaction: the mean squares are 1 of seeds, 9 of problems and 0, each of one degree of freedom."""
-    interval = statistics.crossed_interval(np.array([[0.0, 3.0], [1.0, 4.0]]))
+    interval = intervals.crossed_interval(np.array([[0.0, 3.0], [1.0, 4.0]]))
     half = t.ppf(0.975, (1 + 9) ** 2 / (1 + 9**2)) * np.sqrt((1 + 9) / 4)
     assert (interval.mean, interval.low, interval.high) == pytest.approx((2, 2 - half, 2 + half))
     assert interval.seeds == 2 and isnan(interval.p) and isnan(interval.p_match)
@@ -123,9 +124,9 @@ def test_an_interval_over_seeds_and_problems_covers_problems_that_nobody_has_see
     rng, crossed, of_seeds, draws = np.random.default_rng(0), 0, 0, 400
     for _ in range(draws):  # whose true mean is 0
         values = rng.normal(0, 1, (6, 1)) + rng.normal(0, 4, (1, 40)) + rng.normal(0, 4, (6, 40))
-        low, high = statistics.t_interval(values.mean(axis=1))[1:3]
+        low, high = intervals.t_interval(values.mean(axis=1))[1:3]
         of_seeds += low <= 0 <= high
-        low, high = statistics.crossed_interval(values)[1:3]
+        low, high = intervals.crossed_interval(values)[1:3]
         crossed += low <= 0 <= high
     assert of_seeds / draws < 0.92 < crossed / draws < 0.98
 
@@ -419,22 +420,22 @@ def test_phenomena_are_changes_from_the_first_to_the_last_iterations(folder, bui
 
 
 def test_t_intervals_by_hand():
-    interval = statistics.t_interval([0.1, 0.2, 0.3])
+    interval = intervals.t_interval([0.1, 0.2, 0.3])
     assert (interval.mean, interval.sd, interval.seeds) == (pytest.approx(0.2), pytest.approx(0.1), 3)
     assert interval.high - interval.mean == pytest.approx(4.302653 * 0.1 / 3**0.5)
     assert interval.p == pytest.approx(ttest_1samp([0.1, 0.2, 0.3], 0).pvalue)
-    assert isnan(statistics.t_interval([0.4]).low) and statistics.t_interval([0.4]).mean == 0.4
+    assert isnan(intervals.t_interval([0.4]).low) and intervals.t_interval([0.4]).mean == 0.4
 
 
 def test_equal_units_have_no_interval_and_no_test():
     """Three seeds that differ by 4 of 64 problems each are no proof that every seed does."""
-    same = statistics.t_interval([4 / 64, 4 / 64, 4 / 64])
+    same = intervals.t_interval([4 / 64, 4 / 64, 4 / 64])
     assert (same.mean, same.sd, same.seeds) == (4 / 64, 0.0, 3)
     assert all(isnan(getattr(same, name)) for name in ("low", "high", "p", "p_match"))
     problems = np.zeros((3, 64))
     for seed in range(3):
         problems[seed, 4 * seed : 4 * seed + 4] = 1.0
-    crossed = statistics.crossed_interval(problems)  # other problems may still differ
+    crossed = intervals.crossed_interval(problems)  # other problems may still differ
     assert crossed.mean == 4 / 64 and crossed.low <= crossed.mean <= crossed.high
 
 
@@ -443,12 +444,12 @@ def test_a_mean_over_cells_is_the_mixed_models():
     rng = np.random.default_rng(0)
     values = 0.1 + rng.normal(0, 0.2, (8, 1)) + rng.normal(0, 0.1, (8, 3))
     fitted = MixedLM(values.ravel(), np.ones(24), np.repeat(np.arange(8), 3)).fit()
-    interval = statistics.t_interval(values.mean(axis=1))
+    interval = intervals.t_interval(values.mean(axis=1))
     assert (fitted.params[0], fitted.bse[0]) == pytest.approx((interval.mean, interval.sd / 8**0.5), rel=1e-3)
 
 
 def test_equivalence_is_two_one_sided_tests():
-    inside, outside = statistics.t_interval([0.001, -0.001, 0.002]), statistics.t_interval([0.03, 0.05, 0.04])
+    inside, outside = intervals.t_interval([0.001, -0.001, 0.002]), intervals.t_interval([0.03, 0.05, 0.04])
     assert inside.p_match == pytest.approx(ttest_1samp([0.001, -0.001, 0.002], 0.03, alternative="less").pvalue)
     assert inside.p_match < 0.05 < outside.p_match
 
@@ -458,7 +459,7 @@ def test_holm_is_that_of_statsmodels():
     for n in (1, 2, 7, 180):
         p = rng.random(n) ** 3
         p[n // 2] = p[0]  # a tie
-        assert list(statistics.holm(p)) == list(multipletests(p, method="holm")[1])
+        assert list(corrections.holm(p)) == list(multipletests(p, method="holm")[1])
 
 
 def test_holm_corrects_differences_alone_and_pooled_lines_apart():
@@ -469,33 +470,33 @@ def test_holm_corrects_differences_alone_and_pooled_lines_apart():
         (0.04, "difference", "all cells"),
     ]
     table = pd.DataFrame(rows, columns=["p", "unit", "workflow"]).assign(p_match=1.0)
-    assert statistics.corrected(table)["p_holm"].tolist() == pytest.approx([0.02, 0.04, np.nan, 0.04], nan_ok=True)
+    assert corrections.corrected(table)["p_holm"].tolist() == pytest.approx([0.02, 0.04, np.nan, 0.04], nan_ok=True)
 
 
 def test_seeds_needed_by_hand():
-    assert statistics.seeds_needed(0.1, 0.1) == 10  # textbooks: d = 1, 80 %, two-sided 5 %
-    assert statistics.seeds_needed(0.1, 0.05) == 34
-    assert statistics.seeds_needed(1e-9, 0.05) == 2 and statistics.seeds_needed(1.0, 0.001) is None
+    assert intervals.seeds_needed(0.1, 0.1) == 10  # textbooks: d = 1, 80 %, two-sided 5 %
+    assert intervals.seeds_needed(0.1, 0.05) == 34
+    assert intervals.seeds_needed(1e-9, 0.05) == 2 and intervals.seeds_needed(1.0, 0.001) is None
 
 
 def test_a_larger_spread_never_needs_fewer_seeds():
     """scipy's noncentral t has NaN in places; two seeds find 0.1 at a deviation of 0.008 with probability 0.83 (by integration)."""
-    needed = [statistics.seeds_needed(sd, 0.1) for sd in np.linspace(0.004, 0.05, 200)]
-    assert needed == sorted(needed) and statistics.seeds_needed(0.008, 0.1) == 2
+    needed = [intervals.seeds_needed(sd, 0.1) for sd in np.linspace(0.004, 0.05, 200)]
+    assert needed == sorted(needed) and intervals.seeds_needed(0.008, 0.1) == 2
 
 
 def test_differences_are_paired_by_seed():
     before, after = pd.Series({0: 0.5, 1: 1.0, 2: 0.9}), pd.Series({1: 1.0, 0: 1.0, 3: 0.1})
-    paired = statistics.difference(after, before)
+    paired = intervals.difference(after, before)
     assert (paired.mean, paired.seeds) == (0.25, 2) and paired.sd == pytest.approx(0.5 / 2**0.5)
-    nothing = statistics.difference(after, before[[2]])
+    nothing = intervals.difference(after, before[[2]])
     assert isnan(nothing.mean) and nothing.seeds == 0
 
 
 def test_only_accuracies_can_be_equivalent():
     """A margin of 3 points does not apply to a length in percent."""
     rows = [{"unit": unit, "p": 0.5, "p_match": 0.01} for unit in ("difference", "change", "gain")]
-    table = statistics.corrected(pd.DataFrame(rows))
+    table = corrections.corrected(pd.DataFrame(rows))
     assert table["p_holm"].tolist() == pytest.approx([1.0, 1.0, np.nan], nan_ok=True)
     assert table["p_match_holm"].tolist() == pytest.approx([0.01, np.nan, np.nan], nan_ok=True)
 
@@ -503,9 +504,9 @@ def test_only_accuracies_can_be_equivalent():
 def test_split_half_peak_is_read_where_it_was_not_chosen():
     """Step 10 is right on the even problems, step 20 on the odd ones: each half chooses what the other half fails."""
     correct = pd.DataFrame({0: [1.0] * 4, 10: [1.0, 0.0, 1.0, 0.0], 20: [0.0, 1.0, 0.0, 1.0]})
-    assert statistics.split_half_peak(correct).tolist() == [0.0] * 4 and correct[10].mean() == 0.5
+    assert split_half_outcomes(correct).tolist() == [0.0] * 4 and correct[10].mean() == 0.5
     agreed = pd.DataFrame({0: [0.0] * 4, 10: [0.0] * 4, 20: [1.0, 1.0, 1.0, 0.0]})
-    assert statistics.split_half_peak(agreed).tolist() == [1.0, 1.0, 1.0, 0.0]
+    assert split_half_outcomes(agreed).tolist() == [1.0, 1.0, 1.0, 0.0]
 
 
 def test_a_ratio_to_zero_is_undefined():
@@ -532,7 +533,7 @@ def test_numbers_are_shown_by_their_unit():
 
 
 def test_a_table_has_a_line_per_key_and_a_column_per_number():
-    gap = statistics.Interval(0.02, 0.01, 0.03, 0.001, 0.2, 0.004, 3)
+    gap = intervals.Interval(0.02, 0.01, 0.03, 0.001, 0.2, 0.004, 3)
     values = pd.DataFrame([
         row_of("IP − SP", gap, "difference", task="math", workflow="single", policy="sp"),
         row_of("IP", gap._replace(mean=0.99, high=1.2), "accuracy", task="math", workflow="single", policy="sp"),

@@ -8,19 +8,20 @@ from pathlib import Path
 
 import pandas as pd
 import yaml
-from statsmodels.stats.proportion import proportion_confint
 
-from multirole_study.paper.claim_comparisons import COMPARISONS
-from multirole_study.paper.claim_measures import MEASURES, PAIRED_PATTERNS, PATTERNS, ROLE_MEASURES, warns
+from multirole_study.compare import answers as engine
+from multirole_study.compare import arms
+from multirole_study.compare.intervals import seeds_needed
+from multirole_study.compare.measures import MEASURES
+from multirole_study.compare.rules import MARGIN, RULES
+from multirole_study.compare.verdicts import NOT_RUN, UNDECIDED, VERDICT_OF, Rule
 from multirole_study.paper.grid import POLICIES, WORKFLOWS
 from multirole_study.paper.output import MISSING, Table, formatted
-from multirole_study.paper.results import Results, Run
-from multirole_study.paper.statistics import ALPHA, MARGIN, RULES, seeds_needed, t_interval
+from multirole_study.paper.results import Results
 
 DECLARED = yaml.safe_load(Path(__file__).with_name("claims.yaml").read_text(encoding="utf-8"))
 REGIMES: dict[str, dict[str, object]] = DECLARED["regimes"]
 """Name -> the settings that it changes in the grid's cells (`Results.runs_of`)."""
-MIN_CELLS = 3
 IP_MINUS_SP = "ip − sp"
 BOTH = "ip, sp"
 CHOSEN_AFTERWARDS = "looked at afterwards"
@@ -88,21 +89,47 @@ def readings() -> Iterator[tuple[dict, str]]:
     yield from sorted(ordered, key=lambda reading: section_order(reading[0]["section"]))
 
 
-def verdict(low: float, high: float, at: float, enough: float | None = None) -> str:
-    """Decide a claim by an interval: it holds above `enough` (by default `at`) and fails below `at`."""
-    if low > (at if enough is None else enough):
-        return "holds"
-    return "fails" if high < at else "undecided"
+# ---- the question of a claim
+
+NAMES = {"fall": "peak_to_end"}
+"""Word of claims.yaml -> measure, where they differ."""
+READ_BY = {
+    "spread": {"effect": "peak", "minus": "single"},
+    "gain_and_slip": {"effect": "peak", "minus": "single"},
+    "ranking": {"effect": "peak", "minus": "none"},
+    "effect_sizes": {"minus": "sp"},
+    "variance": {"minus": "none"},
+    "monitor": {"effect": "alarm", "minus": "none"},
+}
+"""Comparison of all cells -> what it reads of each run, and of which other run that is subtracted."""
+STANDARDISED = ("chi2", "grad_norm", "entropy")
+"""The measures of `effect_sizes`."""
+PAIRED_WITH = {"only_ip_falls": "sp", "slips_below_single": "single"}
+"""Pattern of a pair of runs -> the other run."""
 
 
-def verdict_within(low: float, high: float, limit: float) -> str:
-    """Decide a claim of equality by an interval: it holds inside ± `limit` and fails entirely outside of it."""
-    if -limit < low and high < limit:
-        return "holds"
-    return "fails" if low > limit or high < -limit else "undecided"
-
-
-# ---- the numbers of a claim
+def question_of(claim: dict) -> engine.Question:
+    """Return the question that a claim's rule asks of the numbers of a regime."""
+    options = {name: claim[name] for name in ("metric", "flat", "role", "roles") if name in claim}
+    if "pattern" in claim:
+        at_most = RULES[claim["at_most"]] if "at_most" in claim else None
+        rule = Rule(RULES[claim.get("share", "usually")], at_most=at_most)
+        return engine.Question(MEASURES[claim["pattern"]], options, estimate="share", rule=rule)
+    if "comparison" in claim:
+        kind = claim["comparison"]
+        name = claim.get("of", READ_BY[kind].get("effect", STANDARDISED[0]))
+        estimated_by = {"within": claim["within"]} if kind == "spread" else {}
+        return engine.Question(MEASURES[NAMES.get(name, name)], options, estimate=kind, estimated_by=estimated_by)
+    measure = MEASURES[NAMES.get(claim["effect"], claim["effect"])]
+    rule = Rule(
+        at=RULES[claim["at"]] if "at" in claim else 0.0,
+        enough=-MARGIN if claim.get("is_match_enough") else None,
+        within=math.log(RULES[claim["within"]]) if "within" in claim else None,
+        sign=claim.get("sign", 1),
+        has_margin=measure.has_margin,
+    )
+    minus_measure = MEASURES["base"] if claim.get("minus") == "base" else None
+    return engine.Question(measure, options, minus_measure, "mean_over_cells", rule=rule)
 
 
 def cells_of(results: Results, claim: dict) -> Iterator[tuple[str, str]]:
@@ -111,126 +138,67 @@ def cells_of(results: Results, claim: dict) -> Iterator[tuple[str, str]]:
     yield from product(workflows, [task for task in results.grid.tasks if task == claim.get("task", task)])
 
 
-def value_of(run: Run, name: str, role: str | None) -> float:
-    """Return a measure of a run, or of one of its roles; a single agent has only one."""
-    if name in MEASURES:
-        return MEASURES[name](run)
-    roles = list(run.cell.policy)
-    return ROLE_MEASURES[name](run, roles[0] if len(roles) == 1 else str(role))
+def numbers_of(
+    results: Results, claim: dict, policies: tuple[str, ...], changed: dict[str, object], question: engine.Question
+) -> pd.DataFrame:
+    """Return one number per run of a claim's cells in a regime. A comparison of all cells has its policy as `arm`.
 
-
-def numbers_of(results: Results, claim: dict, policy: str, changed: dict[str, object]) -> list[dict]:
-    """Return one number per run of a claim's cells in a regime: whether it shows the claim's pattern, or the claimed effect.
-
-    An effect is a measure, or a measure minus that of the base, the single agent or SP, in the seeds that have both.
+    `effect_sizes` reads three numbers of each run, in the column `metric`; `monitor` also reads whether a run ends fallen.
     """
-    pattern, rows = claim.get("pattern"), []
-    default = {"only_ip_falls": "sp", "slips_below_single": "single"}.get(str(pattern), "base")
-    minus = claim.get("minus", default)
-    for workflow, task in cells_of(results, claim):
-        runs = results.runs_of(workflow, policy, task, **changed)
-        others = runs
-        if minus in ("single", "sp"):
-            others = results.runs_of("single" if minus == "single" else workflow, "sp", task, **changed)
-        role = claim.get("role", claim.get("roles", {}).get(workflow))
-        options = {name: claim[name] for name in ("metric", "flat") if name in claim} | ({"role": role} if role else {})
-        for seed in [seed for seed in runs if seed in others]:
-            run, other = runs[seed], others[seed]
-            if "effect" in claim:
-                value = value_of(run, claim["effect"], role)
-                if minus != "none":
-                    value -= value_of(other, "base" if minus == "base" else claim["effect"], role)
-            elif pattern in PAIRED_PATTERNS:
-                value = PAIRED_PATTERNS[pattern](run, other)
-            else:
-                value = PATTERNS[str(pattern)](run, **options)
-            rows.append({"workflow": workflow, "task": task, "seed": seed, "value": float(value)})
-    return rows
+    kind = claim.get("comparison", "")
+    minus = (claim | READ_BY.get(kind, {})).get("minus", PAIRED_WITH.get(claim.get("pattern", ""), "none"))
+    parts = []
+    for place, policy in product(cells_of(results, claim), policies):
+        workflow, task = place
+        arm = {place: results.runs_of(workflow, policy, task, **changed)}
+        partner = {"single": "single", "sp": workflow}.get(minus)
+        others = (
+            {place: results.runs_of(partner, "sp", task, **changed)} if partner else arm if minus == "base" else None
+        )
+        if kind == "effect_sizes":
+            read = [
+                arms.numbers_of(MEASURES[name], arm, others).assign(arm=policy, metric=name) for name in STANDARDISED
+            ]
+            parts.append(pd.concat(read).sort_index(kind="stable"))  # the numbers of one run stand together
+            continue
+        numbers = question.numbers(arm, others)
+        if kind == "monitor":
+            numbers["fallen"] = arms.numbers_of(MEASURES["falls"], arm)["value"].astype(bool)
+        parts.append(numbers.assign(arm=policy) if kind else numbers)
+    return pd.concat(parts, ignore_index=True) if parts else question.numbers({}, None)
 
 
-def numbers_of_comparison(results: Results, claim: dict, policies: tuple[str, ...], changed: dict) -> list[dict]:
-    """Return one number per run that a comparison reads, with its policy as `arm`.
-
-    `effect_sizes` reads three numbers per pair of runs; `monitor` also reads whether a run ends fallen.
-    """
-    rows, kind = [], claim["comparison"]
-    for (workflow, task), policy in product(cells_of(results, claim), policies):
-        runs = results.runs_of(workflow, policy, task, **changed)
-        others = results.runs_of("single", "sp", task, **changed) if kind in ("spread", "gain_and_slip") else runs
-        others = results.runs_of(workflow, "sp", task, **changed) if kind == "effect_sizes" else others
-        for seed in [seed for seed in runs if seed in others]:
-            run, other = runs[seed], others[seed]
-            row = {"workflow": workflow, "task": task, "arm": policy, "seed": seed}
-            if kind == "effect_sizes":
-                names = ("chi2", "grad_norm", "entropy")
-                gaps = {name: MEASURES[name](run) - MEASURES[name](other) for name in names}
-                rows += [row | {"metric": name, "value": gap} for name, gap in gaps.items()]
-            elif kind == "monitor":
-                roles = [claim["roles"][workflow]] if "roles" in claim else list(run.cell.policy)
-                alarm = warns(run, claim["metric"], roles)
-                rows.append(row | {"value": float(alarm), "fallen": run.ends_fallen})
-            elif kind == "variance":
-                rows.append(row | {"value": MEASURES[claim["of"]](run)})
-            else:
-                rows.append(row | {"value": run.at("peak") - (0.0 if kind == "ranking" else other.at("peak"))})
-    return rows
+# ---- its verdict
 
 
-# ---- their verdicts
+def judged(
+    results: Results, claim: dict, policies: tuple[str, ...], changed: dict[str, object]
+) -> tuple[str, str, list[dict]]:
+    """Return a claim's verdict in a regime, its numbers as text, and the number of every run."""
+    if "verdict" in claim:
+        return VERDICT_OF.get(claim["verdict"], claim["verdict"]), claim["because"], [{}]
+    question = question_of(claim)
+    numbers = numbers_of(results, claim, policies, changed, question)
+    (answer,) = engine.judged(question, [numbers])
+    if "minus" in numbers:
+        numbers = numbers.assign(value=numbers["value"] - numbers["minus"]).drop(columns="minus")
+    return *in_words(answer, question), numbers.to_dict("records")
 
 
-def units_of(numbers: pd.DataFrame) -> tuple[pd.Series, str]:
-    """Return one number per seed that has every cell, or per cell if such seeds are few; and which of the two it is, "seeds" or "cells"."""
-    table = numbers.pivot_table("value", "seed", ["workflow", "task"])
-    by_seed = table.dropna().mean(axis=1)
-    return (by_seed, "seeds") if len(by_seed) >= RULES["least_seeds"] else (table.mean(), "cells")
-
-
-RATIOS = ("grad_norm", "chi2", "chi2_after", "cpu", "coherence")
-"""Effects that are shown with significant digits: differences of logarithms, and a cosine."""
-EFFECT_UNITS = dict.fromkeys(RATIOS, "ratio") | {"plateau": "tokens", "optimizer_steps": "tokens", "grad_share": "rate"}
-
-
-def judged_effect(numbers: list[dict], claim: dict) -> tuple[str, str]:
-    """Return the verdict over seeds that have every cell, or over cells if these are few, and its numbers as text."""
-    units, kind = units_of(pd.DataFrame(numbers, columns=["workflow", "task", "seed", "value"]))
-    if kind == "cells" and len(units) < MIN_CELLS or not units.any():
+def in_words(answer: engine.Answer, question: engine.Question) -> tuple[str, str]:
+    """Return the verdict and its numbers as text; dashes where there are no runs, or too few."""
+    if answer.verdict in (NOT_RUN, MISSING):
         return MISSING, MISSING
-    interval = t_interval(units)
-    low, high = sorted(claim.get("sign", 1) * limit for limit in (interval.low, interval.high))
-    if "within" in claim:
-        decision = verdict_within(low, high, math.log(RULES[claim["within"]]))
-    else:
-        at = RULES[claim["at"]] if "at" in claim else 0.0
-        decision = verdict(low, high, at, -MARGIN if claim.get("is_match_enough") else None)
-    unit = EFFECT_UNITS.get(claim["effect"], "difference")
-    mean, low_text, high_text = (formatted(value, unit) for value in interval[:3])
-    text = f"{mean}{'' if math.isnan(low) else f' [{low_text}, {high_text}]'}, {len(units)} {kind}"
-    if decision == "undecided" and claim["effect"] in ("first", "peak", "end", "fall"):  # of accuracies
-        if interval.p_match < ALPHA:
-            decision = "equivalent"
-        elif kind == "seeds" and interval.sd:
-            text += f", {seeds_needed(interval.sd, RULES['effects'][0])} for 5 points"
-    return decision, text
-
-
-def judged_pattern(runs: list[dict], claim: dict) -> tuple[str, str]:
-    """Return the verdict over runs, and its numbers as text."""
-    if not runs:
-        return MISSING, MISSING
-    count = int(sum(run["value"] for run in runs))
-    low, high = proportion_confint(count, len(runs), ALPHA, "beta")
-    text = f"{count} of {len(runs)} runs [{100 * low:.0f}, {100 * high:.0f}] %"
-    decision = verdict(low, high, RULES[claim.get("share", "usually")])
-    if "at_most" in claim and decision != "fails":
-        above = verdict(low, high, RULES[claim["at_most"]])
-        decision = "fails" if above == "holds" else decision if above == "fails" else "undecided"
-    return decision, text
-
-
-def judged_comparison(rows: list[dict], claim: dict) -> tuple[str, str]:
-    """Return the verdict of a test over all cells, and its numbers as text."""
-    return COMPARISONS[claim["comparison"]](pd.DataFrame(rows), claim) if rows else (MISSING, MISSING)
+    if answer.text:
+        return answer.verdict, answer.text
+    mean, low, high, *_, n = answer.interval
+    if question.estimate == "share":
+        return answer.verdict, f"{round(mean * n)} of {n} runs [{100 * low:.0f}, {100 * high:.0f}] %"
+    mean_text, low_text, high_text = (formatted(value, question.measure.unit) for value in (mean, low, high))
+    text = f"{mean_text}{'' if math.isnan(low) else f' [{low_text}, {high_text}]'}, {n} {answer.unit}"
+    if answer.verdict == UNDECIDED and question.measure.has_margin and answer.unit == "seeds" and answer.interval.sd:
+        text += f", {seeds_needed(answer.interval.sd, RULES['effects'][0])} for 5 points"
+    return answer.verdict, text
 
 
 def arms_of(claim: dict) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -243,17 +211,7 @@ def arms_of(claim: dict) -> Iterator[tuple[str, tuple[str, ...]]]:
         yield from ((policy, (policy,)) for policy in claim.get("policies", POLICIES))
 
 
-def judged(
-    results: Results, claim: dict, policies: tuple[str, ...], changed: dict[str, object]
-) -> tuple[str, str, list[dict]]:
-    """Return a claim's verdict in a regime, its numbers as text, and the number of every run."""
-    if "verdict" in claim:
-        return claim["verdict"], claim["because"], [{}]
-    if "comparison" in claim:
-        numbers = numbers_of_comparison(results, claim, policies, changed)
-        return *judged_comparison(numbers, claim), numbers
-    numbers = numbers_of(results, claim, policies[0], changed)
-    return *(judged_effect if "effect" in claim else judged_pattern)(numbers, claim), numbers
+CAPTION = " In the table, a claim that holds has the verdict yes, and one that fails no."
 
 
 def claims(results: Results, facts: dict[str, object]) -> Table:
@@ -275,5 +233,5 @@ def claims(results: Results, facts: dict[str, object]) -> Table:
                          "vacuous": vacuous}  # fmt: skip
                 values += [named | number for number in numbers]
             shown.append(row)
-    caption = DECLARED["caption"].format(**facts)
+    caption = DECLARED["caption"].format(**facts) + CAPTION
     return Table("claims", "The paper's claims against these runs", caption, pd.DataFrame(shown), pd.DataFrame(values))

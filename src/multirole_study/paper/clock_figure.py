@@ -8,11 +8,11 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from multirole_study.compare.measures import FLOOR
 from multirole_study.experiment.cell import Cell
 from multirole_study.labels import POLICY_COLOURS, POLICY_STYLES, cell_name, colours_of, task_name
-from multirole_study.paper.claim_measures import FLOOR
 from multirole_study.paper.clock_study import ClockStudy
-from multirole_study.paper.clock_verdicts import Place, arm_name, places, read_runs, reason_unread
+from multirole_study.paper.clock_tables import Place, arm_name, places, read_runs, reason_unread
 from multirole_study.paper.output import STYLE, Plate
 from multirole_study.paper.results import Results, Run
 

@@ -7,16 +7,15 @@ from itertools import product
 import numpy as np
 import pandas as pd
 
+from multirole_study.compare.intervals import t_interval
+from multirole_study.compare.measures import FIRST_ITERATIONS, largest, role_series, weighted
 from multirole_study.paper.grid import POLICIES, WORKFLOWS
 from multirole_study.paper.output import Row, number, spread
-from multirole_study.paper.results import Results, Run
-from multirole_study.paper.statistics import t_interval
+from multirole_study.paper.results import Results
 
-FIRST_ITERATIONS = 5
 SMOOTHED = 5  # iterations
 CHI2_ROUNDING = 1e-6
 """A smaller chi2 is rounding of the engine: a role with one step per iteration is measured before that step changes it."""
-POOLED = "all roles (shared)"
 AMPLITUDES = {
     "chi2 peak / first": "ratio",
     "perplexity peak / first": "ratio",
@@ -28,29 +27,6 @@ AMPLITUDES = {
 }
 """Number -> unit: the paper's four, then ours."""
 SHARES = {"rows": "row_share", "tokens": "token_mass", "gradient": "grad_share"}
-
-
-def role_series(run: Run) -> dict[str, pd.DataFrame]:
-    """Map each role of a run to its rows by iteration, with chi2, perplexity, grad_norm, chi2_after and optimizer_steps.
-
-    A shared adapter has a first entry for all of its roles together, then one for each role.
-    """
-    roles, ledger = run.table("roles"), run.table("ledger")
-    by_role = {role: rows.set_index("iteration") for role, rows in roles.groupby("role")}
-    of_roles = {role: by_role[role] for role in run.cell.policy if role in by_role}
-    if run.cell.policy_name == "ip" or len(of_roles) == 1:
-        return of_roles
-    steps = ledger.groupby("iteration")["grad_norm"]
-    means = {"chi2": "tokens", "perplexity": "rows", "chi2_after": "tokens"}
-    pooled = {name: weighted(roles, name, weight) for name, weight in means.items()}
-    pooled |= {"grad_norm": steps.mean(), "optimizer_steps": steps.size()}
-    return {POOLED: pd.DataFrame(pooled)} | {f"{role}'s part": rows for role, rows in of_roles.items()}
-
-
-def weighted(roles: pd.DataFrame, name: str, weight: str) -> pd.Series:
-    """Return the weighted mean over roles in each iteration."""
-    products = (roles[name] * roles[weight]).groupby(roles["iteration"]).sum(min_count=1)
-    return products / roles.groupby("iteration")[weight].sum()
 
 
 def amplitudes(series: pd.DataFrame) -> dict[str, float]:
@@ -80,13 +56,6 @@ def dynamics(results: Results) -> Iterator[Row]:
         for (role, runs), (name, unit) in product(rows_by_name.items(), AMPLITUDES.items()):
             keys = {"task": task, "workflow": workflow, "policy": policy, "role": role}
             yield keys | {"number": name, "unit": unit} | spread((run[name] for run in runs), "median")
-
-
-def largest(run: Run, name: str) -> float:
-    """Return a metric's maximum over a run: over all tokens of a shared adapter, or of the role with the largest one."""
-    roles = role_series(run)
-    read = [roles[POOLED]] if POOLED in roles else roles.values()
-    return pd.concat([series[name] for series in read]).max()
 
 
 def matched(results: Results) -> dict[tuple[str, str], list[int]]:

@@ -6,9 +6,9 @@ import numpy as np
 import pandas as pd
 
 from multirole.roles.skill import role_skills
+from multirole_study.compare.intervals import t_interval
 from multirole_study.experiment.run_folder import read_config
 from multirole_study.inspector import run_reader
-from multirole_study.paper.statistics import t_interval
 from multirole_study.workflow_record import recorded_structure
 
 

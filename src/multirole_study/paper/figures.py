@@ -19,6 +19,9 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter, StrMethodFormatter
 
 from multirole.workflows import WORKFLOWS as WORKFLOW_CLASSES
+from multirole_study.compare.corrections import ALL_CELLS
+from multirole_study.compare.intervals import t_interval
+from multirole_study.compare.measures import SKILL_MEASURES, gain_of
 from multirole_study.labels import (
     POLICY_COLOURS,
     POLICY_NAMES,
@@ -32,12 +35,11 @@ from multirole_study.labels import (
     task_colour,
     task_name,
 )
-from multirole_study.paper import dynamics, skill_tables
+from multirole_study.paper import dynamics
 from multirole_study.paper.claims import REGIMES
 from multirole_study.paper.grid import POLICIES, WORKFLOW_POLICIES, WORKFLOWS, Study
 from multirole_study.paper.output import STYLE, Plate, Table, how_many
 from multirole_study.paper.results import REPORTED_STEPS, Results, Run
-from multirole_study.paper.statistics import ALL_CELLS, t_interval
 from multirole_study.paper.study_tables import Twins, twins
 from multirole_study.paper.tables import sentences
 
@@ -248,11 +250,11 @@ def figure_of_roles(results: Results, task: str) -> Plate:
     figure = Figure(figsize=(6.8, 5.2), layout="constrained")
     grid = figure.subplots(3, len(WORKFLOWS), sharex=True, sharey="row")
     for workflow, column in zip(WORKFLOWS, grid.T, strict=True):
-        role, measure = WORKFLOW_CLASSES[workflow].structure.judge, skill_tables.SKILL_MEASURES[workflow][0]
+        role, measure = WORKFLOW_CLASSES[workflow].structure.judge, SKILL_MEASURES[workflow][0]
         for policy in POLICIES:
             runs = results.runs_of(workflow, policy, task)
             lengths = pd.DataFrame({seed: run.series("length_mean", role) for seed, run in runs.items()})
-            gains = pd.DataFrame({seed: skill_tables.gain_of(run, measure) for seed, run in runs.items()})
+            gains = pd.DataFrame({seed: gain_of(run, measure) for seed, run in runs.items()})
             panels = validation(runs), dynamics.smoothed(lengths), gains
             for axes, curves, bounds in zip(column, panels, ((0, 1), (0, None), (-1, 1)), strict=True):
                 if curves.size:

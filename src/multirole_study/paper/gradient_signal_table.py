@@ -11,6 +11,7 @@ import matplotlib.pyplot as plt
 import pandas as pd
 import yaml
 
+from multirole_study.compare.verdicts import side
 from multirole_study.labels import POLICY_NAMES, WORKFLOW_NAMES
 from multirole_study.paper.output import MISSING, STYLE, Plate, Table, formatted, how_many
 
@@ -40,7 +41,7 @@ def verdict(low: float, high: float, above: float) -> str:
     """Decide a question by an interval: "yes" above the bound, "no" below it, else "undecided"."""
     if math.isnan(low) or math.isnan(high):
         return MISSING
-    return "yes" if low > above else "no" if high < above else "undecided"
+    return side(low, high, above)
 
 
 def reliability(rows: pd.DataFrame, role: str) -> float:

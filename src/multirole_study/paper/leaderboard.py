@@ -7,84 +7,71 @@ equivalence is two one-sided tests, after Holm as in the other tables; an arm is
 """
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from typing import NamedTuple
 
-import numpy as np
 import pandas as pd
-from scipy.stats import pearsonr, permutation_test, rankdata
 
+from multirole_study.compare import answers as engine
+from multirole_study.compare.arms import find_runs, values_of
+from multirole_study.compare.intervals import NO_UNITS, Interval, rank_correlation, t_interval
+from multirole_study.compare.looks import Looks
+from multirole_study.compare.measures import MEASURES, Measure
+from multirole_study.compare.rules import ALPHA, MARGIN
+from multirole_study.compare.verdicts import (
+    EQUIVALENT,
+    NO,
+    NOT_MEASURED,
+    NOT_RUN,
+    UNDECIDED,
+    UNEQUAL,
+    UNFINISHED,
+    WITHOUT_VERDICT,
+    YES,
+    Rule,
+    any_in_all,
+    any_of,
+)
 from multirole_study.labels import WORKFLOW_NAMES, cell_name
 from multirole_study.paper import credit_accuracy_table
-from multirole_study.paper.comparisons import NOT_RUN, UNDECIDED, UNFINISHED, decided, judged, progress
 from multirole_study.paper.grid import Study
 from multirole_study.paper.output import MISSING, Table, cell_text, formatted, number
 from multirole_study.paper.results import Results, Run
-from multirole_study.paper.skill_tables import SKILL_MEASURES
-from multirole_study.paper.statistics import ALPHA, MARGIN, Interval, difference, split_half_peak, t_interval
 
 PLACEBO = credit_accuracy_table.DECLARED["placebo"]
 TOLERATED = 0.1
 """The largest relative difference between an arm's sampled tokens and the reference's at which the arm gets a verdict."""
 MIN_ARMS = 3
 """The fewest arms of a rank correlation."""
-RESAMPLES = 9999
-"""The largest number of permutations in a rank correlation's test; if more are possible, so many are drawn at random."""
 CAPTION = (
     "Not in the paper. Every arm minus `{reference}` in {score} at the last iteration, in points, paired by seed (n), with its 95 % t interval; p is after Holm's "
-    f"correction over the {{arms}} arms. Better or worse: p < {ALPHA}. Equivalent: two one-sided tests within {100 * MARGIN:.0f} points, also after Holm. The peak is {{peak}}; "
+    f"correction over the {{arms}} arms. Yes or no: p < {ALPHA}. Equivalent: two one-sided tests within {100 * MARGIN:.0f} points, also after Holm. The peak is {{peak}}; "
     "it decides nothing. Tokens are the sampled completion tokens per iteration, those of replays included, relative to `{reference}`'s. An arm with "
     f"more than {100 * TOLERATED:.0f} % more or less has no verdict (unequal tokens), nor has one that lacks the score in any of the {{seeds}} declared seeds (unfinished). The placebo: {{placebo}}. Rules: studies/credit.yaml."
 )
-NOT_MEASURED, UNEQUAL = "not measured", "unequal tokens"
-WITHOUT_VERDICT = (NOT_RUN, UNFINISHED, UNEQUAL)
 ALL = "all workflows"
 """Label of an answer about all workflows together."""
 
 
-# ---- measures of a run
-
-
-def sampled_tokens(run: Run) -> float:
-    """Return the completion tokens that an iteration samples, on average, replays included."""
-    metrics = run.table("metrics")
-    replayed = metrics.get("sampled_tokens", pd.Series(math.nan, metrics.index))
-    return float(replayed.fillna(metrics["completion_tokens"]).mean())
-
-
-def skill(run: Run) -> pd.Series:
-    """Return evaluated step -> skill of the judging role, where it has a case; empty for a workflow without one."""
-    measure, *_ = SKILL_MEASURES.get(run.cell.workflow, ("",))
-    rows = run.table("skills").reindex(columns=["measure", "step", "skill"])
-    return rows[rows["measure"] == measure].set_index("step")["skill"].sort_index()
-
-
-def skill_peak(run: Run) -> float:
-    """Return the largest skill at a trained checkpoint."""
-    series = skill(run)
-    return float(series[series.index > 0].max())
-
-
 class Score(NamedTuple):
-    """A number by which arms are compared: its value at the last iteration, and its peak, which decides nothing."""
+    """A measure by which arms are compared, at the last iteration, and its peak, which decides nothing."""
 
     title: str
-    end: Callable[[Run], float]
-    peak: Callable[[Run], float]
+    end: Measure
+    peak: Measure
     about_peak: str
 
 
 SCORES = {
     "accuracy": Score(
-        "accuracy", lambda run: run.at("end"), lambda run: float(split_half_peak(run.correct).mean()),
+        "accuracy", MEASURES["end"], MEASURES["split_half_peak"],
         "chosen on one half of the validation problems and scored on the other",
     ),
     "skill": Score(
-        "skill of the judging role", lambda run: skill(run).get(run.steps["end"], math.nan), skill_peak,
-        "the largest of all evaluations",
+        "skill of the judging role", MEASURES["skill"], MEASURES["skill_peak"], "the largest of all evaluations",
     ),
 }  # fmt: skip
 
@@ -115,7 +102,7 @@ class Comparison(NamedTuple):
 def relative_tokens(arm: Arm, reference: Arm) -> float:
     """Return the arm's sampled tokens per iteration over the reference's, in the seeds of both; NaN without such seeds."""
     seeds = arm.runs.keys() & reference.runs.keys()
-    spent = [sum(sampled_tokens(runs[seed]) for seed in seeds) for runs in (arm.runs, reference.runs)]
+    spent = [sum(MEASURES["sampled_tokens"].of(runs[seed]) for seed in seeds) for runs in (arm.runs, reference.runs)]
     return spent[0] / spent[1] if seeds else math.nan
 
 
@@ -124,9 +111,15 @@ def is_unequal(*tokens: float) -> bool:
     return any(abs(ratio - 1) > TOLERATED for ratio in tokens)
 
 
-def values_by_seed(arm: Arm, measure: Callable[[Run], float]) -> pd.Series:
-    """Return seed -> a measure of an arm's runs, for the runs that have it."""
-    return pd.Series({seed: measure(run) for seed, run in sorted(arm.runs.items())}, dtype=float).dropna()
+def question_of(measure: Measure, seeds: list[int]) -> engine.Question:
+    """Return the question of a measure: arms are one family of Holm's correction, and an arm is read when it has a run of each seed."""
+    rule = Rule(has_margin=measure.has_margin)
+    return engine.Question(measure, rule=rule, looks=Looks((len(seeds),)), correction="holm")
+
+
+def line_of(arm: Arm, other: Arm) -> engine.Line:
+    """Return an arm minus another one; both are of one place, whatever their workflows."""
+    return engine.Line({("", ""): dict(sorted(arm.runs.items()))}, {("", ""): other.runs})
 
 
 def compared(arms: list[Arm], other: Arm, reference: Arm, score: Score, seeds: list[int]) -> list[Comparison]:
@@ -134,20 +127,15 @@ def compared(arms: list[Arm], other: Arm, reference: Arm, score: Score, seeds: l
 
     An arm is tested when it has the score in a run of each of `seeds`, as the other one has.
     """
-    other_ends, other_tokens = values_by_seed(other, score.end), relative_tokens(other, reference)
-    intervals = []
-    for arm in arms:
-        ends, peaks = values_by_seed(arm, score.end), values_by_seed(arm, score.peak)
-        both = ends.index.intersection(other_ends.index)
-        intervals.append((t_interval(ends[both]), t_interval(peaks.reindex(both)), difference(ends, other_ends)))
-    comparisons = []
-    missing = [progress(gap.seeds, seeds) for *_, gap in intervals]
-    verdicts = judged([gap for *_, gap in intervals], missing)
-    for arm, (end, peak, gap), (p, verdict) in zip(arms, intervals, verdicts, strict=True):
-        tokens = relative_tokens(arm, reference)
-        if verdict not in (NOT_RUN, UNFINISHED) and is_unequal(tokens, other_tokens):
-            verdict = UNEQUAL
-        comparisons.append(Comparison(arm, tokens, end, peak, gap, p, verdict))
+    comparisons, other_tokens = [], relative_tokens(other, reference)
+    answers = engine.answers(question_of(score.end, seeds), [line_of(arm, other) for arm in arms])
+    for arm, answer in zip(arms, answers, strict=True):
+        read, tokens = answer.numbers, relative_tokens(arm, reference)
+        peaks = values_of({seed: arm.runs[seed] for seed in read["seed"]}, score.peak)
+        is_judged = answer.verdict not in (NOT_RUN, UNFINISHED)
+        verdict = UNEQUAL if is_judged and is_unequal(tokens, other_tokens) else answer.verdict
+        end, peak = t_interval(read["value"]), t_interval(peaks)
+        comparisons.append(Comparison(arm, tokens, end, peak, answer.interval, answer.p, verdict))
     return comparisons
 
 
@@ -209,7 +197,7 @@ def boards(results: Results, study: Study) -> list[Board]:
     all_boards = []
     for workflow, policy, task in product(grid.workflows, grid.policies, grid.tasks):
         cells = [grid.cell(workflow, policy, task, seed) for seed in grid.seeds]
-        runs = {cell.seed: run for cell in cells if (run := results.find(cell))}
+        runs = find_runs(results, cells)
         singles = by_cell.get(f"single sp {task}", {})
         single = next((arm for name, arm in singles.items() if WORKFLOW_NAMES.get(workflow, workflow) in name), None)
         arms = list(by_cell.get(f"{workflow} {policy} {task}", {}).values())
@@ -227,10 +215,15 @@ def boards(results: Results, study: Study) -> list[Board]:
     return all_boards
 
 
-def placebo_gain(board: Board) -> Interval:
-    """Return what the placebo gains over the untrained workflow, in accuracy at the end of its runs."""
-    runs = [run for arm in board.arms if arm.credit == PLACEBO for run in arm.runs.values()]
-    return t_interval([run.at("end") - run.at("base") for run in runs])
+def placebo_answer(board: Board) -> engine.Answer:
+    """Answer whether the placebo ends above the untrained workflow; it is one arm, without a correction."""
+    runs = {("", ""): {seed: run for arm in board.arms if arm.credit == PLACEBO for seed, run in arm.runs.items()}}
+    end = MEASURES["end"]
+    question = engine.Question(
+        end, minus_measure=MEASURES["base"], rule=Rule(has_margin=True), looks=Looks((len(board.seeds),))
+    )
+    (answer,) = engine.answers(question, [engine.Line(runs, runs)])
+    return answer
 
 
 # ---- tables
@@ -253,7 +246,7 @@ def difference_text(line: Comparison) -> str:
 
 def board_lines(board: Board, name: str) -> list[Comparison]:
     """Return the reference, every arm and, for accuracy, the single agent, about which there is a separate question."""
-    first = board.unjudged(board.reference, name)._replace(gap=t_interval([]))
+    first = board.unjudged(board.reference, name)._replace(gap=NO_UNITS)
     singles = [board.unjudged(board.single, name)] if name == "accuracy" and board.single else []
     return [first, *board.against_reference[name], *singles]
 
@@ -275,7 +268,7 @@ def board_table(board: Board, name: str) -> Table:
             "verdict": line.verdict if line.verdict in (MISSING, NOT_RUN) else f"**{line.verdict}**",
         }
         if minus_single:
-            texts["− single agent"] = interval_text(minus_single.get(line.arm.name, t_interval([])), "difference")
+            texts["− single agent"] = interval_text(minus_single.get(line.arm.name, NO_UNITS), "difference")
         shown.append(texts)
         keys = {"workflow": board.workflow, "policy": board.policy, "task": board.task, "score": name}
         keys["arm"] = line.arm.name
@@ -305,18 +298,15 @@ class Answer(NamedTuple):
 
 def any_better(lines: list[Comparison]) -> tuple[str, str]:
     """Say whether any arm is better, and name all that are, or the one with the largest difference. "No" needs a verdict on every arm."""
-    with_runs = [line for line in lines if line.verdict != NOT_RUN]
-    if not with_runs:
-        return NOT_RUN, NOT_RUN
-    if better := [line for line in with_runs if line.verdict == "better"]:
-        return "yes", "; ".join(map(difference_text, better))
-    if all(line.verdict == UNFINISHED for line in with_runs):
-        return UNFINISHED, UNFINISHED
-    finished = [line for line in with_runs if line.verdict != UNFINISHED]
+    verdict = any_of([line.verdict for line in lines])
+    if verdict in (NOT_RUN, UNFINISHED):
+        return verdict, verdict
+    if verdict == YES:
+        return verdict, "; ".join(difference_text(line) for line in lines if line.verdict == YES)
+    finished = [line for line in lines if line.verdict not in (NOT_RUN, UNFINISHED)]
     largest = max(finished, key=lambda line: (line.verdict != UNEQUAL, line.gap.mean))
-    is_no = all(line.verdict in ("worse", "equivalent") for line in lines)
     text = f"the largest difference is {difference_text(largest)}"
-    return "no" if is_no else UNDECIDED, text + (f" ({UNEQUAL})" if largest.verdict == UNEQUAL else "")
+    return verdict, text + (f" ({UNEQUAL})" if largest.verdict == UNEQUAL else "")
 
 
 def better_in_all(lines_by_board: list[list[Comparison]]) -> tuple[str, str]:
@@ -324,22 +314,22 @@ def better_in_all(lines_by_board: list[list[Comparison]]) -> tuple[str, str]:
     lines_by_credit = [{line.arm.credit: line for line in lines} for lines in lines_by_board]
     credits = [credit for credit in lines_by_credit[0] if all(credit in lines for lines in lines_by_credit)]
     shared = {credit: [lines[credit] for lines in lines_by_credit] for credit in credits}
-    verdicts = {credit: {line.verdict for line in lines} for credit, lines in shared.items()}
-    if all({NOT_RUN, UNFINISHED} & kinds for kinds in verdicts.values()):
-        why = UNFINISHED if any(UNFINISHED in kinds for kinds in verdicts.values()) else NOT_RUN
-        return why, why
-    if better := [credit for credit, kinds in verdicts.items() if kinds == {"better"}]:
-        return "yes", "; ".join(" and ".join(map(difference_text, shared[credit])) for credit in better)
-    is_no = all({"worse", "equivalent"} & kinds for kinds in verdicts.values())
-    return "no" if is_no else UNDECIDED, f"none of {', '.join(credits)}"
+    verdict = any_in_all([line.verdict for line in lines] for lines in shared.values())
+    if verdict in (NOT_RUN, UNFINISHED):
+        return verdict, verdict
+    if verdict == YES:
+        better = [lines for lines in shared.values() if {line.verdict for line in lines} == {YES}]
+        return verdict, "; ".join(" and ".join(map(difference_text, lines)) for lines in better)
+    return verdict, f"none of {', '.join(credits)}"
 
 
-def placebo_answer(board: Board) -> tuple[str, str]:
-    """Say whether the placebo ends above the untrained workflow."""
-    gain = placebo_gain(board)
-    if why := progress(gain.seeds, board.seeds):
-        return why, why
-    verdict = {"better": "yes", "worse": "no", "equivalent": "no"}.get(decided(gain, gain.p, gain.p_match), UNDECIDED)
+def placebo_text(board: Board) -> tuple[str, str]:
+    """Say whether the placebo trains at all: if it ends where it began, it does not."""
+    answer = placebo_answer(board)
+    if answer.verdict in (NOT_RUN, UNFINISHED):
+        return answer.verdict, answer.verdict
+    verdict = NO if answer.verdict == EQUIVALENT else answer.verdict
+    gain = answer.interval
     return verdict, f"{interval_text(gain, 'difference')}, {p_text(gain.p)}, {gain.seeds} runs"
 
 
@@ -356,19 +346,6 @@ def shares_of_effect(measured: pd.DataFrame | None, board: Board) -> dict[int, p
     return {step: part.groupby("estimator")["value"].mean() for step, part in values.groupby("step")}
 
 
-def rank_correlation(x: list[float], y: list[float]) -> tuple[float, float]:
-    """Return Spearman's correlation and its two-sided p by permutation, exact if there are at most `RESAMPLES` permutations."""
-    ranks = rankdata(y)
-
-    def statistic(permuted: np.ndarray, axis: int) -> np.ndarray:
-        return pearsonr(permuted, np.broadcast_to(ranks, permuted.shape), axis=axis).statistic
-
-    test = permutation_test(
-        (rankdata(x),), statistic, permutation_type="pairings", n_resamples=RESAMPLES, rng=np.random.default_rng(0)
-    )
-    return float(test.statistic), float(test.pvalue)
-
-
 def order_answer(board: Board, measured: pd.DataFrame | None) -> tuple[str, str]:
     """Say whether accuracy follows the share of the exact effect, over the arms with equal tokens, at each measured checkpoint."""
     lines = [line for line in board.against_reference["accuracy"] if line.verdict not in WITHOUT_VERDICT]
@@ -380,7 +357,7 @@ def order_answer(board: Board, measured: pd.DataFrame | None) -> tuple[str, str]
         credits = [credit for credit in gaps if credit in shares.index]
         if len(credits) >= MIN_ARMS:
             rho, p = rank_correlation([shares[credit] for credit in credits], [gaps[credit] for credit in credits])
-            verdicts.add(("yes" if rho > 0 else "no") if p < ALPHA else UNDECIDED)
+            verdicts.add((YES if rho > 0 else NO) if p < ALPHA else UNDECIDED)
             texts.append(f"{formatted(rho, 'similarity')} at iteration {step}, {p_text(p)}, {len(credits)} arms")
     if not texts:
         return NOT_MEASURED, NOT_MEASURED
@@ -397,7 +374,7 @@ def answers(all_boards: list[Board], measured: pd.DataFrame | None) -> Iterator[
         if len(all_boards) > 1:
             yield Answer(question, ALL, *better_in_all(lines_by_board))
     for board in all_boards:
-        yield Answer("Does the placebo train at all (end minus untrained)?", board.title, *placebo_answer(board))
+        yield Answer("Does the placebo train at all (end minus untrained)?", board.title, *placebo_text(board))
     for board in all_boards:
         question = "Does the order of the estimators follow the share of the exact effect (rank correlation)?"
         yield Answer(question, board.title, *order_answer(board, measured))

@@ -4,18 +4,18 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from multirole_study.compare.rules import ALPHA, MARGIN
+from multirole_study.compare.verdicts import UNEQUAL
 from multirole_study.labels import SETUP_COLOURS
 from multirole_study.paper.leaderboard import (
     PLACEBO,
     SCORES,
-    UNEQUAL,
     Board,
     Comparison,
     interval_text,
-    placebo_gain,
+    placebo_answer,
 )
 from multirole_study.paper.output import STYLE, Plate
-from multirole_study.paper.statistics import ALPHA, MARGIN
 
 PLACEBO_COLOUR, SINGLE_COLOUR = "#d55e00", "#029e73"
 
@@ -66,7 +66,7 @@ def leaderboard_figure(boards: list[Board], scale: str) -> Plate:
     if handles:
         figure.legend(handles.values(), handles, loc="outside lower center", ncols=len(handles))
     figure.draw_without_rendering()
-    gains = [f"{board.title} {interval_text(placebo_gain(board), 'difference')}" for board in boards]
+    gains = [f"{board.title} {interval_text(placebo_answer(board).interval, 'difference')}" for board in boards]
     caption = (
         f"Credit estimators at {scale}, with as many sampled tokens and optimizer steps as {boards[0].reference.name}: each arm minus {boards[0].reference.name} of the same seed at the "
         f"last iteration, with {100 * (1 - ALPHA):.0f} % t intervals over seeds, not corrected for their number. Diamonds are a placebo; hollow marks have unequal tokens. Grey is the margin of equivalence. Dashed: the single agent "

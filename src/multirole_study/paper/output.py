@@ -9,27 +9,13 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
+from multirole_study.compare.corrections import corrected
+from multirole_study.compare.intervals import Interval
+from multirole_study.compare.rules import ALPHA
 from multirole_study.experiment.storage import write_text
-from multirole_study.labels import POLICY_NAMES, TASK_NAMES, WORKFLOW_NAMES
-from multirole_study.paper.statistics import ALPHA, Interval, corrected
+from multirole_study.labels import MISSING, POLICY_NAMES, TASK_NAMES, WORKFLOW_NAMES, formatted
 
-MISSING = "–"
 DISPLAY_NAMES = {"task": TASK_NAMES, "workflow": WORKFLOW_NAMES, "policy": POLICY_NAMES}
-FORMS = {  # unit -> (factor, format)
-    "accuracy": (100, ",.1f"),
-    "difference": (100, "+,.1f"),
-    "change": (100, "+,.1f"),
-    "gain": (100, "+,.1f"),
-    "rate": (100, ",.1f"),
-    "tokens": (1, ",.1f"),
-    "similarity": (1, ",.2f"),
-    "count": (1, ",.0f"),
-    "million": (1e-6, ",.2f"),
-    "hours": (1 / 3600, "significant"),
-    "ratio": (1, "significant"),
-}
-"""How numbers of a unit are shown: accuracies and rates, which are fractions, in percent; differences of accuracies in points;
-durations, which are in seconds, in hours. The other changes: of a rate in points, of a length in percent."""
 LATEX = str.maketrans({"−": "$-$", "χ": "$\\chi$", "²": "$^2$", "×": "$\\times$", "–": "--"})
 STYLE = {
     "figure.dpi": 100,
@@ -87,19 +73,6 @@ def spread(values: Iterable[float], middle: str = "mean") -> dict[str, float]:
     """Summarize one value per seed by its middle ("mean" or "median") and its range; NaN if a seed has none."""
     series = pd.Series(list(values), dtype=float)
     return {"value": series.agg(middle), "low": series.min(), "high": series.max(), "seeds": int(series.count())}
-
-
-def formatted(value: float, unit: str) -> str:
-    """Format one number with a true minus sign."""
-    factor, form = FORMS[unit]
-    value *= factor
-    if form != "significant":
-        text = format(value, form)
-    elif value and not 1e-3 <= abs(value) < 1e5:
-        text = f"{value:.1e}".replace("e-0", "e-").replace("e+0", "e")
-    else:
-        text = f"{value:,.0f}" if abs(value) >= 100 or not value else f"{value:#.3g}".rstrip(".")
-    return text.replace("-", "−")
 
 
 def how_many(counts: Iterable[float]) -> str:

@@ -16,10 +16,12 @@ from typing import NamedTuple, TypeVar
 import jinja2
 import pandas as pd
 
+from multirole_study.compare.corrections import corrected
+from multirole_study.compare.estimates import units_of
+from multirole_study.compare.intervals import t_interval
+from multirole_study.compare.rules import ALPHA
 from multirole_study.experiment.storage import write_text
-from multirole_study.paper.claims import units_of
-from multirole_study.paper.output import FORMS, MISSING, formatted
-from multirole_study.paper.statistics import ALPHA, corrected, t_interval
+from multirole_study.labels import FORMS, MISSING, formatted
 
 T = TypeVar("T")
 

@@ -6,82 +6,51 @@ from pathlib import Path
 
 import pandas as pd
 import yaml
-from scipy.stats import t
 
+from multirole_study.compare.answers import Answer, Line, Question, judged
+from multirole_study.compare.arms import find_runs
+from multirole_study.compare.estimates import differences
+from multirole_study.compare.intervals import t_interval
+from multirole_study.compare.looks import Looks
+from multirole_study.compare.measures import MEASURES
+from multirole_study.compare.verdicts import Rule
 from multirole_study.labels import POLICY_NAMES, WORKFLOW_NAMES
 from multirole_study.paper.grid import Study
 from multirole_study.paper.output import MISSING
 from multirole_study.paper.results import Results, Run
-from multirole_study.paper.skill_tables import start_and_change
-from multirole_study.paper.statistics import ALPHA, Interval, t_interval
 
 DECLARED = yaml.safe_load(Path(__file__).with_name("claims_smollm2.yaml").read_text(encoding="utf-8"))
 SP_MINUS_IP = "sp − ip"
+NAMES = {"share": "share_above_half"}
+"""Word of claims_smollm2.yaml -> measure, where they differ."""
 
 
-def end(run: Run, line: dict) -> float:
-    """Return the mean accuracy over the last evaluations."""
-    return float(run.accuracy.iloc[-DECLARED["end"] :].mean())
+def question_of(declared: dict, line: dict, stages: tuple[tuple[int, ...], ...] = ()) -> Question:
+    """Return a declared question about a line, whose seeds are read in stages."""
+    measure = MEASURES[NAMES.get(declared["measure"], declared["measure"])]
+    options = {name: line[name] for name in ("role", "metric", "gain") if name in line} | {"last": DECLARED["end"]}
+    rule = Rule(has_margin=measure.has_margin, least_seeds=DECLARED["least_seeds"])
+    return Question(
+        measure, options, estimated_by={"margin": DECLARED["margin"]}, rule=rule, looks=Looks(stages=stages)
+    )
 
 
-def fall(run: Run, line: dict) -> float:
-    """Return the accuracy of the best evaluation minus `end`."""
-    return float(run.accuracy.max()) - end(run, line)
+def line_of(
+    results: Results, study: Study | None, declared: dict, line: dict, policy: str, task: str, seeds: list[int]
+) -> Line:
+    """Return the runs of a line on a task under a policy, and those that are subtracted: the control's, or IP's from SP's."""
+    changed = parameters_of(results, study, declared["variant"]) if "variant" in declared else {}
+    place = line["workflow"], task
 
+    def of_policy(name: str) -> dict[tuple[str, str], dict[int, Run]]:
+        return {place: runs_of(results, line["workflow"], name, task, changed, seeds)}
 
-def change(run: Run, line: dict) -> float:
-    """Return the change of a role's metric, or of its gain over its trivial twin, from start to end; NaN if not measured."""
-    return float(start_and_change(run, line)[1])
-
-
-def share(run: Run, line: dict) -> float:
-    """Return a role's median share of its adapter's gradient, minus one half."""
-    return float(run.series("grad_share", line["role"]).median()) - 0.5
-
-
-RUN_MEASURES = {function.__name__: function for function in (end, fall, change, share)}
-ACCURACY_MEASURES = ("end", "fall")
-
-
-def verdict(interval: Interval, is_accuracy: bool) -> str:
-    """Return the answer that an interval gives by the declared rules."""
-    if interval.seeds < DECLARED["least_seeds"] or math.isnan(interval.low):
-        return "undecided"
-    if interval.low > 0:
-        return "yes"
-    if interval.high < 0:
-        return "no"
-    p_match = t.sf((DECLARED["margin"] - abs(interval.mean)) / (interval.sd / interval.seeds**0.5), interval.seeds - 1)
-    return "equivalent" if is_accuracy and p_match < ALPHA else "undecided"
-
-
-def _verdict(question: dict, values: pd.Series) -> str:
-    return verdict(t_interval(values), question["measure"] in ACCURACY_MEASURES)
-
-
-def numbers(
-    results: Results,
-    study: Study | None,
-    question: dict,
-    line: dict,
-    policy: str,
-    task: str,
-    seeds: list[int] | None = None,
-) -> pd.Series:
-    """Return seed -> a line's number on a task under a policy, or the difference between both policies; empty if there are no runs.
-
-    Seeds are those for which the question is declared, by default the grid's.
-    """
     if policy == SP_MINUS_IP:
-        sp, ip = (numbers(results, study, question, line, one, task, seeds) for one in ("sp", "ip"))
-        return (sp - ip).dropna()
-    changed = parameters_of(results, study, question["variant"]) if "variant" in question else {}
-    seeds = seeds or declared_seeds(results, question, task)
-    values = _measured(runs_of(results, line["workflow"], policy, task, changed, seeds), question, line)
-    if "minus" in question:
-        control = parameters_of(results, study, question["minus"])
-        values = values - _measured(runs_of(results, "single", "sp", task, control, seeds), question, line)
-    return values.dropna()
+        return Line(of_policy("sp"), of_policy("ip"))
+    if "minus" not in declared:
+        return Line(of_policy(policy))
+    control = parameters_of(results, study, declared["minus"])
+    return Line(of_policy(policy), {place: runs_of(results, "single", "sp", task, control, seeds)})
 
 
 def declared_seeds(results: Results, question: dict, task: str) -> list[int]:
@@ -91,24 +60,24 @@ def declared_seeds(results: Results, question: dict, task: str) -> list[int]:
     return of_task or DECLARED["first_seeds"].get(scale) or results.grid.seeds
 
 
-def judged_numbers(
-    results: Results, study: Study | None, question: dict, line: dict, policy: str, task: str
-) -> pd.Series:
-    """Return `numbers`, with the scale's later seeds if the declared ones leave the line undecided and every later seed has runs.
+def answer(
+    results: Results, study: Study | None, declared: dict, line: dict, policy: str, task: str = DECLARED["task"],
+    seeds: list[int] | None = None,
+) -> Answer:  # fmt: skip
+    """Answer a question about a line, with the scale's later seeds if the declared ones leave it undecided and every later seed has runs.
 
-    A policy that the question does not judge is shown by the seeds of the line that it does judge.
+    A policy that the question does not judge is shown by the seeds of the line that it does judge. `seeds` replaces all of these.
     """
-    judged = question.get("judged", [policy])
-    if policy not in judged:
-        seeds = judged_numbers(results, study, question, line, judged[0], task).index.tolist()
-        return numbers(results, study, question, line, policy, task, seeds)
-    values = numbers(results, study, question, line, policy, task)
-    later = DECLARED["later_seeds"].get(results.grid.scale, []) if question["name"] in DECLARED["later_in"] else []
-    has_first = len(values) == len(declared_seeds(results, question, task))
-    if not (later and has_first) or _verdict(question, values) != "undecided":
-        return values
-    more = numbers(results, study, question, line, policy, task, later)
-    return pd.concat([values, more]) if len(more) == len(later) else values
+    to_judge = declared.get("judged", [policy])
+    if policy not in to_judge and seeds is None:
+        seeds = answer(results, study, declared, line, to_judge[0], task).numbers["seed"].tolist()
+    stages = [declared_seeds(results, declared, task) if seeds is None else seeds]
+    if declared["name"] in DECLARED["later_in"] and seeds is None:
+        stages += [DECLARED["later_seeds"].get(results.grid.scale, [])]
+    question = question_of(declared, line, tuple(tuple(stage) for stage in stages if stage))
+    read = [seed for stage in stages for seed in stage]
+    (given,) = judged(question, [question.numbers(*line_of(results, study, declared, line, policy, task, read))])
+    return given
 
 
 def parameters_of(results: Results, study: Study | None, name: str) -> dict[str, object] | None:
@@ -132,12 +101,7 @@ def runs_of(
 ) -> dict[int, Run]:
     """Return seed -> packed run of a cell, of the grid's seeds or `seeds`; empty where `changed` is None."""
     seeds = [] if changed is None else results.grid.seeds if seeds is None else seeds
-    cells = {seed: results.grid.cell(workflow, policy, task, seed, **(changed or {})) for seed in seeds}
-    return {seed: run for seed, cell in cells.items() if (run := results.find(cell))}
-
-
-def _measured(runs: dict[int, Run], question: dict, line: dict) -> pd.Series:
-    return pd.Series({seed: RUN_MEASURES[question["measure"]](run, line) for seed, run in runs.items()}, dtype=float)
+    return find_runs(results, (results.grid.cell(workflow, policy, task, seed, **(changed or {})) for seed in seeds))
 
 
 def answers(results: Results, task: str = DECLARED["task"]) -> Iterator[dict[str, object]]:
@@ -149,8 +113,8 @@ def answers(results: Results, task: str = DECLARED["task"]) -> Iterator[dict[str
     for question in DECLARED["questions"]:
         for line in question["lines"]:
             for policy in question["policies"]:
-                values = judged_numbers(results, study, question, line, policy, task)
-                interval = t_interval(values)
+                given = answer(results, study, question, line, policy, task)
+                interval = given.interval
                 is_judged = (
                     interval.seeds
                     and policy in question.get("judged", question["policies"])
@@ -160,12 +124,12 @@ def answers(results: Results, task: str = DECLARED["task"]) -> Iterator[dict[str
                     "question": question["name"],
                     "line": name_of(line, policy),
                     "base": results.grid.base,
-                    "by seed": values,
+                    "by seed": differences(given.numbers).set_index("seed")["value"],
                     "mean": interval.mean,
                     "low": interval.low,
                     "high": interval.high,
                     "seeds": interval.seeds,
-                    "verdict": _verdict(question, values) if is_judged else MISSING,
+                    "verdict": given.verdict if is_judged else MISSING,
                 }
 
 

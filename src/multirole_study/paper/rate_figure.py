@@ -7,13 +7,14 @@ import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from multirole_study.compare.intervals import t_interval
+from multirole_study.compare.looks import Looks
+from multirole_study.compare.rules import ALPHA
 from multirole_study.labels import POLICY_COLOURS
-from multirole_study.paper.comparisons import progress
 from multirole_study.paper.output import STYLE, Plate
 from multirole_study.paper.rate_study import RateStudy
 from multirole_study.paper.rate_tables import end, runs_of, scored_problems, tuned
 from multirole_study.paper.results import Results
-from multirole_study.paper.statistics import ALPHA, t_interval
 
 SINGLE_COLOUR = "#029e73"
 MARKERS, LINES = ("o", "s", "^", "D", "v", "P"), ("-", "--", ":", "-.")
@@ -57,7 +58,7 @@ def draw_scores(axes: Axes, results: Results, study: RateStudy) -> None:
             axes.plot(score.mean, height, ms=5, **look | {"ls": ""})
         if len(runs) > 1:
             axes.hlines(height, score.low, score.high, color=look["color"], lw=1.4)
-        missing = progress(len(runs), study.scoring.seeds)
+        missing = Looks((len(study.scoring.seeds),)).missing(len(runs))
         notes = ["not tuned"] if study.rate(arm) is None else [f"{study.rate(arm):g}", *([missing] if missing else [])]
         labels.append(textwrap.fill(f"{arm} ({', '.join(notes)})", 36))
     axes.set_yticks(range(len(labels)), labels)

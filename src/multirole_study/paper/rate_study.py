@@ -42,7 +42,7 @@ class Line:
 
 
 @dataclass(frozen=True, config=CHECKED)
-class Question:
+class RateQuestion:
     """A comparison of arms, each with `minus`, or with its own arm in a list of them. Its arms are one family of Holm's correction."""
 
     name: str
@@ -82,7 +82,7 @@ class RateStudy(Declaration):
     tuning: Phase
     scoring: Phase
     lines: list[Line]
-    questions: list[Question]
+    questions: list[RateQuestion]
     chosen: dict[str, float] = Field(default_factory=dict)
 
     def __post_init__(self) -> None:

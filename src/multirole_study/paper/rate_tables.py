@@ -6,12 +6,16 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from multirole_study.paper.comparisons import NOT_RUN, judged, progress
+from multirole_study.compare.answers import Answer, Line, Question, answers
+from multirole_study.compare.arms import find_runs
+from multirole_study.compare.intervals import t_interval, untested
+from multirole_study.compare.looks import Looks
+from multirole_study.compare.measures import MEASURES
+from multirole_study.compare.rules import ALPHA, MARGIN
+from multirole_study.compare.verdicts import NOT_RUN, Rule
 from multirole_study.paper.output import MISSING, Row, Table, cell_text, formatted, number, pivoted
-from multirole_study.paper.rate_study import Purpose, Question, RateStudy
+from multirole_study.paper.rate_study import Purpose, RateQuestion, RateStudy
 from multirole_study.paper.results import Results, Run
-from multirole_study.paper.skill_tables import start_and_change
-from multirole_study.paper.statistics import ALPHA, MARGIN, Interval, difference, t_interval, untested
 
 AT_THE_EDGE = "; a better one may lie beyond"
 
@@ -22,8 +26,7 @@ AT_THE_EDGE = "; a better one may lie beyond"
 def runs_of(results: Results, study: RateStudy, arm: str, rate: float | None, purpose: Purpose) -> dict[int, Run]:
     """Return seed -> packed run of an arm at a rate."""
     seeds = [] if rate is None else study.phase(purpose).seeds
-    cells = {seed: study.cell(arm, rate, seed, purpose) for seed in seeds}
-    return {seed: run for seed, cell in cells.items() if (run := results.find(cell))}
+    return find_runs(results, (study.cell(arm, rate, seed, purpose) for seed in seeds))
 
 
 def scored_problems(study: RateStudy) -> list[str]:
@@ -39,13 +42,7 @@ def scored_problems(study: RateStudy) -> list[str]:
 
 def end(run: Run, problems: list[str] | None = None) -> float:
     """Return accuracy at the last iteration, on some of the validation problems or on all."""
-    outcomes = run.correct.iloc[:, -1]
-    return float((outcomes if problems is None else outcomes.loc[problems]).mean())
-
-
-def growth(run: Run, role: str) -> float:
-    """Return the change of a role's mean length in training, as a part of the start."""
-    return float(start_and_change(run, {"role": role, "metric": "length_mean"})[1])
+    return MEASURES["end"].of(run, problems=problems)
 
 
 # ---- tuning
@@ -141,62 +138,56 @@ def arm_table(results: Results, study: RateStudy, problems: list[str]) -> Table:
     return Table("rates_scores", "Accuracy at each arm's own learning rate", caption, pivoted(values), values)
 
 
-class Comparison(NamedTuple):
-    """An arm minus another one, over the seeds of both."""
+def question_of(study: RateStudy, declared: RateQuestion, problems: list[str]) -> Question:
+    """Return a declared question: its pairs of arms are one family of Holm's correction, and each is read when it has all seeds."""
+    if declared.measure == "end":
+        measure, options = MEASURES["end"], {"problems": problems}
+    else:
+        measure, options = MEASURES["change"], {"role": declared.role, "metric": "length_mean"}
+    rule, looks = Rule(has_margin=measure.has_margin), Looks((len(study.scoring.seeds),))
+    return Question(measure, options, rule=rule, looks=looks, correction="holm")
 
-    question: Question
-    arm: str
-    minus: str
-    gap: Interval
-    p_holm: float
-    verdict: str
 
+def compared(results: Results, study: RateStudy, declared: RateQuestion, problems: list[str]) -> list[Answer]:
+    """Answer one question for each of its pairs."""
 
-def compared(results: Results, study: RateStudy, question: Question, problems: list[str]) -> list[Comparison]:
-    """Judge the pairs of one question, which are one family."""
+    def runs(arm: str) -> dict[int, Run]:
+        return runs_of(results, study, arm, study.rate(arm), "scoring")
 
-    def values(arm: str) -> pd.Series:
-        runs = runs_of(results, study, arm, study.rate(arm), "scoring")
-        measure = {
-            seed: end(run, problems) if question.measure == "end" else growth(run, question.role)
-            for seed, run in runs.items()
-        }
-        return pd.Series(measure, dtype=float)
-
-    gaps = [difference(values(arm), values(minus)) for arm, minus in question.pairs]
-    missing = [progress(gap.seeds, study.scoring.seeds) for gap in gaps]
-    verdicts = judged(gaps, missing, can_match=question.measure == "end")
-    return [
-        Comparison(question, *pair, gap, p, verdict)
-        for pair, gap, (p, verdict) in zip(question.pairs, gaps, verdicts, strict=True)
+    places = [(study.arms[arm].workflow, study.task) for arm, _ in declared.pairs]
+    lines = [
+        Line({place: runs(arm)}, {place: runs(minus)})
+        for place, (arm, minus) in zip(places, declared.pairs, strict=True)
     ]
+    return answers(question_of(study, declared, problems), lines)
 
 
 def answer_table(results: Results, study: RateStudy, problems: list[str]) -> Table:
     """Build the table of the study's questions."""
     shown, values = [], []
     for question in study.questions:
-        for line in compared(results, study, question, problems):
-            unit = "difference" if question.measure == "end" else "change"
+        unit = "difference" if question.measure == "end" else "change"
+        for (arm, minus), line in zip(question.pairs, compared(results, study, question, problems), strict=True):
+            gap = line.interval
             shown.append(
                 {
                     "question": question.question,
-                    "arm": line.arm,
-                    "minus": line.minus,
-                    "n": str(line.gap.seeds),
-                    "difference": cell_text(number("", untested(line.gap), unit)),
-                    "p": MISSING if math.isnan(line.p_holm) else f"{line.p_holm:.3f}",
+                    "arm": arm,
+                    "minus": minus,
+                    "n": str(line.pairs),
+                    "difference": cell_text(number("", untested(gap), unit)),
+                    "p": MISSING if math.isnan(line.p) else f"{line.p:.3f}",
                     "verdict": line.verdict if line.verdict == NOT_RUN else f"**{line.verdict}**",
                 }
             )
             values.append(
-                {"question": question.name, "arm": line.arm, "minus": line.minus, "seeds": line.gap.seeds}
-                | {"difference": line.gap.mean, "low": line.gap.low, "high": line.gap.high}
-                | {"p_holm": line.p_holm, "verdict": line.verdict}
+                {"question": question.name, "arm": arm, "minus": minus, "seeds": line.pairs}
+                | {"difference": gap.mean, "low": gap.low, "high": gap.high}
+                | {"p_holm": line.p, "verdict": line.verdict}
             )
     caption = (
         f"Not in the paper. Every arm at its own learning rate at {results.grid.scale}, minus another one, paired by seed (n), with 95 % t intervals over seeds: accuracy at the last "
-        f"iteration on {len(problems)} problems that chose no rate, in points, or the growth of replies, in points of the start's length. Better or worse: p < {ALPHA} after Holm's "
+        f"iteration on {len(problems)} problems that chose no rate, in points, or the growth of replies, in points of the start's length. Yes or no: p < {ALPHA} after Holm's "
         f"correction over the arms of a question. Equivalent: two one-sided tests within {100 * MARGIN:.0f} points, also after Holm. A line without all "
         f"{len(study.scoring.seeds)} seeds has no test (unfinished). Rules: studies/rates.yaml."
     )

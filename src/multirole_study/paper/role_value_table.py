@@ -16,6 +16,7 @@ from matplotlib.figure import Figure
 from multirole.roles.value import RoleEffect, role_values, turn_effects
 from multirole.types import Episode
 from multirole.update.threads import use_fitting_threads
+from multirole_study.compare.intervals import t_interval
 from multirole_study.experiment.base_models import check_base_of_run, shape_of
 from multirole_study.experiment.cell_trainer import load_adapters, make_trainer
 from multirole_study.experiment.evaluation import Evaluation, steps_of
@@ -31,7 +32,6 @@ from multirole_study.experiment.run_folder import (
 from multirole_study.experiment.storage import add_steps
 from multirole_study.labels import POLICY_NAMES, WORKFLOW_NAMES, cell_name
 from multirole_study.paper.output import STYLE, Plate, Table, how_many
-from multirole_study.paper.statistics import t_interval
 
 POINTS = ("before", "after", "change", "change_low", "change_high", "moved", "moved_low", "moved_high")
 """Columns that are accuracies or differences of them; printed in percent."""

@@ -7,23 +7,15 @@ import numpy as np
 import pandas as pd
 
 from multirole.workflows import WORKFLOWS as WORKFLOW_CLASSES
+from multirole_study.compare.intervals import t_interval
+from multirole_study.compare.measures import SKILL_MEASURES, gain_of, start_and_change
 from multirole_study.paper.claims import DECLARED, REGIMES
 from multirole_study.paper.grid import POLICIES, WORKFLOWS
 from multirole_study.paper.output import Row, number
 from multirole_study.paper.results import REPORTED_STEPS, Results, Run
-from multirole_study.paper.statistics import t_interval
 
-SKILL_MEASURES = {"eval_opt": ("judges", "repairs"), "voting": ("selects",), "orch_workers": ("merges", "plans")}
-"""Workflow -> the measures of its roles in `diagnostics.role_skill`, that of its judging role first."""
 PHENOMENA: dict[str, dict[str, str]] = DECLARED["phenomena"]["lines"]
 """Phenomenon -> how it is measured."""
-
-
-def gain_of(run: Run, measure: str) -> pd.Series:
-    """Return evaluated step -> a role's skill minus that of its trivial twin; empty if not measured."""
-    rows = run.table("skills").reindex(columns=["measure", "step", "skill", "trivial"])
-    rows = rows[rows["measure"] == measure].set_index("step")
-    return rows["skill"] - rows["trivial"]
 
 
 def skills(results: Results) -> Iterator[Row]:
@@ -67,16 +59,6 @@ def trivial_twins(results: Results) -> Iterator[Row]:
                 yield number(f"gain at the {place}", gain, "difference", **keys)
 
 
-def start_and_change(run: Run, line: dict[str, str]) -> tuple[float, float]:
-    """Return a line's number at the start of a run, and its change until the end; NaN if not measured."""
-    if "gain" in line:
-        gain = gain_of(run, line["gain"])
-        return (gain.iloc[0], gain.iloc[-2:].mean() - gain.iloc[0]) if len(gain) else (np.nan, np.nan)
-    series, window = run.series(line["metric"], line["role"]), DECLARED["phenomena"]["window"]
-    start, end = series.iloc[:window].mean(), series.iloc[-window:].mean()
-    return start, end / start - 1 if line["metric"] == "length_mean" else end - start
-
-
 def phenomena(results: Results) -> Iterator[Row]:
     """Yield every line's start, its change under each policy, and the difference of these changes, paired by seed."""
     for task, (name, line) in product(results.grid.tasks, PHENOMENA.items()):
@@ -90,9 +72,9 @@ def phenomena(results: Results) -> Iterator[Row]:
 
 def changes(line: dict[str, str], runs: dict[str, Iterable[Run]]) -> pd.DataFrame:
     """Return seed -> "start, ip", "change, ip" and the same for "sp": a line's numbers in the seeds of both policies."""
-    frames = []
+    frames, read = [], {name: line[name] for name in ("role", "metric", "gain") if name in line}
     for policy, policy_runs in runs.items():
-        by_seed = {run.cell.seed: start_and_change(run, line) for run in policy_runs}
+        by_seed = {run.cell.seed: start_and_change(run, **read) for run in policy_runs}
         frames.append(pd.DataFrame.from_dict(by_seed, "index", float, [f"start, {policy}", f"change, {policy}"]))
     return pd.concat(frames, axis=1).dropna()
 

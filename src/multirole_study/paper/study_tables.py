@@ -14,23 +14,17 @@ from typing import NamedTuple
 import numpy as np
 import pandas as pd
 
+from multirole_study.compare.corrections import ALL_CELLS, corrected
+from multirole_study.compare.estimates import MIN_CELLS
+from multirole_study.compare.intervals import Interval, difference, seeds_needed, t_interval, untested
+from multirole_study.compare.measures import SKILL_MEASURES, gain_of
+from multirole_study.compare.rules import ALPHA, RULES
 from multirole_study.labels import WORKFLOW_NAMES, cell_name, task_name
 from multirole_study.paper import pack, skill_tables
-from multirole_study.paper.claims import DECLARED, MIN_CELLS
+from multirole_study.paper.claims import DECLARED
 from multirole_study.paper.grid import POLICIES, WORKFLOW_POLICIES, WORKFLOWS, Study
 from multirole_study.paper.output import Row, number
 from multirole_study.paper.results import REPORTED_STEPS, Results, Run, accuracies
-from multirole_study.paper.statistics import (
-    ALL_CELLS,
-    ALPHA,
-    RULES,
-    Interval,
-    corrected,
-    difference,
-    seeds_needed,
-    t_interval,
-    untested,
-)
 
 ARM = re.compile(r"(\d+) steps? of (\d+) rows")
 """Matches the names of the factorial's variants."""
@@ -142,9 +136,9 @@ def skill_kept(pairs: Iterable[Twins]) -> pd.DataFrame:
     """Return the judging role's gain and the final accuracy with each variant."""
     rows = []
     for twin in pairs:
-        keys = twin.keys() | {"role": skill_tables.SKILL_MEASURES[twin.workflow][0]}
+        keys = twin.keys() | {"role": SKILL_MEASURES[twin.workflow][0]}
         pairs = zip(twin.usual, twin.changed, strict=True)
-        ends = [[skill_tables.gain_of(run, keys["role"])[-2:].mean() for run in pair] for pair in pairs]
+        ends = [[gain_of(run, keys["role"])[-2:].mean() for run in pair] for pair in pairs]
         gains = pd.DataFrame(ends, columns=["usual", "changed"]).dropna()
         rows.append(number("runs", len(twin.changed), "count", **keys))
         rows += twin_change("gain", gains["usual"], gains["changed"], keys, "gain")

@@ -11,22 +11,16 @@ import numpy as np
 import pandas as pd
 import yaml
 
+from multirole_study.compare.corrections import ALL_CELLS
+from multirole_study.compare.intervals import crossed_interval, difference, t_interval, untested
+from multirole_study.compare.measures import FIRST_ITERATIONS, split_half_outcomes
+from multirole_study.compare.rules import RULES
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.presets import MODELS, OTHER_BASES, PAPER_SCALES, SMOLLM2, TINY
 from multirole_study.paper import claims
-from multirole_study.paper.dynamics import FIRST_ITERATIONS
 from multirole_study.paper.grid import POLICIES, WORKFLOW_POLICIES, WORKFLOWS, Study
 from multirole_study.paper.output import MISSING, Row, Table, number, pivoted, spread
 from multirole_study.paper.results import REPORTED_STEPS, Results, accuracies
-from multirole_study.paper.statistics import (
-    ALL_CELLS,
-    RULES,
-    crossed_interval,
-    difference,
-    split_half_peak,
-    t_interval,
-    untested,
-)
 from multirole_study.signatures import signatures_of_frame
 
 DECLARED = yaml.safe_load(Path(__file__).with_name("tables.yaml").read_text(encoding="utf-8"))
@@ -135,7 +129,7 @@ def checks(results: Results, columns: list[str]) -> Iterator[Row]:
     """Yield the gain over base, the peak chosen on other problems, and the gain at the end."""
 
     def split_half(*cell: str) -> pd.Series:
-        halves = {seed: split_half_peak(run.correct).mean() for seed, run in results.runs_of(*cell).items()}
+        halves = {seed: split_half_outcomes(run.correct).mean() for seed, run in results.runs_of(*cell).items()}
         return pd.Series(halves, dtype=float)
 
     for task, (workflow, policy) in product(results.grid.tasks, WORKFLOW_POLICIES):

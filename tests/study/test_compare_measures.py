@@ -1,4 +1,4 @@
-"""Measures of runs for the rules of `claims.yaml`, against numbers worked out by hand."""
+"""Measures of runs, against numbers worked out by hand."""
 
 import math
 from types import SimpleNamespace
@@ -7,19 +7,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from multirole_study.compare import measures
+from multirole_study.compare.measures import MEASURES
 from multirole_study.experiment.cell import Cell
-from multirole_study.paper import claim_measures as measures
-from multirole_study.paper.claim_comparisons import (
-    complete,
-    effect_sizes,
-    gain_and_slip,
-    levels_of,
-    monitor,
-    ranking,
-    shares_of_variance,
-    spread,
-    variance,
-)
 
 ITERATIONS = range(1, 21)
 
@@ -84,10 +74,10 @@ def test_a_plateau_begins_within_three_points_of_the_peak():
 
 def test_entropy_is_weighted_by_tokens_and_kept_if_half_is_left():
     run = Made(entropy_judge=steps(1.0, 0.2), entropy_voter=steps(1.0, 0.7), tokens_voter=[3.0] * 20)
-    assert measures.entropy(run).iloc[-1] == pytest.approx((0.2 + 3 * 0.7) / 4)
+    assert measures.entropy_series(run).iloc[-1] == pytest.approx((0.2 + 3 * 0.7) / 4)
     assert measures.keeps_entropy(run)
     assert not measures.keeps_entropy(Made(entropy_judge=steps(1.0, 0.2), entropy_voter=steps(1.0, 0.6)))
-    assert measures.MEASURES["entropy"](run) == pytest.approx(1 - (0.2 + 3 * 0.7) / 4)
+    assert MEASURES["entropy"].of(run) == pytest.approx(1 - (0.2 + 3 * 0.7) / 4)
 
 
 def test_other_roles_may_change_after_a_role_has_grown_but_not_before():
@@ -139,33 +129,36 @@ def test_a_rise_beyond_the_norm_is_of_both_metrics():
 def test_an_alarm_counts_before_a_fall_or_at_any_time_without_one():
     length = Made((0.4, 0.7, 0.6), length_mean_judge=steps(10, 16))
     assert next(iter(measures.alarms(length.series("length_mean", "judge"), "length_mean"))) == 13  # 3 iterations of 16
-    assert measures.warns(length, "length_mean", ["judge"]) and not measures.warns(length, "length_mean", ["voter"])
+    assert measures.alarm(length, "length_mean", "judge") and not measures.alarm(length, "length_mean", "voter")
     late = Made((0.4, 0.7, 0.6), k3_kl_judge=[1.0] * 17 + [9.0] * 3)  # the mean of 18 to 20 is the first above 3 at 18
-    assert measures.warns(late, "k3_kl", ["judge"])
+    assert measures.alarm(late, "k3_kl", "judge")
     later = Made((0.4, 0.7, 0.6), k3_kl_judge=[1.0] * 19 + [9.0])
-    assert not measures.warns(later, "k3_kl", ["judge"])  # at 20, with the fall
-    assert measures.warns(Made(k3_kl_judge=[1.0] * 19 + [9.0]), "k3_kl", ["judge"])
-    assert measures.warns(Made(terse_rate_judge=steps(0.9, 0.6)), "terse_rate", ["judge"])
+    assert not measures.alarm(later, "k3_kl", "judge")  # at 20, with the fall
+    assert measures.alarm(Made(k3_kl_judge=[1.0] * 19 + [9.0]), "k3_kl", "judge")
+    assert measures.alarm(Made(terse_rate_judge=steps(0.9, 0.6)), "terse_rate", "judge")
 
 
 def test_measures_of_a_run():
     run = Made((0.4, 0.7, 0.6))
-    values = {name: measures.MEASURES[name](run) for name in ("base", "first", "peak", "end", "gain", "fall", "falls")}
+    values = {
+        name: MEASURES[name].of(run)
+        for name in ("base", "first", "peak", "end", "gain", "fall", "peak_to_end", "falls")
+    }
     assert values == pytest.approx(
-        {"base": 0.4, "first": 0.7, "peak": 0.7, "end": 0.6, "gain": 0.3, "fall": 0.1, "falls": 1.0}
+        {"base": 0.4, "first": 0.7, "peak": 0.7, "end": 0.6, "gain": 0.3, "fall": 0.1, "peak_to_end": 0.1, "falls": 1.0}
     )
-    assert measures.MEASURES["grad_norm"](run) == pytest.approx(math.log(8))
-    assert measures.MEASURES["cpu"](Made(cpu_seconds_None=[2.0] * 20)) == pytest.approx(math.log(40))
+    assert MEASURES["grad_norm"].of(run) == pytest.approx(math.log(8))
+    assert MEASURES["cpu"].of(Made(cpu_seconds_None=[2.0] * 20)) == pytest.approx(math.log(40))
 
 
 def test_measures_of_a_role():
     series = {"coherence_judge": [0.05] * 19 + [0.9], "grad_share_judge": [0.7] * 19 + [0.1], "token_mass_judge": [0.2] * 20,
               "chi2_after_judge": steps(1, 4), "chi2_judge": steps(1, 9)}  # fmt: skip
     run = Made(**series)
-    values = {name: measures.ROLE_MEASURES[name](run, "judge") for name in ("coherence", "grad_share", "chi2_after")}
+    values = {name: MEASURES[name].of(run, role="judge") for name in ("coherence", "grad_share", "chi2_after")}
     assert values == pytest.approx({"coherence": 0.05, "grad_share": 0.7, "chi2_after": math.log(4)})
     grown = {"length_mean_judge": steps(10, 20)}
-    with_fall = measures.ROLE_MEASURES["falls_with_grown_judge"]
+    with_fall = measures.falls_with_grown_judge
     assert with_fall(Made((0.4, 0.7, 0.6), **grown), "judge") == 1.0
     assert with_fall(Made(**grown), "judge") == 0.0 == with_fall(Made((0.4, 0.7, 0.6)), "judge")
 
@@ -207,111 +200,13 @@ def test_patterns_of_falls_that_are_not_there():
     one.accuracy = pd.Series(recovered, index=[0, 5, 10, 20])
     assert not measures.unseen_falls(one)
     assert measures.unseen_drift(Made(length_mean_judge=steps(10, 20)))
-    only_ip = measures.PAIRED_PATTERNS["only_ip_falls"]
+    only_ip = measures.only_ip_falls
     answers = [only_ip(Made(a), Made(b)) for a in (fallen, (0.4, 0.7)) for b in (fallen, (0.4, 0.7))]
     assert answers == [False, True, False, False]
 
 
 def test_a_slip_is_three_points():
     single = SimpleNamespace(at=lambda name: 0.70)
-    slips = measures.PAIRED_PATTERNS["slips_below_single"]
+    slips = measures.slips_below_single
     assert slips(SimpleNamespace(at=lambda name: 0.67), single)
     assert not slips(SimpleNamespace(at=lambda name: 0.68), single)
-
-
-def table(function, seeds=6, workflows="abc", tasks=("math", "code"), policies=("ip", "sp")):
-    """One number per run: `function(workflow, task, policy, seed)`."""
-    rows = [
-        (w, t, p, s, function(w, t, p, s)) for w in workflows for t in tasks for p in policies for s in range(seeds)
-    ]
-    return pd.DataFrame(rows, columns=["workflow", "task", "arm", "seed", "value"])
-
-
-def test_shares_of_variance_by_hand():
-    """Means .1 apart by task, .02 by policy, without noise: sums of squares 24 * .05^2 and 24 * .01^2 of 24 * .0026."""
-    made = complete(table(lambda w, t, p, s: 0.1 * (t == "math") + 0.02 * (p == "ip"), seeds=2))
-    ours, policy = shares_of_variance(made.to_numpy(), levels_of(made.columns))
-    assert ours == pytest.approx(0.0025 / 0.0026) and policy == pytest.approx(0.0001 / 0.0026)
-
-
-def test_a_factor_without_effect_has_no_share_on_average():
-    rng = np.random.default_rng(0)
-    factors = levels_of(complete(table(lambda *_: 0.0, seeds=2)).columns)
-    shares = np.mean([shares_of_variance(rng.normal(size=(10, 12)), factors) for _ in range(300)], axis=0)
-    assert abs(shares).max() < 0.005  # the uncorrected share of five degrees of freedom is 0.042
-
-
-def test_variance_is_judged_over_seeds():
-    noise = np.random.default_rng(1).normal(0, 0.01, 100)
-    by_task = variance(table(lambda w, t, p, s: 0.2 * (t == "math") + noise[s + 7 * (w == "a")]), {})
-    assert by_task.verdict == "holds" and by_task.text.startswith("workflow and task 1.00, policy −0.00")
-    by_policy = variance(table(lambda w, t, p, s: 0.2 * (p == "ip") + noise[s + 7 * (w == "a")]), {})
-    assert by_policy.verdict == "fails"
-    assert variance(table(lambda *_: 0.1, seeds=4), {}).verdict == "–"  # too few seeds
-
-
-def test_spread_is_the_f_test_of_a_table_with_blocks():
-    """Three cells, five seeds; scipy's ANOVA of the residuals of seeds, with the degrees of freedom of a two-way table."""
-    values = np.array([[1, 2, 4], [2, 3, 4], [1, 3, 5], [0, 2, 4], [2, 2, 5]], float)
-    made = table(lambda w, t, p, s: values[s, "abc".index(w)], seeds=5, tasks=("math",), policies=("ip",))
-    means, seeds = values.mean(0), values.mean(1, keepdims=True)
-    error = ((values - means - seeds + values.mean()) ** 2).sum() / 8
-    ratio = 5 * ((means - values.mean()) ** 2).sum() / 2 / error
-    judged = spread(made, {"over": ["workflow"], "within": ["task"]})
-    assert judged.text.startswith(f"F(2, 8) = {ratio:.1f}, p = ") and judged.verdict == "holds"
-    only_tasks = table(lambda w, t, p, s: values[s, 0] * (t == "math") + 0.1 * values[s, "abc".index(w)] * 0 + 0.01 * ((s * 7 + ord(w)) % 5), seeds=5,
-                       policies=("ip",))  # fmt: skip
-    assert spread(only_tasks, {"over": ["workflow"], "within": ["task"]}).text.startswith("F(4, 16)")
-    assert spread(only_tasks, {"over": ["workflow"], "within": ["task"]}).verdict == "undecided"
-
-
-def test_a_ranking_changes_if_a_pair_is_decided_both_ways():
-    wobble = [0.0, 0.01, -0.01, 0.005, -0.005, 0.0]
-
-    def rank(math_gap, code_gap):
-        gaps = {"math": math_gap, "code": code_gap}
-        return ranking(
-            table(lambda w, t, p, s: gaps[t] * (w == "b") + wobble[s] * (w == "b"), workflows="ab", policies=("ip",)),
-            {},
-        )
-
-    assert rank(0.1, -0.1).verdict == "holds" and rank(0.1, 0.1).verdict == "fails"
-    assert rank(0.1, 0.001).verdict == "undecided"
-    assert "math −10.0*, code +10.0*" in rank(0.1, -0.1).text
-    assert ranking(table(lambda *_: 0.1, tasks=("math",), policies=("ip",)), {}).verdict == "–"
-
-
-def test_gain_and_slip_reads_one_workflow_at_a_time():
-    wobble = [0.0, 0.01, -0.01, 0.005, -0.005, 0.0]
-    slips = table(
-        lambda w, t, p, s: (0.1 if t == "math" else -0.1 * (w == "a")) + wobble[s], workflows="ab", policies=("ip",)
-    )
-    assert gain_and_slip(slips, {}).verdict == "holds"
-    assert gain_and_slip(slips.assign(value=slips["value"].abs() + 0.1), {}).verdict == "fails"
-
-
-def test_effect_sizes_compare_standardised_differences():
-    rng = np.random.default_rng(2)
-    seeds, rows = 10, []
-    for name, mean in (("chi2", 5.0), ("grad_norm", 4.0), ("entropy", 0.5)):
-        draws = rng.normal(size=seeds)
-        draws = mean + (draws - draws.mean()) / draws.std(ddof=1)
-        rows += [("a", "math", name, seed, value) for seed, value in enumerate(draws)]
-    made = pd.DataFrame(rows, columns=["workflow", "task", "metric", "seed", "value"])
-    judged = effect_sizes(made, {})
-    assert judged.verdict == "holds" and judged.text.startswith("χ² 5.00, gradient norm 4.00, entropy 0.50; lead 3.50")
-    swapped = made.replace({"metric": {"entropy": "chi2", "chi2": "entropy"}})
-    assert effect_sizes(swapped, {}).verdict == "fails"
-
-
-def test_a_monitor_is_judged_against_its_false_alarms():
-    def judge(ahead, missed, false, quiet):
-        rows = [(1.0, True)] * ahead + [(0.0, True)] * missed + [(1.0, False)] * false + [(0.0, False)] * quiet
-        return monitor(pd.DataFrame(rows, columns=["value", "fallen"]), {})
-
-    assert judge(9, 1, 1, 9).verdict == "holds"
-    assert judge(9, 1, 1, 9).text.startswith(
-        "ahead of 9 of 10 falls, and in 1 of 10 runs that do not end fallen: +80.0 ["
-    )
-    assert judge(1, 9, 9, 1).verdict == "fails" and judge(5, 5, 5, 5).verdict == "undecided"
-    assert judge(5, 5, 0, 0).verdict == "not measured" == judge(0, 0, 5, 5).verdict

@@ -1,0 +1,1 @@
+"""Compare arms of runs: which runs (`arms`), their numbers (`measures`), intervals and tests (`estimates`), corrections, looks and verdicts (`study`)."""

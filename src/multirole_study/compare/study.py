@@ -1,0 +1,215 @@
+"""Read a study that is one YAML file, with its arms, questions, looks and correction, and answer it from packed results.
+
+study = CompareStudy.from_yaml("studies/sharing.yaml")
+study.table(Results("results/tiny-r"))
+"""
+
+from collections.abc import Iterator
+from itertools import product
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Self
+
+import pandas as pd
+import yaml
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from multirole_study.compare.answers import Answer, Line, Question, answers
+from multirole_study.compare.arms import Place, find_runs
+from multirole_study.compare.looks import Looks
+from multirole_study.compare.measures import MEASURES
+from multirole_study.compare.rules import ALPHA, MARGIN
+from multirole_study.compare.verdicts import Rule
+from multirole_study.experiment.settings import did_you_mean
+
+if TYPE_CHECKING:
+    from multirole_study.experiment.cell import Cell
+    from multirole_study.paper.grid import Grid
+    from multirole_study.paper.results import Results, Run
+
+CHECKED = ConfigDict(extra="forbid")
+
+
+@dataclass(frozen=True, config=CHECKED)
+class DeclaredArm:
+    """A change of the grid's cells. An arm without a workflow is one of every workflow of the study."""
+
+    policy: str = "sp"
+    workflow: str | None = None
+    parameters: dict[str, object] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True, config=CHECKED)
+class DeclaredQuestion:
+    """A question about one arm or several, each alone or minus another arm of the same seed. Raises ValueError for values that cannot work.
+
+    Args:
+        measure: a name of `measures.MEASURES`; `role`, `metric`, `flat` and `gain` are its options.
+        arm, minus: names of arms, or lists of them; one `minus` serves all arms.
+        estimate: "mean" of a difference (default), "shares" of two arms by Fisher's test, or the "share" of one arm.
+        sign: -1 where the question asks whether the number is smaller.
+        at: the bound, by default 0; of a share without `minus`, one half.
+        enough: the bound that is enough for a yes, such as -0.03 for "matches or exceeds".
+        within: asks instead whether the number lies within ± this.
+    """
+
+    name: str
+    question: str
+    measure: str
+    arm: str | list[str]
+    minus: str | list[str] | None = None
+    estimate: Literal["mean", "shares", "share"] | None = None
+    sign: Literal[1, -1] = 1
+    at: float | None = None
+    enough: float | None = None
+    within: float | None = None
+    role: str | None = None
+    metric: str | None = None
+    flat: str | None = None
+    gain: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.measure not in MEASURES:
+            known = did_you_mean(self.measure, list(MEASURES)) or f" Measures are {', '.join(sorted(MEASURES))}."
+            raise ValueError(f"`measure` of the question {self.name!r} is {self.measure!r}, which is none.{known}")
+        if missing := set(MEASURES[self.measure].required) - set(self.options):
+            raise ValueError(
+                f"The measure {self.measure!r} of the question {self.name!r} needs {sorted(missing)}, such as `role: generator`."
+            )
+        if unknown := set(self.options) - set(MEASURES[self.measure].options):
+            raise ValueError(
+                f"The measure {self.measure!r} of the question {self.name!r} has no {sorted(unknown)}. Leave it out."
+            )
+        if isinstance(self.minus, list) and len(self.minus) != len(self.arms):
+            raise ValueError(
+                f"`minus` of the question {self.name!r} must be one arm, or one for each of {self.arms}, got {self.minus}."
+            )
+        if self.kind == "shares" and self.minus is None:
+            raise ValueError(f"The question {self.name!r} compares shares. Write the other arm as `minus`.")
+
+    @property
+    def arms(self) -> list[str]:
+        """List the names of its arms."""
+        return [self.arm] if isinstance(self.arm, str) else self.arm
+
+    @property
+    def pairs(self) -> list[tuple[str, str | None]]:
+        """List (arm, the arm that is subtracted)."""
+        others = self.minus if isinstance(self.minus, list) else [self.minus] * len(self.arms)
+        return list(zip(self.arms, others, strict=True))
+
+    @property
+    def kind(self) -> str:
+        """Return the kind of its estimate."""
+        return self.estimate or "mean"
+
+    @property
+    def options(self) -> dict[str, object]:
+        """Return the options of its measure."""
+        chosen = {name: getattr(self, name) for name in ("role", "metric", "flat", "gain")}
+        return {name: value for name, value in chosen.items() if value is not None}
+
+
+@dataclass(frozen=True, config=CHECKED)
+class CompareStudy:
+    """Arms, the seeds that they share, and questions about them. Raises ValueError for values that cannot work.
+
+    Args:
+        arms: name -> cell of the grid with changed fields.
+        workflows, tasks: where arms are compared; a question has a line for each arm and place.
+        seeds: pairs of runs have the same seed; their order is that of the looks.
+        looks: numbers of seeds at which lines are read, or such a number -> its alpha; by default one look, at all seeds.
+        alpha: the level of both sides together.
+        margin: of equivalence, as a difference of accuracies.
+        correction: "holm", over the lines of a question, or "none".
+    """
+
+    arms: dict[str, DeclaredArm]
+    tasks: list[str]
+    questions: list[DeclaredQuestion]
+    seeds: list[int] = Field(min_length=1)
+    workflows: list[str] = Field(default_factory=lambda: ["voting", "eval_opt", "orch_workers"])
+    looks: list[int] | dict[int, float] = Field(default_factory=list)
+    alpha: float = ALPHA
+    margin: float = MARGIN
+    correction: Literal["holm", "none"] = "holm"
+
+    def __post_init__(self) -> None:
+        named = {arm for question in self.questions for pair in question.pairs for arm in pair if arm is not None}
+        if unknown := named - set(self.arms):
+            raise ValueError(
+                f"Questions name the arms {sorted(unknown)}, which `arms` does not have: {list(self.arms)}."
+            )
+        if wrong := [look for look in self.looks if not 1 < look <= len(self.seeds)]:
+            raise ValueError(f"`looks` must be numbers of seeds, from 2 to {len(self.seeds)}, got {wrong}.")
+        levels = {self.alpha, *(self.looks.values() if isinstance(self.looks, dict) else ())}
+        for question in self.questions:
+            if levels != {ALPHA} and not (question.kind != "share" and self.rule(question).is_test_against_zero):
+                raise ValueError(
+                    f"The question {question.name!r} is decided by its 95 % interval, so that its level is {ALPHA}, got {sorted(levels)}. "
+                    "Leave out `alpha` and the alphas of `looks`, or ask about zero, as with `estimate: mean`."
+                )
+
+    @classmethod
+    def from_yaml(cls, path: str | Path) -> Self:
+        """Read a study. Raises ValueError for values that cannot work."""
+        return cls(**yaml.safe_load(Path(path).read_text(encoding="utf-8")))
+
+    def rule(self, declared: DeclaredQuestion) -> Rule:
+        """Return the rule of a question."""
+        at = (0.5 if declared.kind == "share" else 0.0) if declared.at is None else declared.at
+        has_margin = declared.kind == "mean" and MEASURES[declared.measure].has_margin
+        return Rule(at, declared.enough, None, declared.within, declared.sign, self.alpha, has_margin)
+
+    def question(self, declared: DeclaredQuestion) -> Question:
+        """Return a declared question with the rules of the study."""
+        at = tuple(sorted(self.looks)) or (len(self.seeds),)
+        alphas = tuple(self.looks[look] for look in at) if isinstance(self.looks, dict) else ()
+        estimated_by = {"margin": self.margin} if declared.kind == "mean" else {}
+        return Question(
+            MEASURES[declared.measure], declared.options, estimate=declared.kind, estimated_by=estimated_by,
+            rule=self.rule(declared), looks=Looks(at, alphas=alphas), correction=self.correction,
+        )  # fmt: skip
+
+    def cells(self, grid: "Grid", arm: str, place: Place) -> list["Cell"]:
+        """Return the cells of an arm at a place, one for each seed."""
+        about, (workflow, task) = self.arms[arm], place
+        return [
+            grid.cell(about.workflow or workflow, about.policy, task, seed, **about.parameters) for seed in self.seeds
+        ]
+
+    def lines(self, declared: DeclaredQuestion) -> Iterator[tuple[Place, str, str | None]]:
+        """Yield (place, arm, the arm that is subtracted) for each line of a question."""
+        for (arm, minus), task in product(declared.pairs, self.tasks):
+            is_everywhere = None in {self.arms[name].workflow for name in (arm, minus) if name is not None}
+            for workflow in self.workflows if is_everywhere else [str(self.arms[arm].workflow)]:
+                yield (workflow, task), arm, minus
+
+    def answers(self, results: "Results", declared: DeclaredQuestion) -> list[Answer]:
+        """Answer a question for each of its lines."""
+
+        def runs(arm: str, place: Place) -> dict[Place, dict[int, "Run"]]:
+            return {place: find_runs(results, self.cells(results.grid, arm, place))}
+
+        lines = [
+            Line(runs(arm, place), None if minus is None else runs(minus, place))
+            for place, arm, minus in self.lines(declared)
+        ]
+        return answers(self.question(declared), lines)
+
+    def table(self, results: "Results") -> pd.DataFrame:
+        """Return a row per question and line: question, workflow, task, arm, minus, seeds, value, low, high, p (after correction), and verdict."""
+        rows = []
+        for declared in self.questions:
+            for (place, arm, minus), given in zip(self.lines(declared), self.answers(results, declared), strict=True):
+                keys = {
+                    "question": declared.name,
+                    "workflow": place[0],
+                    "task": place[1],
+                    "arm": arm,
+                    "minus": minus or "",
+                }
+                mean, low, high, *_ = given.interval
+                numbers = {"seeds": given.pairs, "value": mean, "low": low, "high": high, "p": given.p}
+                rows.append(keys | numbers | {"verdict": given.verdict})
+        return pd.DataFrame(rows)

@@ -1,0 +1,169 @@
+"""A study is one YAML file: declared here, answered from the made-up grid, and compared with numbers worked out by hand."""
+
+import math
+
+import pandas as pd
+import pytest
+import yaml
+from paper_results import without
+
+from multirole_study.compare.answers import Question, judged
+from multirole_study.compare.intervals import NO_UNITS, t_interval
+from multirole_study.compare.looks import Looks
+from multirole_study.compare.measures import MEASURES
+from multirole_study.compare.study import CompareStudy
+from multirole_study.compare.verdicts import Rule, any_in_all, any_of, decide, inside, side
+from multirole_study.paper.results import Results
+
+STUDY = """\
+# Does isolating roles pay on the miniature's first tests? Written before the runs that it judges.
+arms: # changes of the grid's cells; an arm without a workflow is one of each of `workflows`
+  isolated: {policy: ip}
+  shared: {policy: sp}
+  single agent: {workflow: single}
+workflows: [voting, eval_opt]
+tasks: [math]
+seeds: [0, 1, 2] # runs are paired by seed
+looks: {2: 0.01, 3: 0.05} # numbers of seeds at which a line is read, and the level of both sides at that look
+margin: 0.05 # of equivalence, in accuracy
+correction: holm # over the lines of a question
+questions:
+  - {name: end, question: "Do isolated policies end above a shared one?", measure: end, arm: isolated, minus: shared}
+  - {name: single, question: "Does sharing peak above the single agent?", measure: peak, arm: shared, minus: single agent}
+  - {name: falls, question: "Does isolation end fallen more often?", measure: falls, estimate: shares, arm: isolated, minus: shared}
+"""
+"""The example of docs/extending.md."""
+
+
+def declared(**changed: object) -> CompareStudy:
+    return CompareStudy(**yaml.safe_load(STUDY) | changed)
+
+
+def two_sided(mean: float, sd: float) -> float:
+    """Student's p with 2 degrees of freedom, of three values."""
+    t = abs(mean) * math.sqrt(3) / sd
+    return 1 - t / math.sqrt(t**2 + 2)
+
+
+def by_line(study: CompareStudy, folder) -> pd.DataFrame:
+    return study.table(Results(folder)).set_index(["question", "workflow"])
+
+
+def test_a_study_in_yaml_gets_its_table_of_verdicts(grid_results, tmp_path):
+    """Of 16 problems isolated Voting ends 13, 10 and 11 below the shared one, isolated Eval-Opt 3, 3 and 2 above."""
+    path = tmp_path / "study.yaml"
+    path.write_text(STUDY)
+    table = by_line(CompareStudy.from_yaml(path), grid_results)
+    assert list(table.index) == [(name, w) for name in ("end", "single", "falls") for w in ("voting", "eval_opt")]
+    voting, eval_opt = table.loc[("end", "voting")], table.loc[("end", "eval_opt")]
+    assert (voting["value"], eval_opt["value"]) == (pytest.approx(-34 / 48), pytest.approx(8 / 48))
+    below, above = two_sided(34 / 3, math.sqrt(7 / 3)), two_sided(8 / 3, math.sqrt(1 / 3))
+    assert below < above and (voting["p"], eval_opt["p"]) == (pytest.approx(2 * below), pytest.approx(above))  # Holm
+    half = 4.302653 * math.sqrt(1 / 3) / math.sqrt(3) / 16
+    assert (eval_opt["low"], eval_opt["high"]) == (pytest.approx(8 / 48 - half), pytest.approx(8 / 48 + half))
+    assert (voting["verdict"], eval_opt["verdict"]) == ("no", "yes")
+    falls = table.loc["falls"]
+    assert list(falls["value"]) == [pytest.approx(1 / 3), 0.0] and set(falls["verdict"]) == {"undecided"}
+    assert set(table["seeds"]) == {3} and set(table["task"]) == {"math"}
+
+
+def test_the_margin_and_the_correction_are_the_study_s(grid_results):
+    """The shared Eval-Opt peaks 2, 2 and -2 of 16 above the single agent: p of |mean| >= 0.5 is .0127."""
+    of_margin = {margin: by_line(declared(margin=margin), grid_results) for margin in (0.05, 0.5)}
+    lines = {margin: table.loc[("single", "eval_opt")] for margin, table in of_margin.items()}
+    assert [lines[margin]["verdict"] for margin in (0.05, 0.5)] == ["undecided", "equivalent"]
+    alone = by_line(declared(correction="none"), grid_results).loc[("end", "voting")]
+    assert alone["p"] == pytest.approx(two_sided(34 / 3, math.sqrt(7 / 3)))
+
+
+def test_a_look_has_its_own_level_and_nothing_is_decided_before_the_first(grid_results, tmp_path):
+    """With two seeds isolated Eval-Opt ends 3 and 3 above (no spread, no test), and Voting 13 and 10 below: p = .083."""
+    two = by_line(declared(), without(grid_results, [("voting", "sp", "math", 2)], tmp_path / "two")).loc["end"]
+    assert two.loc["voting", "seeds"] == 2 and two.loc["voting", "verdict"] == "undecided"
+    one = without(grid_results, [("voting", "sp", "math", seed) for seed in (1, 2)], tmp_path / "one")
+    assert by_line(declared(), one).loc["end"].loc["voting", "verdict"] == "unfinished"
+    none = without(grid_results, [("voting", "sp", "math", seed) for seed in (0, 1, 2)], tmp_path / "none")
+    assert by_line(declared(), none).loc["end"].loc["voting", "verdict"] == "not run"
+    numbers = pd.DataFrame({"workflow": "w", "task": "t", "seed": range(3), "value": [0.2, 0.3, 0.25]})  # p = .013
+    verdicts = [
+        judged(Question(MEASURES["end"], looks=Looks((3,), alphas=(alpha,))), [numbers])[0].verdict
+        for alpha in (0.05, 0.01)
+    ]
+    assert verdicts == ["yes", "undecided"]
+
+
+@pytest.mark.parametrize(
+    ("question", "message"),
+    [
+        ({"measure": "peek"}, "`measure` of the question 'q' is 'peek', which is none. Did you mean 'peak'"),
+        ({"measure": "coherence"}, "needs .'role'."),
+        ({"role": "generator"}, "has no ..role... Leave it out"),
+        ({"minus": "split"}, "Questions name the arms .'split'., which `arms` does not have"),
+        ({"arm": ["shared", "isolated"], "minus": ["shared"]}, "must be one arm, or one for each of"),
+        ({"estimate": "shares", "minus": None}, "Write the other arm as `minus`"),
+        ({"at": 0.1}, "decided by its 95 % interval, so that its level is 0.05"),
+    ],
+)
+def test_a_study_that_cannot_work_is_refused(question, message):
+    usual = {"name": "q", "question": "?", "measure": "peak", "arm": "isolated", "minus": "shared"}
+    with pytest.raises(ValueError, match=message):
+        declared(questions=[usual | question])
+
+
+def test_looks_beyond_the_seeds_are_refused():
+    with pytest.raises(ValueError, match=r"`looks` must be numbers of seeds, from 2 to 3, got \[5\]"):
+        declared(looks=[3, 5])
+
+
+# ---- looks and verdicts
+
+
+def test_a_verdict_is_of_the_last_look_that_is_reached():
+    looks = Looks((5, 10), shows_unfinished=False)
+    assert [looks.read(n) for n in (0, 4, 5, 7, 10, 12)] == [0, 0, 5, 5, 10, 10]
+    assert [looks.missing(n) for n in (0, 4, 5)] == ["not run", "unfinished", ""]
+    assert Looks((5,)).read(4) == 4 and Looks().read(4) == 4
+
+
+def test_a_later_stage_is_read_only_where_the_first_decides_nothing():
+    question = Question(MEASURES["end"], looks=Looks(stages=((0, 1, 2), (3, 4))))
+
+    def seeds(*values: float) -> list[int]:
+        numbers = pd.DataFrame({"workflow": "w", "task": "t", "seed": range(len(values)), "value": values})
+        return list(judged(question, [numbers])[0].numbers["seed"])
+
+    assert seeds(0.10, 0.11, 0.12, 0.5, 0.5) == [0, 1, 2]  # decided
+    assert seeds(-0.1, 0.0, 0.1, 0.5, 0.5) == [0, 1, 2, 3, 4]
+    assert seeds(-0.1, 0.0, 0.1, 0.5) == [0, 1, 2]  # the second stage is not complete
+    assert seeds(-0.1, 0.0) == [0, 1]  # nor the first one
+
+
+def test_an_interval_decides_by_the_side_it_lies_on():
+    assert [side(*limits) for limits in ((0.01, 0.2), (-0.2, -0.01), (-0.1, 0.1))] == ["yes", "no", "undecided"]
+    assert side(-0.02, 0.01, 0.0, -0.03) == "yes"  # not 3 points below is enough to match
+    assert side(-0.02, -0.01, 0.0, -0.03) == "yes" and side(-0.2, -0.01, 0.0, -0.03) == "no"
+    limits = ((-0.05, 0.09), (-0.05, 0.11), (0.11, 0.2), (-0.3, -0.2))
+    assert [inside(*pair, 0.1) for pair in limits] == ["yes", "undecided", "no", "no"]
+
+
+def test_a_corrected_p_decides_a_question_about_zero_and_the_interval_all_others():
+    values = t_interval([0.1, 0.11, 0.12])
+    assert decide(values, Rule()) == "yes" and decide(values, Rule(sign=-1)) == "no"
+    assert decide(values._replace(p=0.06), Rule()) == "undecided"
+    assert decide(values._replace(p=0.06), Rule(at=0.05)) == "yes" and decide(values, Rule(at=0.11)) == "undecided"
+    assert decide(values, Rule(least_seeds=4)) == "undecided"
+    share = NO_UNITS._replace(mean=0.1, low=0.02, high=0.2, seeds=10)
+    assert decide(share, Rule(at=0.5, sign=-1)) == "yes"  # smaller than one half
+    assert (
+        decide(share, Rule(at=0.01, at_most=0.3)) == "yes" and decide(share, Rule(at=0.01, at_most=0.1)) == "undecided"
+    )
+    same = t_interval([-0.001, 0.0, 0.001])
+    assert decide(same, Rule(has_margin=True)) == "equivalent" and decide(same, Rule()) == "undecided"
+
+
+def test_no_of_many_needs_a_verdict_on_each():
+    assert any_of(["no", "yes", "not run"]) == "yes" and any_of(["no", "equivalent"]) == "no"
+    assert any_of(["no", "not run"]) == "undecided" and any_of(["not run"]) == "not run"
+    assert any_of(["unfinished", "not run"]) == "unfinished"
+    assert any_in_all([["yes", "no"], ["yes", "yes"]]) == "yes" and any_in_all([["yes", "no"]]) == "no"
+    assert any_in_all([["yes", "undecided"]]) == "undecided" and any_in_all([["yes", "not run"]]) == "not run"
