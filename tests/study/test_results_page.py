@@ -1,5 +1,6 @@
 """Numbers of the pages about results are those of the committed tables: filled in on results/README.md, compared on docs/results.md."""
 
+import json
 import re
 import shutil
 from collections.abc import Callable
@@ -9,10 +10,12 @@ import jinja2
 import pandas as pd
 import pytest
 import yaml
+from numbers_of_pages import seed_interval
+from scipy import stats
 
 from multirole_study.falls import FALL
 from multirole_study.paper.pages import Tables, span, total, write_page
-from multirole_study.paper.statistics import MARGIN, RULES
+from multirole_study.paper.statistics import ALPHA, MARGIN, RULES, corrected
 
 ROOT = Path(__file__).parents[2]
 SCALE = ROOT / "results" / "tiny-r"
@@ -86,6 +89,93 @@ def evaluate() -> Callable[[str], object]:
 def test_a_sentence_of_the_page_says_what_the_tables_show(evaluate, statement):
     assert statement["says"] in RESULTS_PAGE
     assert [expression for expression in statement["holds"] if not evaluate(expression)] == []
+
+
+def test_the_tokens_that_estimators_sampled():
+    """Typed on the page: percent more or fewer than `outcome`."""
+    tables = ROOT / "results/credit/tiny-r/tables"
+    names = [f"leaderboard_{workflow}_sp_math_accuracy.csv" for workflow in ("voting", "eval_opt")]
+    ends = pd.concat(pd.read_csv(tables / name) for name in names).set_index(["workflow", "arm"])
+    tokens = (100 * (ends["tokens"] - 1)).round()
+    assert list(tokens["voting"][["critic", "shapley", "single agent, Voting's tokens"]]) == [23, -23, 23]
+    arms = ["branches in Eval-Opt", "mean_over_turns", "single agent, Eval-Opt's tokens"]
+    assert list(tokens["eval_opt"][arms]) == [-14, 23, 37]
+
+
+def test_the_rate_of_the_agent_with_one_step_was_too_low():
+    tuning = pd.read_csv(ROOT / "results/rates/tiny-r/tables/rates_tuning.csv")
+    accuracy = tuning.query("arm == 'single agent, one step'").set_index("rate")["accuracy"]
+    assert f"gives {100 * (accuracy[0.004] - accuracy[0.002]):.1f} points more on the tuning seeds" in RESULTS_PAGE
+
+
+def test_a_correction_over_more_tests_undid_two_decisions():
+    """docs/results.md: Orch-Workers against the single agent with as many steps, over the 24 tests of `controls` before and its 36 now."""
+    table = rows("controls")
+    before = corrected(table[~table["run"].str.endswith("one step")])
+    before = before[before["number"] == "peak − four steps"].set_index("run")
+    decided = before.index[before["p_holm"] < ALPHA]
+    assert list(decided) == ["Orch-Workers-IP", "Orch-Workers-SP"]
+    now = corrected(table).query("run == 'Orch-Workers-SP' and number == 'peak − four steps'")["p_holm"].item()
+    said = re.search(r"p = (\S+) and (\S+) over the 24 tests before, (\S+) over 36", PAGE)
+    assert [float(text) for text in said.groups()] == [*before["p_holm"][decided].round(3), round(now, 3)]
+
+
+def test_the_two_signs_of_the_language_model():
+    """Means over workflows by seed, of the mean of the last two evaluations (ends) and of the best one minus it (falls)."""
+    accuracy = (
+        pd.read_parquet(ROOT / "results/smollm2/eval.parquet").groupby(["run", "step"])["correct"].mean().unstack()
+    )
+    settings = pd.read_parquet(ROOT / "results/smollm2/runs.parquet").set_index("run")["settings"].map(json.loads)
+    end = accuracy.apply(lambda curve: curve.dropna().iloc[-2:].mean(), axis=1)
+    fall = accuracy.max(axis=1) - end
+
+    def by_seed(numbers: pd.Series, workflow: str, policy: str, schedule: str) -> pd.Series:
+        """Return seed -> number of the runs with the scale's number of problems and this schedule."""
+        runs = [
+            run
+            for run in numbers.index
+            if run.startswith(f"{workflow}-{policy}-")
+            and settings[run]["lr_schedule"] == schedule
+            and settings[run]["n_problems"] == 4
+            and settings[run]["iterations"] == 16
+        ]
+        return pd.Series({settings[run]["seed"]: numbers[run] for run in runs}).sort_index()
+
+    gains = pd.concat(
+        [
+            by_seed(end, workflow, policy, "cosine") - by_seed(end, "single", "sp", "cosine")
+            for workflow in ("voting", "eval_opt", "orch_workers")
+            for policy in ("ip", "sp")
+        ],
+        axis=1,
+    ).dropna()
+    falls = pd.concat(
+        [
+            by_seed(fall, name, "sp", "constant") - by_seed(fall, name, "ip", "constant")
+            for name in ("voting", "eval_opt")
+        ],
+        axis=1,
+    )
+    assert (len(gains), len(falls)) == (3, 5)
+    for numbers, words in (
+        (gains, "workflows end {} points [{}, {}] *below*"),
+        (falls, "SP falls {} points [{}, {}] *less*"),
+    ):
+        mean, low, high = (f"{-100 * number:.1f}".replace("-", "−") for number in seed_interval(numbers.mean(axis=1)))
+        assert words.format(mean, high, low) in RESULTS_PAGE
+
+
+def test_the_six_cells_of_figure_3_differ():
+    """F test of IP − SP at the peak over cells, with seeds as blocks."""
+    peaks = rows("claims", claim="ip_has_the_higher_ceiling", regime="paper")
+    table = peaks.pivot(index="seed", columns=["workflow", "task"], values="value").to_numpy()
+    n_seeds, n_cells = table.shape
+    residual = table - table.mean(0) - table.mean(1, keepdims=True) + table.mean()
+    freedom = (n_cells - 1, (n_cells - 1) * (n_seeds - 1))
+    f = n_seeds * ((table.mean(0) - table.mean()) ** 2).sum() / freedom[0] / ((residual**2).sum() / freedom[1])
+    assert (
+        f"F({freedom[0]}, {freedom[1]}) = {f:.1f}, p = {stats.f.sf(f, *freedom):.4f}, seeds as blocks" in RESULTS_PAGE
+    )
 
 
 @pytest.fixture
