@@ -239,10 +239,10 @@ def test_the_pages_corrected_p_values():
         if row.verdict == "yes"
     }
     section = (ROOT / "docs/clock.md").read_text().split("## After correction")[1].split("\n## ")[0]
-    said = dict(
-        (cells[0], tuple(cells[1:]))
+    said = {
+        cells[0]: tuple(cells[1:])
         for cells in (line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| "))
-    )
+    }
     assert {name: values for name, values in said.items() if name in expected} == expected and len(said) == len(
         expected
     ) + 1
