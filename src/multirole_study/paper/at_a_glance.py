@@ -15,7 +15,7 @@ import pandas as pd
 import yaml
 
 from multirole_study.experiment.storage import write_text
-from multirole_study.paper.pages import matching
+from multirole_study.paper.lines import matching
 
 MAPPING = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 WORD_OF = {verdict: word for word, verdicts in MAPPING["words"].items() for verdict in verdicts}

@@ -9,17 +9,16 @@ import math
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import jinja2
 import pandas as pd
 
 from multirole_study.experiment.storage import write_text
 from multirole_study.paper.claims import units_of
+from multirole_study.paper.lines import matching, only
 from multirole_study.paper.output import FORMS, MISSING, formatted
 from multirole_study.paper.statistics import ALPHA, corrected, t_interval
-
-T = TypeVar("T")
 
 
 class Line(NamedTuple):
@@ -157,24 +156,6 @@ class Tables:
     def answer(self, table: str, **columns: object) -> Answer:
         """Return the line of a table of answers with these values; ValueError if there is none or more than one."""
         return only(self.answers(table, **columns), table, columns)
-
-
-def matching(rows: pd.DataFrame, table: str, columns: dict[str, object]) -> pd.DataFrame:
-    """Return the rows whose columns have these values (or one of the values in a list); ValueError, which names `table`, if a value has none."""
-    wanted = {column: value if isinstance(value, (list, tuple)) else [value] for column, value in columns.items()}
-    for column, values in wanted.items():
-        rows = rows[rows[column].isin(values)]
-    absent = {column: set(values) - set(rows[column]) for column, values in wanted.items()}
-    if any(absent.values()):
-        raise ValueError(f"The table {table!r} has no line with {columns}.")
-    return rows
-
-
-def only(matches: list[T], table: str, columns: dict[str, object]) -> T:
-    """Return the one line that was found; ValueError, which names `table`, if there are more."""
-    if len(matches) > 1:
-        raise ValueError(f"The table {table!r} has {len(matches)} lines with {columns}. Name more of its columns.")
-    return matches[0]
 
 
 def span(lines: Iterable[Line]) -> str:
