@@ -53,6 +53,14 @@ def test_every_number_of_the_findings_has_a_table():
     assert unlisted("README.md", findings, constants=["95 %", "10 seeds", "5 or more"]) == []
 
 
+def test_no_run_ends_fallen_at_the_usual_rate():
+    """README says "none". The difference of IP and SP is zero in every seed, and so is SP's share."""
+    claims = (
+        pd.read_csv(ROOT / "results/tiny-r/tables/claims.csv").query("regime == 'paper'").set_index("claim")["value"]
+    )
+    assert not claims.loc[["sp_fails_too", "ip_falls_more_often"]].any()
+
+
 def test_it_says_how_many_runs_were_trained():
     kinds = [pd.read_parquet(path, columns=["kind"]) for path in (ROOT / "results").rglob("runs.parquet")]
     n_runs = int((pd.concat(kinds)["kind"] == "run").sum())
