@@ -1,4 +1,4 @@
-"""Numbers of the pages about results are those of the committed tables: filled in on results/README.md, compared on docs/results.md."""
+"""Numbers of the pages about results are those of the committed tables: filled in on results/README.md, compared on docs/results.md and docs/results_changes.md."""
 
 import json
 import re
@@ -19,7 +19,11 @@ from multirole_study.paper.statistics import ALPHA, MARGIN, RULES, corrected
 
 ROOT = Path(__file__).parents[2]
 SCALE = ROOT / "results" / "tiny-r"
-PAGE = re.sub(r"\s+", " ", (ROOT / "docs" / "results.md").read_text(encoding="utf-8"))
+PAGE = re.sub(
+    r"\s+",
+    " ",
+    "".join((ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("results.md", "results_changes.md")),
+)
 NUMBER = r"[+−]?\d+(?:\.\d+)?"
 WITH_UNIT = rf"(?:{NUMBER},? (?:to|and|or) )?{NUMBER}(?: %| points)"
 
@@ -109,7 +113,7 @@ def test_the_rate_of_the_agent_with_one_step_was_too_low():
 
 
 def test_a_correction_over_more_tests_undid_two_decisions():
-    """docs/results.md: Orch-Workers against the single agent with as many steps, over the 24 tests of `controls` before and its 36 now."""
+    """docs/results_changes.md: Orch-Workers against the single agent with as many steps, over the 24 tests of `controls` before and its 36 now."""
     table = rows("controls")
     before = corrected(table[~table["run"].str.endswith("one step")])
     before = before[before["number"] == "peak − four steps"].set_index("run")
