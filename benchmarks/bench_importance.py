@@ -217,7 +217,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=Path, default=Path("runs/importance"))
     parser.add_argument("--step", nargs="+", choices=STEPS, default=[], help="what to run; finished steps are kept")
-    parser.add_argument("--out", type=Path, help="the JSON file of all steps; the table goes to docs/smollm2.md")
+    parser.add_argument("--out", type=Path, help="the JSON file of all steps; the table goes to docs/smollm2_study.md")
     options = parser.parse_args()
     for step in options.step:
         path = options.runs / f"{step}.json"
@@ -235,7 +235,7 @@ def main() -> None:
         if len(arms) == 2:
             result["distance"] = distances(options.runs)
             lines += run_table(arms, result["distance"])
-        write("bench_importance", options.out, result, "\n".join(lines), page="smollm2")
+        write("bench_importance", options.out, result, "\n".join(lines), page="smollm2_study")
 
 
 if __name__ == "__main__":

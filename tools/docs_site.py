@@ -79,7 +79,8 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
         if target.is_dir():
             return text[1:-1]
         if name.startswith("results/tiny-r/") and target.suffix == ".md":  # a table or a caption of the landing page
-            return f"{text}(results/index.html#{target.stem})"
+            place = name.removeprefix("results/").removesuffix(".md").replace("/", "-")
+            return f"{text}(results/index.html#{place})"
         if name not in PAGES and not name.startswith("docs/") and files.get_file_from_path(name) is None:
             files.append(static(config, target))
         return f"{text}({PAGES.get(name, name.removeprefix('docs/'))}{anchor})"

@@ -1,4 +1,4 @@
-"""`benchmarks/bench_gpu.py` on a CPU: a hanging step ends, calls add up, and the order and the table are what docs/gpu.md says."""
+"""`benchmarks/bench_gpu.py` on a CPU: a hanging step ends, calls add up, and the order and the table are what docs/gpu_measurements.md says."""
 
 import json
 import random
@@ -291,7 +291,7 @@ def planned_gib(steps, share: float | None) -> float:
 
 
 def test_the_page_has_the_numbers_that_were_measured(steps):
-    page = (ROOT / "docs" / "gpu.md").read_text()
+    page = (ROOT / "docs" / "gpu_measurements.md").read_text()
     record = json.loads((ROOT / "results" / "bench" / "gpu_h100.json").read_text())
     before, *cycles = record["steps"]["cycles-0.6b"]["result"]["rows"]
     for number, row in enumerate(cycles, 1):

@@ -8,7 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
-from scipy.stats import ttest_rel
+from scipy.stats import fisher_exact, ttest_rel
+from statsmodels.stats.multitest import multipletests
 
 from multirole_study.compare.intervals import chance_to_decide
 from multirole_study.compare.measures import MEASURES
@@ -141,7 +142,7 @@ def test_the_written_middle_rate_is_the_one_that_the_committed_calibration_choos
 @pytest.mark.parametrize(("task", "rate"), [("math", "0.006"), ("math", "0.005"), ("code", "0.006"), ("code", "0.005")])
 @pytest.mark.parametrize("workflow", ["voting", "orch_workers", "eval_opt"])
 def test_the_pages_tables_are_those_of_the_committed_runs(workflow, task, rate):
-    """docs/clock.md: a column for each arm, where all arms have reached a declared look."""
+    """docs/clock_looks.md: a column for each arm, where all arms have reached a declared look."""
     falls = committed("clock_falls").query(
         f"workflow == '{workflow}' and task == '{task}' and rate == '{rate}' and value.notna()"
     )
@@ -164,7 +165,7 @@ def test_the_pages_tables_are_those_of_the_committed_runs(workflow, task, rate):
         cells("best − end", "best − end, points"),
         cells("end", "end, %"),
     ]
-    page = (ROOT / "docs/clock.md").read_text()
+    page = (ROOT / "docs/clock_looks.md").read_text()
     assert "\n".join(f"|{'|'.join(row)}|" for row in table) in re.sub(r"(?<=\|) | (?=\|)", "", page)
 
 
@@ -192,17 +193,17 @@ def test_the_pages_one_table_has_every_place_that_has_reached_a_look():
 
 
 def test_the_page_counts_the_answers_to_every_question():
-    """docs/clock.md, "sentence by sentence": of the verdicts that are read, how many are what."""
+    """docs/clock_looks.md, "sentence by sentence": of the verdicts that are read, how many are what."""
     verdicts = committed("clock_verdicts").query("seeds >= 5")
     counts = verdicts.groupby("question")["verdict"].value_counts().unstack(fill_value=0)
     kinds = ["yes", "no", "equivalent", "undecided"]
-    section = (ROOT / "docs/clock.md").read_text().split("sentence by sentence")[1].split("\n## ")[0]
+    section = (ROOT / "docs/clock_looks.md").read_text().split("sentence by sentence")[1].split("\n## ")[0]
     said = dict(re.findall(r"`(\w+)` \| (\d+ \| \d+ \| \d+ \| \d+) \|", section))
     assert said == {name: " | ".join(map(str, row)) for name, row in zip(counts.index, counts[kinds].to_numpy())}
 
 
 def test_every_interval_that_the_page_states_is_one_of_the_verdicts():
-    """docs/clock.md, outside its tables: in points, of a difference or of its negative."""
+    """docs/clock_looks.md, outside its tables: in points, of a difference or of its negative."""
     verdicts = committed("clock_verdicts").dropna(subset="low")
     limits = [(100 * low, 100 * high) for low, high in zip(verdicts["low"], verdicts["high"], strict=True)]
     known = {
@@ -211,10 +212,42 @@ def test_every_interval_that_the_page_states_is_one_of_the_verdicts():
         for low, high in ((below, above), (-above, -below))
         for digits in (0, 1)
     }
-    lines = (ROOT / "docs/clock.md").read_text().splitlines()
+    lines = (ROOT / "docs/clock_looks.md").read_text().splitlines()
     text = " ".join(line for line in lines if not line.startswith("|"))
     stated = set(re.findall(r"\[−?\d[\d.]*, −?\d[\d.]*\]", text))
     assert stated and not stated - known
+
+
+def test_the_pages_corrected_p_values():
+    """docs/clock.md, "After correction": Fisher's exact test of the counts, with Holm's correction over all rows but the primary one."""
+    primary = DECLARED["primary"]
+    rows = committed("clock_verdicts").query("question == 'clock_makes_falls' and seeds >= 5")
+    counts = rows["text"].str.extract(r"(\d+) of (\d+) against (\d+) of (\d+)").astype(int).to_numpy()
+    p = np.array([fisher_exact([[a, n - a], [b, m - b]], alternative="greater").pvalue for a, n, b, m in counts])
+    is_primary = np.array(
+        (rows["workflow"] == primary["workflow"])
+        & (rows["task"] == primary["task"])
+        & (rows["rate"].astype(float) == float(primary["rate"]))
+    )
+    others, corrected = rows[~is_primary], multipletests(p[~is_primary], method="holm")[1]
+    expected = {
+        f"{WORKFLOW_NAMES[row.workflow]}, {row.task.replace('code', 'programs')}, {float(row.rate) * 1000:.0f}e-3": (
+            f"{alone:.3f}" if alone >= 0.001 else "< 0.001",
+            f"{holm:.3f}",
+        )
+        for row, alone, holm in zip(others.itertuples(), p[~is_primary], corrected, strict=True)
+        if row.verdict == "yes"
+    }
+    section = (ROOT / "docs/clock.md").read_text().split("## After correction")[1].split("\n## ")[0]
+    said = {
+        cells[0]: tuple(cells[1:])
+        for cells in (line.strip("| ").split(" | ") for line in section.splitlines() if line.startswith("| "))
+    }
+    assert {name: values for name, values in said.items() if name in expected} == expected and len(said) == len(
+        expected
+    ) + 1
+    assert f"p = {p[is_primary].item():.3f}" in section
+    assert (p[~is_primary][others["verdict"] != "yes"] > 0.2).all()
 
 
 def test_a_run_has_the_parameters_of_its_arm():

@@ -40,6 +40,16 @@ def test_every_link_of_every_page_leads_somewhere(site):
     assert dead == []
 
 
+def test_a_link_to_a_table_leads_to_its_place_among_the_results(site):
+    places = set(re.findall(r'id="([^"]+)"', (site / "results/index.html").read_text(encoding="utf-8")))
+    linked = {
+        place
+        for page in site.glob("*.html")
+        for place in re.findall(r'href="results/index.html#([^"]+)"', page.read_text(encoding="utf-8"))
+    }
+    assert "tiny-r-tables-table_1" in linked and linked - places == set()
+
+
 def test_the_api_page_describes_every_public_name(site):
     text = (site / "api.html").read_text(encoding="utf-8")
     assert [name for name in multirole.__all__ if f'id="multirole.{name}"' not in text] == []

@@ -245,7 +245,7 @@ def test_the_declared_study_names_what_the_rules_read(study):
 def test_the_page_of_smollm2_repeats_the_answers():
     every = list(answers(Results(ROOT / "results/smollm2")))
     rows, falls = ({row["line"]: row for row in every if row["question"] == name} for name in ("gain", "farther"))
-    page = (ROOT / "docs/smollm2.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/smollm2_study.md").read_text(encoding="utf-8")
 
     def points(row):
         return "{} [{}, {}]".format(*(f"{100 * row[name]:.1f}".replace("-", "−") for name in ("mean", "low", "high")))
@@ -270,7 +270,7 @@ def test_the_page_of_smollm2_has_the_runs_on_programs():
     """Accuracy of every run before training, and as the mean of its last two evaluations."""
     folder = ROOT / "results/programs/smollm2"
     by_step = pd.read_parquet(folder / "eval.parquet").groupby(["run", "step"])["correct"].mean()
-    page = (ROOT / "docs/smollm2.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/smollm2_study.md").read_text(encoding="utf-8")
     studied = Study.read(folder)
     control = {seed: studied.cell("four times the iterations", "single sp code", seed).id for seed in SEEDS}
     lines = {

@@ -43,10 +43,11 @@ def figure(path: Path, made_by: str, results: Path) -> dict[str, object]:
 
 
 def table(path: Path, results: Path, title: str = "") -> dict[str, object]:
-    """Read one table from its Markdown, whose first line is the title unless one is given."""
+    """Read one table from its Markdown; its heading is the title unless one is given."""
     text = path.read_text(encoding="utf-8")
-    if not title:
-        title, text = text.removeprefix("# ").split("\n", 1)
+    if text.startswith("# "):
+        heading, text = text.removeprefix("# ").split("\n", 1)
+        title = title or heading
     formats = [suffix for suffix in ("csv", "tex") if path.with_suffix(f".{suffix}").exists()]
     return {
         "file": relative(path.with_suffix(""), results), "title": title, "body": markup(text), "formats": formats,
@@ -92,7 +93,6 @@ def landing_page(folder: str | Path, unpack: Callable[[str], Path], readme: Path
         about=shown["about"],
         folder=relative(folder, results),
         findings=findings(readme),
-        language_models=[study(declared, results) for declared in shown.get("language_models", [])],
         figures=[figure(folder / "figures" / f"{name}.md", made_by, results) for name, made_by in plates],
         facts=INDEXED,
         runs=runs,

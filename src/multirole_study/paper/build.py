@@ -6,7 +6,7 @@ from tempfile import TemporaryDirectory
 
 from multirole_study.experiment.settings import UserError
 from multirole_study.inspector.landing_page import landing_page
-from multirole_study.paper import credit_accuracy_table, pack
+from multirole_study.paper import at_a_glance, credit_accuracy_table, pack
 from multirole_study.paper.claims import claims
 from multirole_study.paper.figures import figures, figures_of_study
 from multirole_study.paper.gradient_signal_table import signal_figure, signal_table
@@ -52,5 +52,7 @@ def publish(folder: Path) -> Path:
     """Write the result pages of a scale that has a `page.yaml`: Markdown and HTML of its results, and pages of some runs."""
     if (template := folder.absolute().parent / "README.md.jinja").exists():
         write_page(template, folder / "tables")
+    if ((checkout := folder.absolute().parents[1]) / at_a_glance.PAGE).exists():
+        at_a_glance.write(checkout)
     with TemporaryDirectory() as aside:
         return landing_page(folder, lambda run: pack.unpack(folder, run, aside), folder.parents[1] / "README.md")

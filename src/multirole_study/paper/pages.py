@@ -3,15 +3,13 @@
 `results/README.md.jinja` becomes `results/README.md`. A template reads lines of the tables that `multirole paper` has written:
 
     {{ line("controls", run="Voting-IP", number="peak").interval }}   71.2 [69.1, 73.3]
-
-`must(condition)` fails if a sentence no longer agrees with the tables.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import jinja2
 import pandas as pd
@@ -22,8 +20,7 @@ from multirole_study.compare.intervals import t_interval
 from multirole_study.compare.rules import ALPHA
 from multirole_study.experiment.storage import write_text
 from multirole_study.labels import FORMS, MISSING, formatted
-
-T = TypeVar("T")
+from multirole_study.paper.lines import matching, only
 
 
 class Line(NamedTuple):
@@ -104,6 +101,12 @@ class Tables:
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
+    @property
+    def functions(self) -> dict[str, Callable[..., object]]:
+        """Return name -> function, for a template."""
+        own = (self.line, self.lines, self.verdicts, self.runs, self.effect, self.answer, self.answers)
+        return {function.__name__: function for function in (*own, span, total)}
+
     @cache  # noqa: B019  (one instance per page)
     def _read(self, name: str) -> pd.DataFrame:
         return corrected(pd.read_csv(self.folder / f"{name}.csv"))
@@ -157,24 +160,6 @@ class Tables:
         return only(self.answers(table, **columns), table, columns)
 
 
-def matching(rows: pd.DataFrame, table: str, columns: dict[str, object]) -> pd.DataFrame:
-    """Return the rows whose columns have these values (or one of the values in a list); ValueError, which names `table`, if a value has none."""
-    wanted = {column: value if isinstance(value, (list, tuple)) else [value] for column, value in columns.items()}
-    for column, values in wanted.items():
-        rows = rows[rows[column].isin(values)]
-    absent = {column: set(values) - set(rows[column]) for column, values in wanted.items()}
-    if any(absent.values()):
-        raise ValueError(f"The table {table!r} has no line with {columns}.")
-    return rows
-
-
-def only(matches: list[T], table: str, columns: dict[str, object]) -> T:
-    """Return the one line that was found; ValueError, which names `table`, if there are more."""
-    if len(matches) > 1:
-        raise ValueError(f"The table {table!r} has {len(matches)} lines with {columns}. Name more of its columns.")
-    return matches[0]
-
-
 def span(lines: Iterable[Line]) -> str:
     """Format the range of some numbers, such as "3.1 to 10.4"."""
     ordered = sorted(lines, key=lambda line: line.value)
@@ -186,23 +171,9 @@ def total(lines: Iterable[Line]) -> int:
     return round(sum(line.value * FORMS[line.unit][0] for line in lines))
 
 
-def must(condition: object) -> str:
-    """Raise ValueError if a sentence does not agree with the tables; prints nothing."""
-    if not condition:
-        raise ValueError("A sentence of this page says what the tables no longer show. Rewrite it.")
-    return ""
-
-
 def write_page(template: Path, tables: Path) -> Path:
-    """Render a page; its file has the template's name without the last suffix. Raises ValueError as `must` and `line` do."""
+    """Render a page; its file has the template's name without the last suffix. ValueError if a table has not the one line that is asked for."""
     environment = jinja2.Environment(undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True)
-    table_reader = Tables(tables)
-    names = {
-        name: getattr(table_reader, name)
-        for name in ("line", "lines", "verdicts", "runs", "effect", "answer", "answers")
-    }
-    text = environment.from_string(template.read_text(encoding="utf-8")).render(
-        span=span, total=total, must=must, **names
-    )
-    write_text(template.with_suffix(""), text)
+    page = environment.from_string(template.read_text(encoding="utf-8"))
+    write_text(template.with_suffix(""), page.render(Tables(tables).functions))
     return template.with_suffix("")
