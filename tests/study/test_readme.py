@@ -1,32 +1,69 @@
-"""The README's links lead somewhere, and its commands exist."""
+"""README's links lead somewhere, its commands exist, and its numbers are those of committed tables. Its wording is free.
 
+`CITED` has every number of the findings that is no line of a table, such as a count or a range; it is computed from the tables. The
+tests at the end check what the findings say in words: if one fails, the findings must be written anew.
+"""
+
+import json
 import math
 import re
+from functools import cache
 from itertools import product
 from pathlib import Path
 
 import pandas as pd
+import pytest
 
+from multirole_study.__main__ import COMMANDS
+from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.progress import result_lines
+from multirole_study.falls import FALL
 from multirole_study.paper.grid import Grid
 from multirole_study.paper.questions import answers, difference_of_bases
 from multirole_study.paper.results import Results
-from multirole_study.paper.statistics import ALPHA, corrected, t_interval
+from multirole_study.paper.statistics import ALPHA, MARGIN, corrected, t_interval
 
 ROOT = Path(__file__).parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+FINDINGS = re.sub(r"\]\([^)]*\)", "]", README.partition("\n## Findings\n")[2].partition("\n## ")[0]).replace("−", "-")
+"""The section without the targets of its links."""
+PROSE = re.sub(r"\s+", " ", FINDINGS)
+TABLES = ROOT / "results" / "tiny-r" / "tables"
+WORKFLOWS, NAMES, POLICIES = (
+    ("eval_opt", "voting", "orch_workers"),
+    ("Eval-Opt", "Voting", "Orch-Workers"),
+    ("IP", "SP"),
+)
+EVERY_CELL = [f"{name}-{policy}" for name in NAMES for policy in POLICIES]
+HARDER = "four times the problems, four steps"
+"""The single agent with as many steps as a workflow and four times the problems."""
+AGENTS = ("as many iterations", "four steps", HARDER)
 
 
-def test_it_is_short_and_every_relative_link_leads_somewhere():
+def test_every_relative_link_leads_somewhere():
     links = re.findall(r"\]\((?!https?:)([^)#]+)\)", README)
     assert links and not [link for link in links if not (ROOT / link).exists()]
-    assert sum(any(map(str.isalnum, word)) for word in README.split()) <= 1000
 
 
-def test_every_make_target_that_it_names_exists():
+def test_every_command_that_it_names_exists():
     named = set(re.findall(r"(?:`|^)make ([a-z-]+)", README, re.MULTILINE))
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     assert named and named <= targets
+    commands = set(re.findall(r"(?:`|^|to see it +)multirole ([a-z_]+)", README, re.MULTILINE))
+    assert commands and commands <= set(COMMANDS)
+
+
+def test_every_papermill_call_is_of_a_notebook_and_a_cell():
+    calls = re.findall(r"^papermill (.+)$", README, re.MULTILINE)
+    assert calls
+    for words in map(str.split, calls):
+        (notebook, *_) = [word for word in words if word.endswith(".ipynb")]
+        (declared,) = [
+            cell for cell in json.loads((ROOT / notebook).read_text())["cells"] if "parameters" in cell["metadata"].get("tags", [])
+        ]  # fmt: skip
+        given = {words[i + 1]: words[i + 2] for i, word in enumerate(words) if word == "-p"}
+        assert all(re.search(rf"^{name}\b[\w: ]* = ", "".join(declared["source"]), re.MULTILINE) for name in given)
+        Cell.from_parameters(given)
 
 
 def test_the_output_of_make_cell_is_what_the_run_printed():
@@ -44,37 +81,129 @@ def test_the_output_of_make_cell_is_what_the_run_printed():
     assert "\n".join(["```", *printed, "```"]) in README
 
 
-RESULTS_PAGE = " ".join((ROOT / "docs" / "results.md").read_text(encoding="utf-8").split())
-NUMBER = r"([+−]?\d+(?:\.\d)?)"
-INTERVAL = rf"{NUMBER} (?:points|%) \[{NUMBER}, {NUMBER}\]"
-SAID = re.sub(r"\s+", " ", README)
-WORKFLOWS, NAMES, POLICIES = (
-    ("eval_opt", "voting", "orch_workers"),
-    ("Eval-Opt", "Voting", "Orch-Workers"),
-    ("IP", "SP"),
-)
-EVERY_CELL = [f"{name}-{policy}" for name in NAMES for policy in POLICIES]
-HARDER = "four times the problems, four steps"
-"""The single agent with as many steps as a workflow and four times the problems."""
-
-
-def finding(pattern: str) -> list[float]:
-    """Return the numbers of one sentence of the README. In `pattern`, "N" stands for a number and "I" for a number with its interval."""
-    match = re.search(re.sub(r"\b[NI]\b", lambda one: {"N": NUMBER, "I": INTERVAL}[one[0]], pattern), SAID)
-    assert match, pattern
-    return [float(number.replace("−", "-")) for number in match.groups()]
+# ---- numbers
 
 
 def rows(table: str, **where: object) -> pd.DataFrame:
     """Return lines of a committed table, with their verdicts after its correction."""
-    lines = corrected(pd.read_csv(ROOT / "results" / "tiny-r" / "tables" / f"{table}.csv"))
+    lines = corrected(pd.read_csv(TABLES / f"{table}.csv"))
     return lines[(lines[list(where)] == list(where.values())).all(axis=1)]
 
 
-def points(table: str, *columns: str, digits: int = 1, **where: object) -> list[float]:
+def points(table: str, *columns: str, **where: object) -> list[float]:
     """Return numbers of one row of a table in percentage points: value, low and high, or the named columns."""
     row = rows(table, **where).squeeze()
-    return [round(100 * row[column], digits) for column in columns or ("value", "low", "high")]
+    return [100 * row[column] for column in columns or ("value", "low", "high")]
+
+
+def judged(claim: str, regime: str, verdict: str) -> list[float]:
+    """Return a claim's mean over cells with its t interval over seeds, in points. Its verdict must be `verdict`."""
+    numbers = rows("claims", claim=claim, regime=regime)
+    assert set(numbers["verdict"]) == {verdict}
+    return [100 * number for number in t_interval(numbers.groupby("seed")["value"].mean())[:3]]
+
+
+@cache
+def intervals() -> list[list[float]]:
+    """Return (value, low, high) of every line of every committed table, in its unit and in percent, and of the claims' means."""
+    found = [
+        judged("ip_has_the_higher_ceiling", "paper", "equivalent"),
+        judged("ip_falls_back", "stress", "fails"),
+        judged("ip_falls_back", "stress, one step", "fails"),
+    ]
+    for path in (ROOT / "results").rglob("*.csv"):
+        table = pd.read_csv(path) if path.read_text().strip() else pd.DataFrame()
+        for name in ("value", "difference", "mean"):
+            if {name, "low", "high"} <= set(table):
+                numbers = table[[name, "low", "high"]].apply(pd.to_numeric, errors="coerce").dropna()
+                found += [*numbers.to_numpy().tolist(), *(100 * numbers).to_numpy().tolist()]
+    return found + [[-value, -high, -low] for value, low, high in found]
+
+
+NUMBER = r"[+-]?\d+(?:\.\d+)?"
+INTERVAL = rf"({NUMBER})[ \w%]*? \[({NUMBER}), ({NUMBER})(?:\]|, )"
+
+
+def is_shown_as(text: str, number: float) -> bool:
+    """Return whether `text` is the number, rounded to as many decimals."""
+    return float(text) == round(number, len(text.partition(".")[2]))
+
+
+def test_every_interval_of_the_findings_is_a_line_of_a_table():
+    stated = re.findall(INTERVAL, PROSE)
+    assert len(stated) >= 10 and len(stated) == len(re.findall(rf"\[{NUMBER}, {NUMBER}", PROSE))
+    untraced = [
+        triple
+        for triple in stated
+        if not any(all(map(is_shown_as, triple, numbers)) for numbers in intervals())
+    ]  # fmt: skip
+    assert untraced == []
+
+
+def rates_answers() -> pd.DataFrame:
+    answered = pd.read_csv(ROOT / "results/rates/tiny-r/tables/rates_answers.csv")
+    assert set(answered["seeds"]) == {10}
+    return answered.set_index(["question", "arm"])
+
+
+def clock_counts(workflow: str, task: str, rate: str) -> pd.DataFrame:
+    """Return the numbers of runs by arm."""
+    falls = pd.read_csv(ROOT / "results/clock/tiny-r/tables/clock_falls.csv", dtype={"rate": str})
+    here = falls[(falls[["workflow", "task", "rate"]] == [workflow, task, rate]).all(axis=1)]
+    return here.pivot_table("value", "arm", "number")
+
+
+ABOVE = [cell for cell in EVERY_CELL if cell not in ("Voting-IP", "Eval-Opt-SP")]
+"""Cells that end above the agent of one step at tuned rates."""
+CLOCK_PLACES = [("voting", "math", "0.006"), ("voting", "code", "0.006"), ("eval_opt", "code", "0.006"), ("voting", "math", "0.005")]  # fmt: skip
+
+
+@cache
+def cited() -> dict[str, list[float]]:
+    """Return what is cited without an interval -> its numbers, in points or percent, or counts."""
+    tuned, smollm2 = rates_answers(), ROOT / "results/smollm2"
+    sums = [100 * row["mean"] for row in answers(Results(smollm2)) if row["question"] == "gain"]
+    programs = {row["line"]: row for row in answers(Results(ROOT / "results/programs/smollm2"), "code")}
+    table_1 = [points("table_1", "value", task="math", workflow=name, number=policy)[0] for name in WORKFLOWS for policy in POLICIES]  # fmt: skip
+    agents = [points("controls", "value", run=f"Single agent, {name}", number="peak")[0] for name in AGENTS]
+    of_clock = [clock_counts(*place) for place in CLOCK_PLACES]
+    tuning = pd.read_csv(ROOT / "results/rates/tiny-r/tables/rates_tuning.csv").query("arm == 'single agent, one step'")
+    gains = 100 * tuned.loc["step"].loc[ABOVE, "difference"]
+    losses = -100 * tuned.loc["problems"].loc[EVERY_CELL, "difference"]
+    return {
+        "peaks": [*table_1, *agents],
+        "gains over one step at tuned rates": [gains.min(), gains.max()],
+        "losses to four times the problems at tuned rates": [losses.min(), losses.max()],
+        "SmolLM2's agent above workflows": [-max(sums), -min(sums)],
+        "and on programs": [-100 * programs[f"Voting, {policy}"]["mean"] for policy in POLICIES],
+        "runs that end fallen under a clock that wraps": [counts.loc["IP, wrapping", "end fallen"] for counts in of_clock],
+        "and in all": [counts.loc["IP, wrapping", "runs"] for counts in of_clock],
+        "what a rate of 4e-3 gives": [100 * (tuning.set_index("rate")["accuracy"][0.004] - tuning.set_index("rate")["accuracy"][0.002])],
+        "equivalence, a fall, equivalence of other bases": [100 * MARGIN, 100 * FALL, 5],
+        "the intervals": [95],
+    }  # fmt: skip
+
+
+def test_every_other_number_with_a_unit_is_computed_from_the_tables():
+    left = re.sub(INTERVAL, "", PROSE)
+    with_unit = rf"(?:(?<!\w)({NUMBER}) (?:to|and|or|of) )?({NUMBER})(?: %|e-3)?(?: points| %| Voting| t intervals)"
+    stated = [text for pair in re.findall(with_unit, left) for text in pair if text]
+    stated += re.findall(r"\| (\d+\.\d) ", left)  # the table's
+    known = [number for numbers in cited().values() for number in numbers]
+    assert stated and [text for text in stated if not any(is_shown_as(text, number) for number in known)] == []
+
+
+def test_the_table_has_the_peaks_of_its_rows():
+    lines = re.findall(r"^\|([^|]*)\|(.*\d\.\d.*)\|$", FINDINGS, re.MULTILINE)
+    shown = {name.strip(): re.findall(r"\d+\.\d", cells) for name, cells in lines}
+    for name, workflow in zip(NAMES, WORKFLOWS, strict=True):
+        of_row = [points("table_1", "value", task="math", workflow=workflow, number=policy)[0] for policy in POLICIES]
+        assert all(map(is_shown_as, shown.pop(name), of_row)), name
+    agents = [points("controls", "value", run=f"Single agent, {name}", number="peak")[0] for name in AGENTS]
+    assert all(is_shown_as(text, number) for (text,), number in zip(shown.values(), agents, strict=True))
+
+
+# ---- what the findings say in words
 
 
 def is_decided(table: str, **where: object) -> bool:
@@ -88,49 +217,22 @@ def is_undecided(table: str, **where: object) -> bool:
     return bool(len(chosen) and (chosen["p_holm"] >= ALPHA).all() and not (chosen["p_match_holm"] < ALPHA).any())
 
 
-def judged(claim: str, regime: str, verdict: str) -> list[float]:
-    """Return a claim's mean over cells with its t interval over seeds, in points. Its verdict must be `verdict`."""
-    numbers = rows("claims", claim=claim, regime=regime)
-    assert set(numbers["verdict"]) == {verdict}
-    return [round(100 * number, 1) for number in t_interval(numbers.groupby("seed")["value"].mean())[:3]]
-
-
-def test_the_peaks_are_those_of_the_tables():
-    lines = {
-        name: [float(number) for number in re.findall(r"\d+\.\d", cells)]
-        for name, cells in re.findall(r"^\| ([A-Z][\w-]+|single agent, [\w ]+) \|(.*\d\.\d.*)\|$", README, re.MULTILINE)
-    }
-    for name, workflow in zip(NAMES, WORKFLOWS, strict=True):
-        assert lines.pop(name) == [
-            points("table_1", "value", task="math", workflow=workflow, number=policy)[0] for policy in POLICIES
-        ]
-    variants = ("as many iterations", "four steps", HARDER)
-    agents = [points("controls", "value", run=f"Single agent, {number}", number="peak") for number in variants]
-    assert list(lines.values()) == agents
-    assert set(rows("table_1", task="math", number="IP")["seeds"]) == {10} and "% (10 seeds)" in SAID
+def verdicts_of(question: str, base: str = "smollm2", task: str = "math") -> dict[str, str]:
+    """Return line -> verdict of a declared question."""
+    return {row["line"]: row["verdict"] for row in answers(Results(ROOT / "results" / base), task) if row["question"] == question}  # fmt: skip
 
 
 def test_workflows_win_at_equal_iterations_which_is_not_equal_training():
     for policy in POLICIES:
         assert is_decided("table_1", task="math", number=f"{policy} − SA-RL")
+    assert set(rows("table_1", task="math", number="IP")["seeds"]) == {10}
     more_steps, against = (f"peak − {agent}" for agent in ("four steps", HARDER))
-    said = finding(r"workflows peak N points \[N, N\] above it, \[undecided\]")
-    assert said == points("controls", run="all cells", number=more_steps)
     for cell in ["all cells", *EVERY_CELL]:
         assert is_undecided("controls", run=cell, number=more_steps)
-    before = pd.read_csv(ROOT / "results/tiny-r/tables/controls.csv")
-    before = corrected(before[~before["run"].str.endswith("one step")]).query("number == @more_steps").set_index("run")
-    decided = before.index[before["p_holm"] < ALPHA]
-    assert list(decided) == ["Orch-Workers-IP", "Orch-Workers-SP"]  # without the arm that was added last
-    said = re.search(r"p = (\S+) and (\S+) over the 24 tests before, (\S+) over 36", RESULTS_PAGE)
-    now = rows("controls", run="Orch-Workers-SP", number=more_steps)["p_holm"].item()
-    assert [float(number) for number in said.groups()] == [*before["p_holm"][decided].round(3), round(now, 3)]
     for cell in EVERY_CELL:
         assert is_decided("controls", run=cell, number=against)
         assert points("controls", "value", run=cell, number=against)[0] < 0
     pooled = {"run": "all cells, four times the problems", "number": against}
-    value, low, high = points("controls", **pooled)
-    assert finding(r"by I on average \(N seeds, three") == [-value, -high, -low, 5]
     by_cell = [f"{cell}, four times the problems" for cell in EVERY_CELL]
     assert sum(is_decided("controls", run=cell, number=against) for cell in by_cell) == 3
     assert is_decided("controls", **pooled) and rows("controls", **pooled)["seeds"].item() == 5
@@ -138,86 +240,64 @@ def test_workflows_win_at_equal_iterations_which_is_not_equal_training():
     assert steps[["Single agent, four steps", f"Single agent, {HARDER}"]].min() >= steps[EVERY_CELL].max()
 
 
+def test_the_controls_before_an_arm_was_added():
+    """docs/results.md gives the verdicts of the table without the arm that was added last, and one of them with it."""
+    number = "peak − four steps"
+    before = pd.read_csv(TABLES / "controls.csv")
+    before = corrected(before[~before["run"].str.endswith("one step")]).query("number == @number").set_index("run")
+    decided = before.index[before["p_holm"] < ALPHA]
+    assert list(decided) == ["Orch-Workers-IP", "Orch-Workers-SP"]
+    now = rows("controls", run="Orch-Workers-SP", number=number)["p_holm"].item()
+    page = (ROOT / "docs" / "results.md").read_text(encoding="utf-8")
+    assert all(f"{p:.3f}" in page for p in [*before["p_holm"][decided], now])
+
+
 def test_the_single_agent_ends_above_workflows_on_smollm2():
-    lines = [row for row in answers(Results(ROOT / "results/smollm2")) if row["question"] == "gain"]
-    gaps = [-100 * row["mean"] for row in lines]
-    of_code = answers(Results(ROOT / "results/programs/smollm2"), "code")
-    programs = {row["line"]: row for row in of_code if row["question"] == "gain"}
-    of_programs = [-100 * programs[f"Voting, {policy}"]["mean"] for policy in POLICIES]
-    said = finding(
-        r"ends\]\(\S+\) N to N points above workflows on sums, N and N above Voting on programs "
-        r"\(declared, N to N seeds; eight intervals exclude zero"
-    )
-    assert said == [round(min(gaps)), round(max(gaps)), *map(round, of_programs), 3, 5] and len(lines) == 6
-    assert {programs[f"Voting, {policy}"]["verdict"] for policy in POLICIES} == {"no"}
-    assert {row["verdict"] for row in lines} == {"no"} and {row["seeds"] for row in lines} == {3, 5}
+    gains = verdicts_of("gain")
+    assert len(gains) == 6 and set(gains.values()) == {"no"}
+    programs = verdicts_of("gain", "programs/smollm2", "code")
+    assert {programs[f"Voting, {policy}"] for policy in POLICIES} == {"no"}
 
 
-def test_the_mean_peak_hardly_depends_on_sharing():
-    assert finding("IP − SP over six cells is I, equivalent") == judged(
-        "ip_has_the_higher_ceiling", "paper", "equivalent"
-    )
+def test_only_orch_workers_on_code_is_decided_between_the_policies():
     cells = rows("ip_against_sp", at="peak").query("workflow != 'all cells'")
     (decided,) = cells[cells["p_holm"] < ALPHA].itertuples()
     assert (decided.workflow, decided.task) == ("orch_workers", "code")
-    assert finding(r"Only \[Orch-Workers on code\]\([^)]*\) is decided, I") == points(
-        "ip_against_sp", at="peak", workflow=decided.workflow, task="code"
-    )
 
 
 def test_sharing_costs_stability_at_three_times_the_rate():
     falls = rows("setup", task="math", variant="stress").pivot_table("value", ["workflow", "policy"], "number")
     assert (falls["falls"] == falls["runs"]).all(), "a run of a workflow did not fall"
-    mean, low, high = judged("ip_falls_back", "stress", "fails")  # decidedly the other way
-    assert finding("Every workflow run falls\\]\\(\\S+\\), I farther under SP") == [-mean, -high, -low]
-    mean, low, high = judged("ip_falls_back", "stress, one step", "fails")
     assert rows("claims", claim="ip_falls_back", regime="stress, one step")["seed"].nunique() == 10
-    assert finding(r"; N \[N, N\] with one step per adapter") == [-mean, -high, -low]
-    real = [
-        row for row in answers(Results(ROOT / "results/smollm2")) if row["question"] == "farther" and "−" in row["line"]
-    ]
-    assert "On SmolLM2 this is undecided; SP falls [less far](docs/smollm2.md#the-study)." in SAID
-    assert all(row["mean"] < 0 and row["verdict"] == "undecided" for row in real) and len(real) == 2
-    ends = (
-        rows("claims", regime="paper", claim="sp_fails_too"),
-        rows("claims", regime="paper", claim="ip_falls_more_often"),
-    )
-    assert "At the preset no run ends fallen" in SAID and not any(part["value"].any() for part in ends)
+    lines = answers(Results(ROOT / "results/smollm2"))
+    real = [row for row in lines if row["question"] == "farther" and "−" in row["line"]]
+    assert len(real) == 2 and all(row["mean"] < 0 and row["verdict"] == "undecided" for row in real)
+    for claim in ("sp_fails_too", "ip_falls_more_often"):
+        assert not rows("claims", regime="paper", claim=claim)["value"].any(), "a run ends fallen at the preset"
 
 
 def test_a_shared_aggregator_talks_more():
     talk = {"task": "math", "phenomenon": "the aggregator grows verbose"}
-    said = finding(r"Its replies grow by I, an isolated one's by I \(difference decided;")
-    grown = [points("phenomena", digits=0, **talk, number=f"change, {policy}") for policy in ("SP", "IP")]
-    assert said == [*grown[0], *grown[1]]
     assert is_decided("phenomena", **talk, number="change, SP") and is_decided("phenomena", **talk, number="SP − IP")
-    assert "In [six other regimes]" in SAID and "and on SmolLM2 this is undecided" in SAID
     assert len(rows("phenomena_elsewhere", **talk, number="SP − IP")) == 6
     assert is_undecided("phenomena_elsewhere", **talk, number="SP − IP")
-    real = {
-        row["line"]: row["verdict"]
-        for row in answers(Results(ROOT / "results/smollm2"))
-        if row["question"] == "verbose"
-    }
-    assert real["Voting, aggregator, SP − IP"] == "undecided"
+    assert verdicts_of("verbose")["Voting, aggregator, SP − IP"] == "undecided"
 
 
 def test_where_deriving_costs_a_shared_aggregator_does_not_talk_more():
     """The declared reading of studies/vain.yaml: not yes there, and SP − IP lies below that on tiny-r."""
     here, there = (pd.DataFrame(answers(Results(ROOT / "results" / name))) for name in ("vain/tiny-r", "tiny-r"))
-    gap = (
-        difference_of_bases(there, here).set_index(["question", "line"]).loc[("verbose", "Voting, aggregator, SP − IP")]
-    )
+    gaps = difference_of_bases(there, here).set_index(["question", "line"])
+    gap = gaps.loc[("verbose", "Voting, aggregator, SP − IP")]
     lines = here[here["question"] == "verbose"].set_index("line")
     assert lines["verdict"]["Voting, aggregator, SP − IP"] == "undecided" and gap["high"] < 0 and gap["seeds"] == 10
-    shown = lines.loc[[f"Voting, aggregator, {policy}" for policy in ("SP", "IP")], ["mean", "low", "high"]]
-    assert "growth is not shown (declared)" in SAID and not (shown["low"] > 0).any()
-    page = " ".join((ROOT / "results/README.md").read_text(encoding="utf-8").split())
-    numbers = [*shown.to_numpy().ravel(), *lines.loc["Voting, aggregator, SP − IP", ["mean", "low", "high"]]]
-    numbers += [-gap["mean"], -gap["high"], -gap["low"]]
-    texts = [f"{100 * number:.0f}".replace("-", "−") for number in numbers]
-    sentence = "change by {} % [{}, {}] under SP and by {} % [{}, {}] under IP, a difference of {} points [{}, {}], which is {} points [{}, {}] smaller"
-    assert sentence.format(*texts) in page
+    shown = lines.loc[[f"Voting, aggregator, {policy}" for policy in POLICIES], ["mean", "low", "high"]]
+    assert not (shown["low"] > 0).any()
+    page = (ROOT / "results/README.md").read_text(encoding="utf-8").replace("−", "-")
+    of_gap = -gap[["mean", "high", "low"]]
+    for triple in [*shown.to_numpy(), lines.loc["Voting, aggregator, SP − IP", ["mean", "low", "high"]], of_gap]:
+        value, low, high = (f"{100 * number:.0f}" for number in triple)
+        assert re.search(rf"{value} (?:%|points) \[{low}, {high}\]", page), triple
 
 
 def test_a_mini_batch_gradient_is_nearly_all_noise():
@@ -229,102 +309,49 @@ def test_a_mini_batch_gradient_is_nearly_all_noise():
 
 
 def test_a_clock_can_make_the_late_cliff():
-    tables = ROOT / "results" / "clock" / "tiny-r" / "tables"
-    all_verdicts = pd.read_csv(tables / "clock_verdicts.csv", dtype={"rate": str})
-    all_falls = pd.read_csv(tables / "clock_falls.csv", dtype={"rate": str})
-    here = "workflow == 'voting' and task == 'math' and rate == '0.006'"
-    verdicts = all_verdicts.query(here).set_index("question")
-    primary = verdicts.loc["clock_makes_falls"]
-    assert primary["verdict"] == "yes" and verdicts.loc["picture", "verdict"] == "within IP only"
-    counts = all_falls.query(here).pivot_table("value", "arm", "number")
-    said = finding(
-        r"On math at 6e-3, N of N Voting runs then end fallen, none with a tick per iteration \(\[declared\]\S+ N points \[N, N\]"
-    )
-    wrapping = counts.loc["IP, wrapping"]
-    assert said[:2] == [wrapping["end fallen"], wrapping["runs"]] and counts.loc["IP, one clock", "end fallen"] == 0
-    assert said[2:] == [round(100 * primary[name]) for name in ("value", "low", "high")]
-    assert counts.loc["SP", "end fallen"] > counts.loc["SP", "runs"] / 2
-    on_code = here.replace("math", "code")
-    alone = [on_code, on_code.replace("voting", "eval_opt"), here.replace("0.006", "0.005")]
-    said = finding(r"SP's do too, but not on code \(Voting-IP N, Eval-Opt-IP N\) or in Voting at 5e-3 \(N\)")
-    for place, number in zip(alone, said, strict=True):
-        counts = all_falls.query(place).pivot_table("value", "arm", "number").astype(int)
-        assert counts["runs"].eq(wrapping["runs"]).all(), "the numbers of runs that the sentence leaves out"
-        assert counts.loc["IP, wrapping", "end fallen"] == number and counts.loc["SP", "end fallen"] == 0
-        assert all_verdicts.query(place).set_index("question").loc["picture", "verdict"] == "made by the clock"
+    verdicts = pd.read_csv(ROOT / "results/clock/tiny-r/tables/clock_verdicts.csv", dtype={"rate": str})
+    verdicts = verdicts.set_index(["workflow", "task", "rate", "question"])
+    first, *elsewhere = CLOCK_PLACES
+    assert verdicts.loc[(*first, "clock_makes_falls"), "verdict"] == "yes"
+    assert verdicts.loc[(*first, "picture"), "verdict"] == "within IP only"
+    counts = clock_counts(*first)
     assert counts.loc["IP, one clock", "end fallen"] == 0
-    assert "can cause IP's late cliffs in Voting and Eval-Opt** (Orch-Workers: undecided)" in SAID
-    elsewhere = all_verdicts.query("question == 'clock_makes_falls' and workflow != 'voting' and seeds >= 5")
-    assert set(zip(elsewhere["workflow"], elsewhere["task"], elsewhere["rate"], elsewhere["verdict"], strict=True)) == {
-        ("eval_opt", "math", "0.006", "yes"),
-        ("orch_workers", "math", "0.006", "undecided"),
-        ("eval_opt", "math", "0.005", "yes"),
-        ("orch_workers", "math", "0.005", "undecided"),
-        ("eval_opt", "code", "0.006", "yes"),
-        ("orch_workers", "code", "0.006", "undecided"),
-        ("eval_opt", "code", "0.005", "yes"),
-        ("orch_workers", "code", "0.005", "undecided"),
-    }
-    counts = all_falls.query(here.replace("voting", "eval_opt")).pivot_table("value", "arm", "number").astype(int)
-    fallen = [counts.loc[arm, "end fallen"] for arm in ("IP, wrapping", "IP, one clock", "SP")]
-    assert finding(r"Eval-Opt: N, against N \(uncorrected\)") == fallen[:2] and fallen[2] > counts.loc["SP", "runs"] / 2
-    assert set(counts["runs"]) == {10}, "the numbers of runs that the sentence leaves out"
+    assert counts.loc["SP", "end fallen"] > counts.loc["SP", "runs"] / 2
+    for place in elsewhere:
+        assert verdicts.loc[(*place, "picture"), "verdict"] == "made by the clock"
+        assert clock_counts(*place).loc["SP", "end fallen"] == 0
+    read = verdicts[verdicts["seeds"] >= 5].xs("clock_makes_falls", level="question")["verdict"]
+    assert set(read["eval_opt"]) == {"yes"} and len(read["eval_opt"]) == 4
+    assert set(read["orch_workers"]) == {"undecided"} and len(read["orch_workers"]) == 4
+    counts = clock_counts("eval_opt", "math", "0.006")
+    assert counts.loc["SP", "end fallen"] > counts.loc["SP", "runs"] / 2 and set(counts["runs"]) == {10}
 
 
 def test_replies_to_one_prompt_hold_more_credit():
-    measured = pd.read_csv(ROOT / "results" / "tiny-r" / "tables" / "credit_accuracy.csv")
+    measured = pd.read_csv(TABLES / "credit_accuracy.csv")
     place = "workflow == 'voting' and step == 30 and role == 'all' and statistic == 'effect'"
-    here = measured.query(place).drop_duplicates("estimator").set_index("estimator")
-    said = finding(r"In Voting, I of a squared advantage is the reply's effect with C3's estimator, I with")
-    shares = here.loc[["leave_one_out", "outcome"], ["value", "low", "high"]]
-    assert said == [round(100 * share, 1) for share in shares.to_numpy().ravel()]
-    assert said[0] >= 2 * said[3]
+    shares = measured.query(place).drop_duplicates("estimator").set_index("estimator")["value"]
+    assert shares["leave_one_out"] >= 2 * shares["outcome"]
 
 
 def test_comparisons_at_tuned_rates():
     """The questions of studies/rates.yaml that the README answers; results/README.md.jinja takes all of them from the table."""
-    tables = ROOT / "results" / "rates" / "tiny-r" / "tables"
-    answers = pd.read_csv(tables / "rates_answers.csv").set_index(["question", "arm"])
-
-    def answer(question: str, arm: str, verdict: str, sign: int = 1) -> list[float]:
-        row = answers.loc[question, arm]
-        assert (row["seeds"], row["verdict"]) == (10, verdict)
-        low, high = sorted(sign * row[["low", "high"]])
-        return [round(100 * number, 1) for number in (sign * row["difference"], low, high)]
-
-    above = [cell for cell in EVERY_CELL if cell not in ("Voting-IP", "Eval-Opt-SP")]
-    gains = [answer("step", cell, "better")[0] for cell in above]
-    said = finding(
-        r"four of six cells end N to N points above the agent of one step \(Voting-IP equivalent, Eval-Opt-SP undecided\)"
-    )
-    assert said == [min(gains), max(gains)]
-    answer("step", "Voting-IP", "equivalent")
-    answer("step", "Eval-Opt-SP", "undecided")
-    below = finding(r"none above that of four \(Voting-IP N \[N, N\] below, others undecided\)")
-    assert below == answer("steps", "Voting-IP", "worse", -1)
-    for cell in set(EVERY_CELL) - {"Voting-IP"}:
-        answer("steps", cell, "undecided")
-    losses = [answer("problems", cell, "worse", -1)[0] for cell in EVERY_CELL]
-    assert finding(r"at tuned rates by N to N points, declared") == [min(losses), max(losses)]
-    ends_higher = finding(r"Voting on math ends I higher under SP \(\[ten other seeds\]")
-    assert ends_higher == answer("sharing", "Voting-IP", "worse", -1)
-    tuned = (
-        pd.read_csv(tables / "rates_tuning.csv").query("arm == 'single agent, one step'").set_index("rate")["accuracy"]
-    )
-    gain = f"gives {100 * (tuned[0.004] - tuned[0.002]):.1f} points more on the tuning seeds"
-    assert gain in (ROOT / "results" / "README.md").read_text(encoding="utf-8")
+    verdicts = rates_answers()["verdict"]
+    step = dict.fromkeys(ABOVE, "better") | {"Voting-IP": "equivalent", "Eval-Opt-SP": "undecided"}
+    steps = dict.fromkeys(EVERY_CELL, "undecided") | {"Voting-IP": "worse"}
+    for question, expected in (("step", step), ("steps", steps), ("problems", dict.fromkeys(EVERY_CELL, "worse"))):
+        assert verdicts[question][list(expected)].to_dict() == expected, question
+    assert verdicts["sharing", "Voting-IP"] == "worse"
 
 
 def test_more_credit_is_not_shown_to_train_better():
-    """The leaderboard of studies/credit.yaml: one line of it is in the README; results/README.md.jinja takes all arms from the tables."""
+    """The leaderboard of studies/credit.yaml; results/README.md.jinja takes all arms from the tables."""
     tables = ROOT / "results/credit/tiny-r/tables"
     names = [f"leaderboard_{workflow}_sp_math_accuracy.csv" for workflow in ("voting", "eval_opt")]
     ends = pd.concat(pd.read_csv(tables / name) for name in names).set_index(["workflow", "arm"])
     assert set(ends["seeds"]) == {10} and "better" not in set(ends["verdict"])
-    c3 = ends.loc[[("voting", "leave_one_out in Voting"), ("eval_opt", "leave_one_out in Eval-Opt")]]
-    said = finding(r"C3's changes accuracy by I in Voting \(undecided\), N \[N, N\] in Eval-Opt \(decided\)")
-    assert said == [round(100 * number, 1) for number in c3[["difference", "low", "high"]].to_numpy().ravel()]
-    assert list(c3["verdict"]) == ["undecided", "worse"]
+    assert ends["verdict"]["voting", "leave_one_out in Voting"] == "undecided"
+    assert ends["verdict"]["eval_opt", "leave_one_out in Eval-Opt"] == "worse"
     # results/README.md says how many tokens more or fewer than `outcome` these sampled
     tokens = (100 * (ends["tokens"] - 1)).round()
     assert list(tokens["voting"][["critic", "shapley", "single agent, Voting's tokens"]]) == [23, -23, 23]
@@ -355,34 +382,14 @@ def test_what_two_other_builds_of_the_base_say():
         ("Voting, SP − IP", "2"): "undecided",
     }
     sharing = [f"{workflow}, SP − IP" for workflow in NAMES]
-    assert list(verdicts("sharing", *sharing).values()) == [
-        "equivalent",
-        "yes",
-        "no",
-        "equivalent",
-        "yes",
-        "equivalent",
-    ]
-    for said in (
-        "(declared, five seeds, uncorrected, equivalent within 5 points)",
-        "Of twelve cells, nine end above the agent of as many iterations (three undecided), none above about equal steps,",
-        "eleven below four times the problems (one equivalent)",
-        "Shared judges write more. Voting ends",
-        "others equivalent. At the tripled rate Voting-SP falls farther on one (other: undecided).",
-    ):
-        assert said in SAID
-    ends = judged.xs(("sharing", "Voting, SP − IP"), level=("question", "line"))[["value", "low", "high"]]
-    assert finding(r"Voting ends N \[N, N\] and N points \[N, N\] higher under SP") == [
-        round(100 * number, 1) for number in ends.to_numpy().ravel()
-    ]
-    lower = -judged.loc[("tiny-r-seed1", "sharing", "Orch-Workers, SP − IP"), ["value", "high", "low"]]
-    assert finding(r"Orch-Workers on one N \[N, N\] lower") == [round(100 * number, 1) for number in lower]
+    of_sharing = ["equivalent", "yes", "no", "equivalent", "yes", "equivalent"]
+    assert list(verdicts("sharing", *sharing).values()) == of_sharing
 
 
-def test_the_table_of_answers_is_that_of_the_packed_runs():
+@pytest.mark.parametrize("name", ["seed1", "seed2"])
+def test_the_table_of_answers_is_that_of_the_packed_runs(name):
     table = pd.read_csv(ROOT / "results/seed1/tiny-r/questions.csv")
-    for name in ("seed1", "seed2"):
-        here = table[table["base"] == f"tiny-r-{name}"]
-        for row, now in zip(here.to_dict("records"), answers(Results(ROOT / "results" / name / "tiny-r")), strict=True):
-            assert (row["verdict"], row["seeds"]) == (now["verdict"], now["seeds"])
-            assert now["seeds"] == 0 or math.isclose(row["value"], now["mean"], rel_tol=1e-4, abs_tol=1e-6)
+    here = table[table["base"] == f"tiny-r-{name}"]
+    for row, now in zip(here.to_dict("records"), answers(Results(ROOT / "results" / name / "tiny-r")), strict=True):
+        assert (row["verdict"], row["seeds"]) == (now["verdict"], now["seeds"])
+        assert now["seeds"] == 0 or math.isclose(row["value"], now["mean"], rel_tol=1e-4, abs_tol=1e-6)
