@@ -1,4 +1,4 @@
-"""Shared fixtures. Each imports its heavy modules itself, because pytest-xdist's controller loads this file and runs no test."""
+"""Fixtures for all tests; those of library/ and study/ each have their own tokenizer. Each imports its heavy modules itself, because pytest-xdist's controller loads this file and runs no test."""
 
 import os
 
@@ -13,10 +13,9 @@ for name in (
     os.environ.pop(name, None)
 
 import gc
-import shutil
 import signal
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -48,14 +47,13 @@ def pytest_collection_finish() -> None:
     gc.freeze()  # exclude all imported modules from collection
 
 
-@pytest.fixture(scope="session")
-def tokenizer():
-    from transformers import AutoTokenizer
-
-    from multirole_study.experiment.base_models import locate
-    from multirole_study.experiment.cell import Cell
-
-    return AutoTokenizer.from_pretrained(locate(Cell("single", "sp")))
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    """Exclude also what a file's tests have imported: every training collects garbage, which otherwise costs seconds in a long session."""
+    yield
+    if nextitem is None or nextitem.path != item.path:
+        gc.collect()
+        gc.freeze()
 
 
 @pytest.fixture(scope="session")
@@ -74,31 +72,6 @@ def shared(tmp_path_factory):
     return get
 
 
-@pytest.fixture(scope="session")
-def grid_results(shared) -> Path:
-    """The made-up results of a finished grid; read-only."""
-    from paper_results import make_results
-
-    return shared("grid", make_results)
-
-
-@pytest.fixture(scope="session")
-def finished(shared) -> Path:
-    """The folder of `trainers.SMALL_RUN`, trained to DONE; read-only."""
-    from trainers import SMALL_RUN
-
-    from multirole_study.experiment.run import run_cell
-
-    return shared("finished", lambda folder: run_cell(SMALL_RUN, folder))
-
-
-@pytest.fixture(scope="module")
-def run_folder(finished, tmp_path_factory) -> Path:
-    """A copy of `finished`, to which a module's tests may add files."""
-    results_dir = tmp_path_factory.mktemp("results")
-    return Path(shutil.copytree(finished, results_dir / finished.parent.name / finished.name))
-
-
 @pytest.fixture
 def make_model(tokenizer):
     """make_model(policy_map) -> PEFT model with one randomly initialised, effective adapter per name; same seed, same weights."""
@@ -108,18 +81,8 @@ def make_model(tokenizer):
 
 
 @pytest.fixture
-def make_trainer(make_model, tokenizer, tmp_path):
-    """make_trainer(cell, engine=None) -> the cell's trainer over the random model, ready for `optimizer_step` and `update`."""
-    from trainers import cell_trainer
-
-    return lambda cell, engine=None, **kwargs: cell_trainer(
-        cell, make_model(cell.policy), tokenizer, tmp_path, engine, **kwargs
-    )
-
-
-@pytest.fixture
 def make_library_trainer(tokenizer, tmp_path):
-    """make_library_trainer(workflow, **config) -> a trainer without the study's callbacks, built as TRL's is."""
+    """make_library_trainer(workflow, **config) -> a trainer of the toy model, built as TRL's is; see `trainers.library_trainer`."""
     from trainers import library_trainer
 
     return lambda workflow, *args, **config: library_trainer(workflow, tokenizer, tmp_path, *args, **config)

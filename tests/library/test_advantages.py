@@ -9,7 +9,6 @@ from multirole.credit.advantages import group_advantages, groups_of_equal_reward
 from multirole.inputs.problems import INDEX
 from multirole.metrics.episodes import evaluation_advantages
 from multirole.workflows import Single
-from multirole_study.tasks.tiny_chain import PROMPTS
 
 REWARDS = [1.0, 0.0, 0.0, 0.0, 1.0, 0.5, 0.25]
 GROUPS = ["a", "a", "a", "a", "b", "b", "c"]  # means 1/4, 3/4 and 1/4; std 1/2 and sqrt(1/8); c has one member
@@ -81,7 +80,7 @@ def test_a_real_iteration_trains_on_what_trl_computes(make_library_trainer, toke
         lambda episodes, **_: [1.0 - episode.index for episode in episodes],
         generation_batch_size=4, num_generations=2, scale_rewards=scale,
     )  # fmt: skip
-    inputs = [{"prompt": f"question {i // 2}", "task": PROMPTS, INDEX: i // 2} for i in range(4)]
+    inputs = [{"prompt": f"question {i // 2}", "task": "general", INDEX: i // 2} for i in range(4)]
     episodes = trainer._generate_and_score_completions(inputs)
     assert [episode.reward.value for episode in episodes] == [1.0, 0.0] * 2
     advantages = [row.advantage for row in rows_of(trainer, episodes)]

@@ -2,12 +2,12 @@
 
 import pytest
 import torch
-from trainers import diagnostics_of, episodes_of, make_episodes
+from trainers import diagnostics_of, episodes_of
 
 from multirole.roles.diagnostics import CLAMP, RoleDiagnostics, sample_rows
 from multirole.types import Turn
 from multirole.update.rows import Row, collate
-from multirole_study.experiment.cell import Cell
+from multirole.workflows import Voting
 
 
 @torch.no_grad()
@@ -19,15 +19,15 @@ def from_whole_logits(model, row, temperature: float) -> torch.Tensor:
     return logps.gather(1, torch.tensor(row.turn.completion_ids)[:, None])[:, 0]
 
 
-def updated(make_trainer, monkeypatch, **fields):
+def updated(make_diagnosed_trainer, monkeypatch, **config):
     """A trainer's `update` with several optimizer steps; `seen` holds (row, lp) of every row, scored before its own step."""
-    cell = Cell(**{"workflow": "voting", "n_problems": 2, "warmup_steps": 0, "learning_rate": 3e-2} | fields)
-    trainer, seen, calls = make_trainer(cell), [], []
-    rows = trainer.prepare_rows(make_episodes(cell, n_problems=8))
+    trainer = make_diagnosed_trainer(Voting(), learning_rate=3e-2, max_grad_norm=1.0, **config)
+    seen, calls = [], []
+    rows = trainer.prepare_rows(episodes_of(trainer.workflow.roles, n_problems=8))
     compute_gradient, logprobs_of = trainer.compute_gradient, trainer.logprobs_of
 
     def spy(model, adapter, mini_batch, *rest):
-        seen.extend((row, from_whole_logits(model, row, cell.temperature)) for row in mini_batch)
+        seen.extend((row, from_whole_logits(model, row, trainer.temperature)) for row in mini_batch)
         return compute_gradient(model, adapter, mini_batch, *rest)
 
     monkeypatch.setattr(trainer, "compute_gradient", spy)
@@ -39,8 +39,8 @@ def updated(make_trainer, monkeypatch, **fields):
     return trainer, rows, seen, raw, calls
 
 
-def test_it_equals_whole_logits_on_the_sampled_rows(make_trainer, monkeypatch):
-    trainer, rows, seen, raw, calls = updated(make_trainer, monkeypatch, policy="ip", temperature=0.7)
+def test_it_equals_whole_logits_on_the_sampled_rows(make_diagnosed_trainer, monkeypatch):
+    trainer, rows, seen, raw, calls = updated(make_diagnosed_trainer, monkeypatch, policy="ip", temperature=0.7)
     diagnostics, sampled = diagnostics_of(trainer), {id(row) for row in sample_rows(rows)}
     assert 8 <= len(sampled) < len(rows) / 4 and diagnostics.raw.keys() == sampled
     assert len({(entry["adapter"], entry["step"]) for entry in diagnostics.ledger}) > 8
@@ -55,8 +55,8 @@ def test_it_equals_whole_logits_on_the_sampled_rows(make_trainer, monkeypatch):
         torch.testing.assert_close(again, from_whole_logits(trainer.model, row, 0.7), atol=1e-5, rtol=0)
 
 
-def test_at_temperature_1_it_is_chi2_and_costs_no_pass(make_trainer, monkeypatch):
-    trainer, rows, _, _, calls = updated(make_trainer, monkeypatch, policy="sp", temperature=1.0)
+def test_at_temperature_1_it_is_chi2_and_costs_no_pass(make_diagnosed_trainer, monkeypatch):
+    trainer, rows, _, _, calls = updated(make_diagnosed_trainer, monkeypatch, policy="sp", temperature=1.0)
     assert len(calls) == 1
     measured = diagnostics_of(trainer).per_role(rows).values()
     assert len(measured) == 2 and all(metrics["chi2_raw"] == metrics["chi2"] for metrics in measured)

@@ -1,7 +1,5 @@
 """System messages and earlier turns of a row's prompt stand in front of every role's messages; text prompts are as before."""
 
-import json
-
 import pytest
 from chat_tokenizers import FAMILIES
 from datasets import Dataset
@@ -14,9 +12,6 @@ from multirole.inputs.problems import check_dataset, to_problems
 from multirole.policy import parse_policy
 from multirole.types import Answer, Problem, assistant, user
 from multirole.workflows import WORKFLOWS
-from multirole_study.experiment.cell_trainer import to_dataset
-from multirole_study.tasks.sources import DataError
-from multirole_study.tasks.user_task import Task
 
 SYSTEM = {"role": "system", "content": "Answer in one word."}
 HISTORY = [SYSTEM, user("What is 1+1?"), assistant("2")]
@@ -146,34 +141,6 @@ def test_other_prompts_are_refused_with_their_row(prompt, message):
         rows = Dataset.from_list([{"prompt": [user("fine")]}, {"prompt": prompt}])
         with pytest.raises(ValueError, match=f"Row 1 of `train_dataset`: .*{message}"):
             check_dataset("train_dataset", rows)
-
-
-def test_a_task_of_a_file_takes_conversations(tmp_path):
-    rows = [
-        {"prompt": TALK, "answer": "four"},
-        {"prompt": "text", "answer": "a"},
-        {"prompt": HISTORY[:2], "answer": "b"},
-    ]
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    seen = []
-
-    def reward(prompts, completions, answer):
-        seen.extend(prompts)
-        return [1.0] * len(prompts)
-
-    task = Task("talk", path, path, reward)
-    problems = task.problems("train")
-    assert [p.history for p in problems] == [HISTORY, [], [SYSTEM]]
-    assert [p.question for p in problems] == ["And doubled?", "text", "What is 1+1?"]
-    assert len({p.id for p in problems}) == 3
-    task.score(problems, ["x"] * 3)
-    assert seen == [TALK, "text", HISTORY[:2]]
-    again = to_problems(to_dataset(problems))
-    assert [(p.id, p.history, p.question) for p in again] == [(p.id, p.history, p.question) for p in problems]
-    bad = Task("talk", [{"prompt": TALK[:3]}], path, reward)
-    with pytest.raises(DataError, match="row 0 of a list in memory cannot be a prompt: .*must end with a user message"):
-        bad.problems("train")
 
 
 class Misspelt(Own):

@@ -32,7 +32,6 @@ from multirole.credit.estimators.shapley import ShapleyCredit, shapley_values
 from multirole.types import Duty, Episode, Problem, Reward, Structure, Turn
 from multirole.update.rows import Row
 from multirole.workflows import Voting
-from multirole_study.tasks.tiny_chain import PROMPTS
 
 REWARDS = [1.0, 0.0, 0.0, 0.0]  # mean 1/4, standard deviation 1/2
 ADVANTAGES = [1.5, -0.5, -0.5, -0.5]
@@ -454,7 +453,7 @@ def test_replays_and_grades_are_scored_as_the_dataset_says_and_not_logged(make_l
         max_steps=1, logging_steps=1, save_strategy="no", disable_tqdm=True,
     )  # fmt: skip
     prompt = [{"role": "system", "content": "Add."}, {"role": "user", "content": "1 + 1"}]
-    trainer.train_dataset = Dataset.from_list([{"prompt": prompt, "answer": "2", "task": PROMPTS}] * 2)
+    trainer.train_dataset = Dataset.from_list([{"prompt": prompt, "answer": "2", "task": "general"}] * 2)
     trainer.train()
     assert len(asked) == 2 + 2 * 3 and {(len(one), answer) for one, answer, _ in asked} == {(2, "2")}
     assert {kind for *_, kind in asked} == {list} and all(one == prompt for one, *_ in asked)

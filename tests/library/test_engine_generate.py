@@ -11,13 +11,12 @@ from peft import LoraConfig, get_peft_model
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from toy_qwen3 import toy_model
-from trainers import slow_but
+from trainers import SUMS, slow_but
 
 from multirole import MultiRoleCallback, MultiRoleGRPOConfig, MultiRoleGRPOTrainer, Voting
 from multirole.engines.generate import GenerateEngine, computing
 from multirole.engines.protocol import Request
 from multirole_cpu.engine import TransformersEngine
-from multirole_study.tasks.tiny_chain import PROMPTS
 
 VOCAB, EOS = 97, 1
 LENGTHS = (1, 3, 9, 17, 20, 20, 33)  # of prompts, around the families' window of 8
@@ -131,7 +130,7 @@ def train(base, tokenizer, folder, lora, policy="ip", **options):
     }  # fmt: skip
     gap, config = Gap(), {"r": 4, "target_modules": "all-linear", "init_lora_weights": False} | lora
     trainer = MultiRoleGRPOTrainer(
-        base, Voting(2, prompts=PROMPTS), lambda completions, **_: [float(len(text) % 3) for text in completions],
+        base, Voting(2, prompts=SUMS), lambda completions, **_: [float(len(text) % 3) for text in completions],
         MultiRoleGRPOConfig(str(folder), policy=policy, **usual | options), Dataset.from_dict({"prompt": ["1+1", "2+2+2"]}),
         processing_class=tokenizer, peft_config=LoraConfig(**config), callbacks=[gap],
     )  # fmt: skip

@@ -23,7 +23,7 @@ from multirole_cpu.engine import TransformersEngine
 
 @pytest.fixture(scope="module")
 def model_path(tmp_path_factory, tokenizer) -> str:
-    """A folder with a random base of the tiny-r shape and the tokenizer."""
+    """A folder with a random base of three narrow layers and the tokenizer."""
     return save_toy_base(tmp_path_factory.mktemp("base"), tokenizer, 512)
 
 

@@ -2,13 +2,12 @@
 
 import pytest
 import torch
-from trainers import episodes_of, rows_of
+from trainers import SUMS, episodes_of, rows_of
 
 from multirole.options import MultiRoleGRPOConfig
 from multirole.update.entropy import next_coef, select_tokens
 from multirole.update.gradients import gradient_of
 from multirole.workflows import Voting
-from multirole_study.tasks.tiny_chain import PROMPTS
 
 CASES = {
     "bonus": {"entropy_coef": 0.5},
@@ -34,7 +33,7 @@ def step_rows(trainer):
 def test_micro_batches_do_not_change_the_gradient(make_library_trainer, case):
     gradients, losses = [], []
     for size in (10**6, 150, 1):
-        trainer = make_library_trainer(Voting(2, prompts=PROMPTS), micro_batch_tokens=size, **CASES[case])
+        trainer = make_library_trainer(Voting(2, prompts=SUMS), micro_batch_tokens=size, **CASES[case])
         rows = step_rows(trainer)
         params, loss = trainer.compute_gradient(trainer.model.train(), "shared", rows, len(rows))
         gradients.append(gradient_of(params))
@@ -48,7 +47,7 @@ def test_micro_batches_do_not_change_the_gradient(make_library_trainer, case):
 def test_padding_changes_shapes_alone(make_library_trainer):
     gradients, widths = [], []
     for multiple in (None, 64):
-        trainer = make_library_trainer(Voting(2, prompts=PROMPTS), pad_to_multiple_of=multiple)
+        trainer = make_library_trainer(Voting(2, prompts=SUMS), pad_to_multiple_of=multiple)
         decoder = trainer.peft_model.get_base_model().model
         decoder.register_forward_hook(lambda _, __, out: widths.append(out.last_hidden_state.shape[1]))
         rows = step_rows(trainer)
@@ -65,7 +64,7 @@ def test_the_bonus_is_the_mean_entropy_of_the_trained_tokens(make_library_traine
     loss = []
     for coef in (0.0, 0.5):
         trainer = make_library_trainer(
-            Voting(2, prompts=PROMPTS), entropy_coef=coef, mask_truncated_completions=True, micro_batch_tokens=150
+            Voting(2, prompts=SUMS), entropy_coef=coef, mask_truncated_completions=True, micro_batch_tokens=150
         )
         rows = step_rows(trainer)
         loss.append(trainer.compute_gradient(trainer.model.train(), "shared", rows, len(rows))[1].item())
@@ -79,7 +78,7 @@ def test_masked_rows_do_not_train(make_library_trainer):
     """Their content has no effect, but their number has one, because TRL's mean over rows counts them."""
     gradients = []
     for change in (None, "tokens", "absent"):
-        trainer = make_library_trainer(Voting(2, prompts=PROMPTS), mask_truncated_completions=True)
+        trainer = make_library_trainer(Voting(2, prompts=SUMS), mask_truncated_completions=True)
         rows = step_rows(trainer)
         for row in [row for row in rows if row.is_masked]:
             if change == "tokens":
@@ -94,7 +93,7 @@ def test_masked_rows_do_not_train(make_library_trainer):
 
 
 def test_rows_are_masked_by_the_reason_of_their_end(make_library_trainer):
-    trainer = make_library_trainer(Voting(2, prompts=PROMPTS), mask_truncated_completions=True)
+    trainer = make_library_trainer(Voting(2, prompts=SUMS), mask_truncated_completions=True)
     episodes = episodes_of(trainer.workflow.roles)
     for i, turn in enumerate(turn for episode in episodes for turn in episode.turns):
         turn.finish_reason = "length" if i % 5 == 0 else "stop"
@@ -105,7 +104,7 @@ def test_rows_are_masked_by_the_reason_of_their_end(make_library_trainer):
 
 
 def test_an_iteration_of_masked_rows_alone_moves_nothing(make_library_trainer):
-    trainer = make_library_trainer(Voting(2, prompts=PROMPTS), mask_truncated_completions=True, weight_decay=0.0)
+    trainer = make_library_trainer(Voting(2, prompts=SUMS), mask_truncated_completions=True, weight_decay=0.0)
     episodes = episodes_of(trainer.workflow.roles)
     for turn in (turn for episode in episodes for turn in episode.turns):
         turn.finish_reason = "length"
@@ -137,7 +136,7 @@ def test_the_adaptive_coefficient_by_hand():
 def test_each_adapter_has_a_coefficient(make_library_trainer):
     """The first step has no bonus, because no entropy has been measured yet."""
     options = {"use_adaptive_entropy": True, "entropy_coef": 0.1, "entropy_target": 1e9, "entropy_coef_delta": 0.5}
-    trainer = make_library_trainer(Voting(2, prompts=PROMPTS), policy="ip", updates="per_batch", **options)
+    trainer = make_library_trainer(Voting(2, prompts=SUMS), policy="ip", updates="per_batch", **options)
     trainer.update(trainer.model, trainer.prepare_rows(episodes_of(trainer.workflow.roles)))
     steps = {"generator": 2, "aggregator": 1}
     assert trainer.entropy_coef == pytest.approx({name: min(1.0, 0.1 + 0.5 * n) for name, n in steps.items()})

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from trainers import diagnostics_of, make_episodes, rows_of
+from trainers import diagnostics_of, episodes_of, rows_of
 
 from multirole.callbacks import MultiRoleCallback
 from multirole.metrics.episodes import text_metrics
@@ -13,7 +13,7 @@ from multirole.roles.diagnostics import sample_rows
 from multirole.roles.gradient_parts import GradientParts
 from multirole.update import adapter_update
 from multirole.update.rows import Row
-from multirole_study.experiment.cell import Cell
+from multirole.workflows import Voting
 
 
 def parts_of(**vectors: list[list[float]]) -> GradientParts:
@@ -65,10 +65,11 @@ class Parts(MultiRoleCallback):
 
 
 @pytest.mark.parametrize("policy", ["sp", "ip"])
-def test_the_parts_sum_to_the_applied_gradient_bit_for_bit(make_trainer, policy, monkeypatch):
-    cell, seen = Cell("voting", policy, max_grad_norm=1e9), Parts()
-    trainer = make_trainer(cell, callbacks=[seen])
-    rows = [row for row in rows_of(trainer, make_episodes(cell)) if row.adapter == trainer.adapters[0]]
+def test_the_parts_sum_to_the_applied_gradient_bit_for_bit(make_diagnosed_trainer, policy, monkeypatch):
+    seen = Parts()
+    trainer = make_diagnosed_trainer(Voting(), callbacks=[seen], policy=policy)
+    episodes = episodes_of(trainer.workflow.roles)
+    rows = [row for row in rows_of(trainer, episodes) if row.adapter == trainer.adapters[0]]
     plain_set, applied = adapter_update.set_gradient, []
 
     def apply(params, gradient):
@@ -92,11 +93,11 @@ class Surgery(MultiRoleCallback):
         gradients.mul_(torch.tensor(factors)[:, None])
 
 
-def test_a_callback_may_change_the_parts(make_trainer):
+def test_a_callback_may_change_the_parts(make_diagnosed_trainer):
     """Later callbacks and the step itself get the changed gradient; earlier callbacks have seen the gradient of the rows."""
-    cell, before = Cell("voting", "sp", max_grad_norm=1e9), Parts()
-    trainer = make_trainer(cell, callbacks=[before, Surgery()])
-    rows = rows_of(trainer, make_episodes(cell))
+    before = Parts()
+    trainer = make_diagnosed_trainer(Voting(), callbacks=[before, Surgery()])
+    rows = rows_of(trainer, episodes_of(trainer.workflow.roles))
     step, _ = trainer.optimizer_step(trainer.model, "shared", rows, len(rows), 0.0)
     part = dict(zip(before.parts, before.matrix, strict=True))
     expected = 2 * part["generator", 0] + part["generator", 1] + part["generator", 2]
@@ -104,10 +105,10 @@ def test_a_callback_may_change_the_parts(make_trainer):
     assert step.grad_norm == pytest.approx(expected.norm().item(), rel=1e-4)
 
 
-def test_duplicate_voters_are_measured_as_coherent(make_trainer):
+def test_duplicate_voters_are_measured_as_coherent(make_diagnosed_trainer):
     """Slots 1 and 2 repeat slot 0, so their gradients have one direction."""
-    cell = Cell("voting", "ip")
-    trainer, episodes = make_trainer(cell), make_episodes(cell)
+    trainer = make_diagnosed_trainer(Voting(), policy="ip")
+    episodes = episodes_of(trainer.workflow.roles)
     for episode in episodes:
         first, *others = [turn for turn in episode.turns if turn.role == "generator"]
         for turn in others:
@@ -118,10 +119,9 @@ def test_duplicate_voters_are_measured_as_coherent(make_trainer):
     assert numbers["coherence"] == pytest.approx(1.0, abs=1e-5)
 
 
-def test_a_role_without_advantage_has_no_share(make_trainer):
-    cell = Cell("voting", "sp")
-    trainer = make_trainer(cell)
-    rows = rows_of(trainer, make_episodes(cell))
+def test_a_role_without_advantage_has_no_share(make_diagnosed_trainer):
+    trainer = make_diagnosed_trainer(Voting())
+    rows = rows_of(trainer, episodes_of(trainer.workflow.roles))
     for row in rows:
         row.advantage *= row.turn.role != "aggregator"
     trainer.optimizer_step(trainer.model, "shared", rows, len(rows), 1e-3)
@@ -130,19 +130,18 @@ def test_a_role_without_advantage_has_no_share(make_trainer):
     assert parts.of_role("generator")["grad_share"] == pytest.approx(1.0)
 
 
-def as_sampled(trainer, cell: Cell, n_problems: int) -> list[Row]:
+def as_sampled(trainer, n_problems: int) -> list[Row]:
     """Return rows whose sampled log-probs equal the trainer's to the last digit."""
-    rows = trainer.prepare_rows(make_episodes(cell, n_problems=n_problems))
+    rows = trainer.prepare_rows(episodes_of(trainer.workflow.roles, n_problems=n_problems))
     for row, logps in zip(rows, trainer.logprobs_of(rows), strict=True):
         row.turn.logprobs = logps.tolist()
     return rows
 
 
-def test_chi2_after_sees_what_a_single_step_moved(make_trainer):
+def test_chi2_after_sees_what_a_single_step_moved(make_diagnosed_trainer):
     """An aggregator takes one step per iteration. Its chi2 is zero during that step and positive afterwards."""
-    cell = Cell("voting", "ip", old_logprobs="recomputed")
-    trainer = make_trainer(cell)
-    rows, diagnostics = as_sampled(trainer, cell, 4), diagnostics_of(trainer)
+    trainer = make_diagnosed_trainer(Voting(), policy="ip", old_logprobs="recomputed")
+    rows, diagnostics = as_sampled(trainer, 4), diagnostics_of(trainer)
     aggregator_rows = [row for row in rows if row.adapter == "aggregator"]
     trainer.optimizer_step(trainer.model, "aggregator", aggregator_rows, len(aggregator_rows), 3e-2)
     sample = sample_rows(rows)
@@ -152,10 +151,9 @@ def test_chi2_after_sees_what_a_single_step_moved(make_trainer):
     assert diagnostics.chi2_after["aggregator"] > 1e-3 and abs(diagnostics.chi2_after["generator"]) < 1e-5
 
 
-def test_a_second_step_is_measured_with_the_weights_that_the_first_has_moved(make_trainer):
-    cell = Cell("voting", "sp", old_logprobs="recomputed")
-    trainer = make_trainer(cell)
-    rows, diagnostics = as_sampled(trainer, cell, 4), diagnostics_of(trainer)
+def test_a_second_step_is_measured_with_the_weights_that_the_first_has_moved(make_diagnosed_trainer):
+    trainer = make_diagnosed_trainer(Voting(), old_logprobs="recomputed")
+    rows, diagnostics = as_sampled(trainer, 4), diagnostics_of(trainer)
     read = {role: text_metrics([row for row in rows if row.turn.role == role]) for role in trainer.policy}
     for half, has_moved in ((rows[: len(rows) // 2], False), (rows[len(rows) // 2 :], True)):
         trainer.optimizer_step(trainer.model, rows[0].adapter, half, len(half), 3e-2)

@@ -4,11 +4,10 @@ import dataclasses
 
 import pytest
 import torch
-from trainers import diagnostics_of, episodes_of, make_episodes, rows_of
+from trainers import diagnostics_of, episodes_of, rows_of
 
 from multirole.update.rows import Row, collate
 from multirole.workflows import Voting
-from multirole_study.experiment.cell import Cell
 
 TOLERANCE = 1e-6
 
@@ -114,14 +113,14 @@ def test_recomputed_old_log_probs_ignore_the_engine_s(make_library_trainer):
     assert (gradient(trainer, "shared", rows) - recomputed).norm() > 1e-3
 
 
-def test_recomputed_old_log_probs_come_from_each_rows_own_adapter(make_trainer):
-    trainer = make_trainer(Cell("voting", "ip", old_logprobs="recomputed", max_grad_norm=1e9))
-    rows = trainer.prepare_rows(make_episodes(Cell("voting", "ip")))
+def test_recomputed_old_log_probs_come_from_each_rows_own_adapter(make_diagnosed_trainer):
+    trainer = make_diagnosed_trainer(Voting(), policy="ip", old_logprobs="recomputed")
+    rows = trainer.prepare_rows(episodes_of(trainer.workflow.roles))
     rows_by_adapter = {name: [row for row in rows if row.adapter == name] for name in trainer.adapters}
     trainer.optimizer_step(
         trainer.model, "generator", rows_by_adapter["generator"], 48, 1e-2
     )  # now the adapters differ
-    rows = trainer.prepare_rows(make_episodes(Cell("voting", "ip")))
+    rows = trainer.prepare_rows(episodes_of(trainer.workflow.roles))
     for row, logps in zip(rows, trainer.logprobs_of(rows), strict=True):
         row.turn.logprobs = logps.tolist()
     diagnostics = diagnostics_of(trainer)

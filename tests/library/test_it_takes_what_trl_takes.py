@@ -2,7 +2,6 @@
 
 import itertools
 import json
-from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
@@ -13,6 +12,7 @@ import torch
 from datasets import Dataset, DatasetDict
 from peft import IA3Config, LoraConfig, MontecloraConfig, PeftModel, PromptTuningConfig, get_peft_model
 from safetensors.torch import load_file
+from toy_qwen3 import toy_base
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig
 
@@ -22,7 +22,7 @@ from multirole.inputs.adapters import changes_base, with_adapters
 from multirole.rollout.rollout import WorkflowError
 from multirole.trl_parts import GRPOTrainer
 
-MODEL = str(files("multirole_study") / "models" / "tiny-r")
+MODEL = toy_base()
 ROWS = Dataset.from_list([{"prompt": f"{i}+1"} for i in range(6)])
 LORA = LoraConfig(r=4, target_modules="all-linear")
 
@@ -42,7 +42,7 @@ def config(folder, kind=MultiRoleGRPOConfig, **options):
 
 @pytest.fixture
 def make(tmp_path):
-    """make(**options) -> a trainer of one role on the embedded model. Options of the trainer itself are `reward`, `rows` and so on."""
+    """make(**options) -> a trainer of one role on the toy model. Options of the trainer itself are `reward`, `rows` and so on."""
 
     def build(
         reward=size, rows=ROWS, model=MODEL, workflow=None, peft_config=LORA, eval_dataset=None, folder=None, args=None, **options

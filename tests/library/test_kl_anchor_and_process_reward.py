@@ -1,33 +1,17 @@
-"""KL anchors and process rewards equal short references written here; at weight zero a run is bit-equal to the default."""
+"""KL anchors and process rewards equal short references written here."""
 
 import pytest
 import torch
 from test_gradients import gradient
 from test_matching_switches import plain_logprobs
-from trainers import SMALL_RUN, episodes_of, make_episodes, rows_of, table
+from trainers import episodes_of, rows_of
 
 from multirole.credit.process_reward import ProcessReward
 from multirole.credit.turn_grading import grade_by_duty
-from multirole.types import structure_of
+from multirole.types import Episode, Reward, structure_of
 from multirole.update.reference import Reference
 from multirole.update.rows import Row
-from multirole.workflows import EvalOpt, Voting
-from multirole_study.experiment.cell import Cell
-from multirole_study.experiment.cell_trainer import TaskReward
-from multirole_study.experiment.run import run_cell
-
-
-def adapters(folder, step: int) -> dict[str, bytes]:
-    paths = sorted(folder.glob(f"adapters/step_{step:05d}/*/*.safetensors"))
-    return {path.parent.name: path.read_bytes() for path in paths}
-
-
-def test_neutral_values_are_the_default_run_to_the_last_bit(finished, tmp_path):
-    neutral = {"role_beta": {"generator": 0.0}, "process_reward": 0.0}
-    one, other = finished, run_cell(SMALL_RUN.replace(**neutral), tmp_path)
-    assert adapters(one, 4).keys() == {"generator", "aggregator"} and adapters(one, 4) == adapters(other, 4)
-    assert table(one, "ledger").equals(table(other, "ledger")) and table(one, "eval").equals(table(other, "eval"))
-
+from multirole.workflows import EvalOpt, OrchWorkers, Voting
 
 # ---- KL to the base
 
@@ -76,47 +60,43 @@ def test_the_reference_keeps_the_weights_of_every_adapter(make_library_trainer):
     assert len(trainer.adapters) == 2 and len(kept) == len(trainable) and set(kept) == trainable
 
 
-def test_the_cells_anchor_is_the_librarys(make_trainer):
-    trainer = make_trainer(Cell("voting", "sp", role_beta={"aggregator": 20.0}))
-    assert trainer.role_betas == {"generator": 0.0, "aggregator": 20.0}
-
-
 # ---- process_reward
 
 
-def judged(workflow: str, answers: dict[tuple[str, int, int], str], outcomes: dict[int, str], right: bool) -> dict:
-    """(role, slot, round) -> is_right of one episode on a problem of tiny_chain."""
-    cell = Cell(workflow, "ip")
-    (problem,) = cell.make_task().problems("train", 1)
-    episode = make_episodes(cell, n_problems=1, rounds=2 if workflow == "eval_opt" else 1)[0]
-    episode.problem = problem
+def score(episodes: list[Episode]) -> None:
+    """Grade the word "right" as right."""
+    for episode in episodes:
+        is_right = episode.answer.text == "right"
+        episode.reward = Reward(float(is_right), "", is_right)
+
+
+def judged(workflow, answers: dict[tuple[str, int, int], str], outcomes: dict[int, str], right: bool) -> dict:
+    """(role, slot, round) -> is_right of one episode."""
+    episode = episodes_of(workflow.roles, n_problems=1, rounds=2 if workflow.name == "eval_opt" else 1)[0]
     object.__setattr__(episode.reward, "is_correct", right)
     for turn in episode.turns:
-        text = answers.get((turn.role, turn.slot, turn.round), "nothing")
-        turn.text = (
-            f"\\boxed{{{problem.reference}}}" if text == "right" else "\\boxed{-99999}" if text == "wrong" else text
-        )
+        turn.text = answers.get((turn.role, turn.slot, turn.round), "nothing")
         if turn.role == "evaluator":
             turn.outcome = outcomes[turn.round]
-    grade_by_duty([episode], TaskReward(cell.make_task(), [problem]).score_answers, structure_of(cell.make_workflow()))
+    grade_by_duty([episode], score, structure_of(workflow))
     return {(turn.role, turn.slot, turn.round): turn.is_right for turn in episode.turns}
 
 
 def test_every_kind_of_turn_is_judged_by_its_own_result():
     drafts = {("generator", 0, 0): "wrong", ("generator", 0, 1): "right"}
-    turns = judged("eval_opt", drafts, {0: "incorrect", 1: "unparsed"}, True)
+    turns = judged(EvalOpt(), drafts, {0: "incorrect", 1: "unparsed"}, True)
     assert turns == {
         ("generator", 0, 0): False,
         ("evaluator", 0, 0): True,
         ("generator", 0, 1): True,
         ("evaluator", 0, 1): False,
     }
-    turns = judged("eval_opt", drafts, {0: "correct", 1: "correct"}, True)
+    turns = judged(EvalOpt(), drafts, {0: "correct", 1: "correct"}, True)
     assert (turns["evaluator", 0, 0], turns["evaluator", 0, 1]) == (False, True)
-    turns = judged("voting", {("generator", 1, 0): "right"}, {}, False)
+    turns = judged(Voting(), {("generator", 1, 0): "right"}, {}, False)
     assert [turns["generator", slot, 0] for slot in range(3)] == [False, True, False]
     assert turns["aggregator", 0, 0] is False
-    turns = judged("orch_workers", {("worker", 2, 0): "right", ("synthesizer", 0, 0): "right"}, {}, True)
+    turns = judged(OrchWorkers(), {("worker", 2, 0): "right", ("synthesizer", 0, 0): "right"}, {}, True)
     assert turns["orchestrator", 0, 0] is None and turns["synthesizer", 0, 0] is True
     assert [turns["worker", slot, 0] for slot in range(3)] == [False, False, True]
 
@@ -160,10 +140,3 @@ def test_an_episode_without_a_reward_gets_no_process_advantage(make_library_trai
     for episode, expected in zip(episodes, (2 / 3**0.5, -1 / 3**0.5, -1 / 3**0.5, 0.0), strict=True):
         of_episode = [a for row, a in zip(rows, advantages, strict=True) if row.episode is episode]
         assert of_episode == pytest.approx([expected] * len(episode.turns), abs=1e-5)
-
-
-def test_role_maps_are_part_of_the_name_and_not_of_the_single_agent():
-    cell = Cell("voting", "sp", role_beta={"aggregator": 0.1}, process_reward=0.5)
-    assert cell.changed() == {"role_beta": {"aggregator": 0.1}, "process_reward": 0.5}
-    assert cell.id not in (Cell("voting", "sp").id, Cell("voting", "sp", process_reward=0.5).id)
-    assert cell.sibling("single", "sp").changed() == {"process_reward": 0.5}

@@ -1,15 +1,13 @@
 """The ledger of optimizer steps equals an analytic count for every workflow and policy, and learning rates a closed form."""
 
 import math
-from pathlib import Path
 
 import pytest
 from scripted_engine import ScriptedEngine
-from trainers import diagnostics_of, make_episodes
+from trainers import diagnostics_of, episodes_of
 
 from multirole.inputs.problems import INDEX
-from multirole_study.experiment.cell import Cell
-from multirole_study.experiment.record import Recorder
+from multirole.workflows import WORKFLOWS
 
 STEPS = {  # optimizer steps per iteration when every role fills its slots once (paper sec 5.1), adapter by adapter
     ("single", "sp"): {"shared": 1},
@@ -20,20 +18,22 @@ STEPS = {  # optimizer steps per iteration when every role fills its slots once 
     ("orch_workers", "orchestrator=x,worker=y,synthesizer=x"): {"adapter_x": 2, "adapter_y": 3},
 }
 UPDATES = {"per_batch": {}, "one": {}, "tokens": {"step_tokens": 100}}
+SMALL = {"num_generations": 4, "generation_batch_size": 8}
 
 
 @pytest.mark.parametrize(("workflow", "policy"), STEPS)
-def test_steps_rows_and_tokens_by_adapter(make_trainer, workflow, policy):
+def test_steps_rows_and_tokens_by_adapter(make_diagnosed_trainer, workflow, policy):
     for updates, options in UPDATES.items():
-        cell = Cell(workflow, policy, n_problems=2, num_generations=4, updates=updates, **options)
-        trainer, episodes = make_trainer(cell), make_episodes(cell, n_problems=2)
+        trainer = make_diagnosed_trainer(WORKFLOWS[workflow](), policy=policy, updates=updates, **SMALL, **options)
+        slots = trainer.workflow.roles
+        episodes = episodes_of(slots, n_episodes=4)
         optimizer_steps, _ = trainer.update(trainer.model, trainer.prepare_rows(episodes))
-        ledger, slots = diagnostics_of(trainer).ledger, cell.make_workflow().roles
+        ledger = diagnostics_of(trainer).ledger
         assert len(optimizer_steps) == len(ledger)
         assert trainer._last_grad_norm == pytest.approx(max(step.grad_norm for step in optimizer_steps)), "docs/trl.md"
         for adapter, steps in STEPS[workflow, policy].items():
             entries = [entry for entry in ledger if entry["adapter"] == adapter]
-            roles = [role for role, name in cell.policy.items() if name == adapter]
+            roles = [role for role, name in trainer.policy.items() if name == adapter]
             assert steps == sum(slots[role] for role in roles)
             n_rows = 8 * steps
             n_tokens = sum(len(t.completion_ids) for e in episodes for t in e.turns if t.role in roles)
@@ -46,22 +46,20 @@ def test_steps_rows_and_tokens_by_adapter(make_trainer, workflow, policy):
                 assert all(abs(entry["tokens"] - n_tokens / expected) <= 20 for entry in entries)
 
 
-def expected_ledger(cell: Cell, rows: dict[str, int], reply: int, iteration: int) -> list[tuple]:
+def expected_ledger(trainer, rows: dict[str, int], reply: int, iteration: int) -> list[tuple]:
     """(adapter, rows, tokens, lr) of every optimizer step of one iteration whose replies all have `reply` tokens.
 
-    `rows` are each role's. The clock ticks per iteration, or per adapter and iteration.
+    `rows` are each role's. The rate is still warming up.
     """
-    ledger = []
-    adapters = list(dict.fromkeys(cell.policy.values()))
-    for call, adapter in enumerate(adapters):
-        n = sum(k for role, k in rows.items() if cell.policy[role] == adapter)
+    args, ledger = trainer.args, []
+    for adapter in dict.fromkeys(trainer.policy.values()):
+        n = sum(k for role, k in rows.items() if trainer.policy[role] == adapter)
         steps = {
-            "per_batch": math.ceil(n / (cell.n_problems * cell.num_generations)),
+            "per_batch": math.ceil(n / args.generation_batch_size),
             "one": 1,
-            "tokens": min(n, math.ceil(n * reply / (cell.step_tokens or 1))),
-        }[cell.updates]
-        tick = iteration if cell.lr_clock == "iteration" else iteration * len(adapters) + call
-        lr = cell.learning_rate * tick / cell.warmup_steps  # still warming up
+            "tokens": min(n, math.ceil(n * reply / (args.step_tokens or 1))),
+        }[args.updates]
+        lr = args.learning_rate * iteration / args.warmup_steps
         ledger += [(adapter, n // steps, n // steps * reply, pytest.approx(lr, rel=1e-12)) for _ in range(steps)]
     return ledger
 
@@ -75,32 +73,30 @@ ROWS = {  # rows per episode when no verdict ever parses: Eval-Opt on math then 
 
 
 @pytest.mark.parametrize(
-    ("workflow", "policy", "clock", "updates"),
+    ("workflow", "policy", "updates"),
     [
-        ("single", "sp", "iteration", "per_batch"),
-        ("voting", "ip", "update_call", "per_batch"),
-        ("voting", "sp", "iteration", "one"),
-        ("eval_opt", "sp", "update_call", "tokens"),
-        ("eval_opt", "ip", "iteration", "per_batch"),
-        ("orch_workers", "ip", "update_call", "one"),
+        ("single", "sp", "per_batch"),
+        ("voting", "ip", "per_batch"),
+        ("voting", "sp", "one"),
+        ("eval_opt", "sp", "tokens"),
+        ("eval_opt", "ip", "per_batch"),
+        ("orch_workers", "ip", "one"),
     ],
 )
-def test_a_whole_training_step_keeps_the_count(make_trainer, tokenizer, workflow, policy, clock, updates):
+def test_a_whole_training_step_keeps_the_count(make_diagnosed_trainer, tokenizer, workflow, policy, updates):
     reply = [*tokenizer.encode("hm"), tokenizer.eos_token_id]
     options = {"step_tokens": 4 * len(reply)} if updates == "tokens" else {}  # four rows a step
-    cell = Cell(
-        workflow, policy, n_problems=2, num_generations=4, lr_clock=clock, warmup_steps=7, updates=updates, **options
-    )
-    recorder = Recorder(Path("unused"))
     engine = ScriptedEngine(lambda key, r: (reply, 1), tokenizer.eos_token_id)
-    trainer = make_trainer(cell, engine, recorder=recorder)
+    trainer = make_diagnosed_trainer(
+        WORKFLOWS[workflow](), engine, policy=policy, updates=updates, warmup_steps=7, **SMALL, **options
+    )
+    rows = {role: 8 * n for role, n in ROWS[workflow].items()}
     for iteration in range(2):
         trainer.state.global_step = iteration
         trainer.training_step(trainer.model, [{"prompt": "", INDEX: i // 4} for i in range(8)])
         trainer.lr_scheduler.step()  # as HF's loop does
-    for iteration in range(2):
-        ledger = [entry for entry in recorder.tables["ledger"] if entry["iteration"] == iteration + 1]
-        expected = expected_ledger(cell, {role: 8 * n for role, n in ROWS[workflow].items()}, len(reply), iteration)
+        ledger = diagnostics_of(trainer).ledger
+        expected = expected_ledger(trainer, rows, len(reply), iteration)
         assert [(e["adapter"], e["rows"], e["tokens"], e["lr"]) for e in ledger] == expected
         assert expected
     assert engine.versions == [0, None, 1, None]  # published once per iteration; asleep during the updates

@@ -5,12 +5,11 @@ import math
 import pytest
 import torch
 from test_gradients import cut, gradient
-from trainers import diagnostics_of, episodes_of, make_episodes, rows_of
+from trainers import diagnostics_of, episodes_of, rows_of
 
 from multirole.callbacks import MultiRoleCallback
 from multirole.update.rows import Row, token_batches
 from multirole.workflows import Voting
-from multirole_study.experiment.cell import Cell
 
 
 def rows_with(*tokens: int) -> list[Row]:
@@ -125,10 +124,9 @@ def test_old_logprobs_follow_the_steps_that_callbacks_have_cut(make_library_trai
 
 
 @pytest.mark.parametrize("limit", [1e-2, 1e9])
-def test_the_ledger_has_the_norm_before_and_after_clipping(make_trainer, limit):
-    cell = Cell("voting", "sp", max_grad_norm=limit)
-    trainer, seen = make_trainer(cell), {}
-    rows = rows_of(trainer, make_episodes(cell))
+def test_the_ledger_has_the_norm_before_and_after_clipping(make_diagnosed_trainer, limit):
+    trainer, seen = make_diagnosed_trainer(Voting(), max_grad_norm=limit), {}
+    rows = rows_of(trainer, episodes_of(trainer.workflow.roles))
     trainer.optimizer.step = lambda: seen.update(
         norm=math.sqrt(sum(p.grad.square().sum().item() for p in trainer.model.parameters() if p.grad is not None))
     )

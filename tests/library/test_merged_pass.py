@@ -4,14 +4,13 @@ import pytest
 import torch
 from peft import LoraConfig
 from toy_qwen3 import toy_model
-from trainers import diagnostics_of, make_episodes, rows_of
+from trainers import diagnostics_of, episodes_of, rows_of
 
 from multirole.callbacks import MultiRoleCallback
 from multirole.inputs.adapters import add_adapters
 from multirole.update.gradients import plain_lora
 from multirole.update.rows import Row
-from multirole_study.experiment.cell import Cell
-from multirole_study.experiment.launch import Launch
+from multirole.workflows import EvalOpt, OrchWorkers, Single, Voting
 
 
 class Seen(MultiRoleCallback):
@@ -33,28 +32,27 @@ def silence(rows: list[Row], n: int) -> None:
         row.advantage *= row.episode.index % n > 0
 
 
-SMALL = {"n_problems": 2, "warmup_steps": 0, "learning_rate": 1e-3}
-SMALL_PASSES = Launch(micro_batch_tokens=300)
+SMALL_PASSES = {"micro_batch_tokens": 300, "seed": 0}
 CASES = [
-    {"workflow": "single"},
-    {"workflow": "voting", "policy": "sp"},
-    {"workflow": "voting", "policy": "ip"},
-    {"workflow": "eval_opt", "policy": "sp", "beta": 0.1, "old_logprobs": "recomputed"},
-    {"workflow": "eval_opt", "policy": "ip", "role_beta": {"evaluator": 0.5}},
-    {"workflow": "orch_workers", "policy": "sp", "role_beta": {"worker": 0.5}, "temperature": 0.7},
-    {"workflow": "orch_workers", "policy": "ip", "delta": 3.0},
+    (Single, {}),
+    (Voting, {"policy": "sp"}),
+    (Voting, {"policy": "ip"}),
+    (EvalOpt, {"policy": "sp", "beta": 0.1, "old_logprobs": "recomputed"}),
+    (EvalOpt, {"policy": "ip", "role_beta": {"evaluator": 0.5}}),
+    (OrchWorkers, {"policy": "sp", "role_beta": {"worker": 0.5}, "temperature": 0.7}),
+    (OrchWorkers, {"policy": "ip", "delta": 3.0}),
 ]
 
 
-@pytest.mark.parametrize("fields", CASES, ids=lambda fields: "-".join(map(str, fields.values())))
-def test_the_merged_pass_equals_the_plain_one_part_by_part(make_trainer, fields):
+@pytest.mark.parametrize(("workflow", "options"), CASES, ids=lambda value: getattr(value, "name", None) or str(value))
+def test_the_merged_pass_equals_the_plain_one_part_by_part(make_diagnosed_trainer, workflow, options):
     passes = []
     for merges in (True, False):
-        cell, seen = Cell(**{"policy": "sp"} | fields, **SMALL), Seen()
-        trainer = make_trainer(cell, callbacks=[seen], launch=SMALL_PASSES)
+        seen = Seen()
+        trainer = make_diagnosed_trainer(workflow(), callbacks=[seen], **options, **SMALL_PASSES)
         assert trainer.passes.can_merge_adapters  # float32 on one process
         trainer.passes.can_merge_adapters = merges
-        rows = trainer.prepare_rows(make_episodes(cell))
+        rows = trainer.prepare_rows(episodes_of(trainer.workflow.roles))
         silence(rows, 3)
         trainer.update(trainer.model, rows)  # several optimizer steps: from the second on, ratios are not 1
         passes.append((seen, diagnostics_of(trainer).per_role(rows)))
@@ -72,11 +70,10 @@ def test_the_merged_pass_equals_the_plain_one_part_by_part(make_trainer, fields)
 
 
 @pytest.mark.parametrize("beta", [0.0, 0.1])
-def test_rows_without_a_gradient_are_not_differentiated(make_trainer, beta, monkeypatch):
+def test_rows_without_a_gradient_are_not_differentiated(make_diagnosed_trainer, beta, monkeypatch):
     """A KL penalty gives every row a gradient; without one, an advantage of zero leaves none."""
-    cell = Cell("voting", "sp", n_problems=2, beta=beta)
-    trainer = make_trainer(cell)
-    rows, differentiated = trainer.prepare_rows(make_episodes(cell)), []
+    trainer = make_diagnosed_trainer(Voting(), beta=beta)
+    rows, differentiated = trainer.prepare_rows(episodes_of(trainer.workflow.roles)), []
     silence(rows, 2)
     plain = trainer.compute_loss
 
@@ -91,13 +88,13 @@ def test_rows_without_a_gradient_are_not_differentiated(make_trainer, beta, monk
     assert len(differentiated) == len(live) and (beta or len(live) < len(rows))
 
 
-def test_more_roles_take_no_more_passes(make_trainer):
+def test_more_roles_take_no_more_passes(make_library_trainer):
     """All parts of a step share its micro-batches."""
     passes = []
     for parts in (1, 4):
-        cell, seen = Cell("voting", "sp", n_problems=2), Seen()
-        trainer = make_trainer(cell, callbacks=[seen], launch=SMALL_PASSES)
-        rows = rows_of(trainer, make_episodes(cell))
+        seen = Seen()
+        trainer = make_library_trainer(Voting(), callbacks=[seen], **SMALL_PASSES)
+        rows = rows_of(trainer, episodes_of(trainer.workflow.roles))
         for i, row in enumerate(rows):
             row.turn.role, row.turn.slot = ("generator", i % parts) if parts > 1 else ("generator", 0)
         trainer.optimizer_step(trainer.model, "shared", rows, len(rows), 1e-3)
@@ -105,15 +102,15 @@ def test_more_roles_take_no_more_passes(make_trainer):
     assert passes[0] == passes[1] > 1
 
 
-def test_gradient_checkpointing_changes_nothing(make_trainer):
+def test_gradient_checkpointing_changes_nothing(make_library_trainer):
     """It runs the forward pass again in the backward pass, with other tensor objects. TRL's configuration has it on."""
     gradients = []
     for is_on in (False, True):
         seen = Seen()
-        trainer = make_trainer(Cell("voting", "sp", n_problems=2), callbacks=[seen])
+        trainer = make_library_trainer(Voting(), callbacks=[seen])
         if is_on:
             trainer.model.gradient_checkpointing_enable({"use_reentrant": False})
-        rows = trainer.prepare_rows(make_episodes(Cell("voting", "sp", n_problems=2)))
+        rows = trainer.prepare_rows(episodes_of(trainer.workflow.roles))
         trainer.optimizer_step(trainer.model, "shared", rows, len(rows), 0.0)
         gradients.append(seen.parts[0][2])
     assert gradients[0].norm() > 1e-3
@@ -121,9 +118,9 @@ def test_gradient_checkpointing_changes_nothing(make_trainer):
 
 
 @pytest.mark.parametrize("change", ["dropout", "dora", "bfloat16"])
-def test_other_adapters_take_the_plain_path(make_trainer, change):
+def test_other_adapters_take_the_plain_path(make_library_trainer, change):
     """What cannot be merged in float32 is trained part by part."""
-    trainer = make_trainer(Cell("voting", "sp"))
+    trainer = make_library_trainer(Voting())
     model, params = trainer.peft_model, [p for p in trainer.peft_model.parameters() if p.requires_grad]
     assert plain_lora(model, "shared", params, (torch.float32,))
     layer = next(module for module in model.modules() if hasattr(module, "lora_A"))

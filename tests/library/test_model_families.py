@@ -1,19 +1,15 @@
-"""`model=FOLDER` with a Llama or a Gemma runs the paper's path from end to end on a CPU."""
-
-from pathlib import Path
+"""Decoders of other families: what the fast engine implements, and that it samples as transformers scores."""
 
 import pytest
 import torch
 from engine_checks import run_all
 from peft import BdLoraConfig, KasaConfig, LoraConfig, VeloraConfig, get_peft_model
-from toy_qwen3 import toy_tokenizer
-from trainers import table
+from toy_families import LLAMA3, saved, small
 from transformers import (
     GemmaConfig,
     GemmaForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
-    PreTrainedModel,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
@@ -24,62 +20,8 @@ from multirole.update.passes.tree_attention import can_share_prefixes
 from multirole_cpu.engine import TransformersEngine
 from multirole_cpu.half_model import is_covered
 from multirole_cpu.qwen3 import unsupported
-from multirole_study.experiment.base_models import shape_of
-from multirole_study.experiment.cell import Cell
-from multirole_study.experiment.run import run_cell
-from multirole_study.experiment.run_folder import is_done
-
-ROWS = Path(__file__).parents[1] / "data" / "dapo_rows.jsonl"
-SMALL = {
-    "max_steps": 2, "n_problems": 2, "num_generations": 2, "n_validation": 2, "eval_steps": 2, "save_steps": 2,
-    "warmup_steps": 0, "lora_r": 4, "max_completion_length": 24, "max_prompt_tokens": 3000, "dtype": "float32",
-    "temperature": 1.0,
-}  # fmt: skip
-LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
-          "original_max_position_embeddings": 64}  # fmt: skip
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 64}
-
-
-def small(model: type, config: type, **fields) -> PreTrainedModel:
-    """A random-weight model of two narrow layers over bytes."""
-    tokenizer = toy_tokenizer()
-    torch.manual_seed(0)
-    made = config(
-        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, head_dim=16, max_position_embeddings=4096, bos_token_id=None, initializer_range=0.2,
-        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, **fields,
-    )  # fmt: skip
-    return model(made)
-
-
-def saved(folder: Path, model: type, config: type, **fields) -> Path:
-    """A folder with a `small` model and its tokenizer."""
-    small(model, config, **fields).save_pretrained(folder)
-    toy_tokenizer().save_pretrained(folder)
-    return folder
-
-
-def cell_of(folder: Path, **fields) -> Cell:
-    return Cell("voting", "ip", "math", "0.6b", model=str(folder), data=str(ROWS), **SMALL | fields)
-
-
-@pytest.mark.parametrize(
-    ("model", "config", "fields"),
-    [
-        pytest.param(LlamaForCausalLM, LlamaConfig, {"tie_word_embeddings": False, "rope_parameters": LLAMA3}, id="llama 3.1"),
-        pytest.param(LlamaForCausalLM, LlamaConfig, {"tie_word_embeddings": True}, id="tied", marks=pytest.mark.slow),
-        pytest.param(GemmaForCausalLM, GemmaConfig, {}, id="gemma, by `generate`"),
-    ],
-)  # fmt: skip
-def test_a_model_folder_is_trained_and_sampled_by_one_policy(model, config, fields, tmp_path):
-    folder = saved(tmp_path / "toy", model, config, **fields)
-    run = run_cell(cell_of(folder), tmp_path / "runs")
-    assert is_done(run)
-    roles = table(run, "roles")
-    assert set(roles["role"]) == {"generator", "aggregator"}
-    assert roles[roles["iteration"] == 1]["max_logprob_gap"].max() < 1e-3  # engine against trainer, float32
-    assert len(list(run.glob("adapters/step_00002/*/adapter_model.safetensors"))) == 2
 
 
 @pytest.mark.parametrize("rope", [LLAMA3, YARN], ids=["llama3", "yarn"])
@@ -95,15 +37,6 @@ def test_the_engine_samples_a_llama_as_transformers_scores_it(tmp_path, rope):
             logits = model(torch.tensor([ids + completion.token_ids])).logits[0, len(ids) - 1 : -1]
         expected = logits.log_softmax(-1).gather(1, torch.tensor(completion.token_ids)[:, None])[:, 0]
         torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=1e-4, rtol=0)
-
-
-@pytest.mark.parametrize("is_tied", [True, False])
-@pytest.mark.parametrize(("model", "config"), [(LlamaForCausalLM, LlamaConfig), (Qwen3ForCausalLM, Qwen3Config)])
-def test_shapes_are_read_from_the_folder(model, config, is_tied, tmp_path):
-    """Parameters are counted as for a Qwen3, except that a Llama lacks two norms of a head's width per layer."""
-    folder = saved(tmp_path / "m", model, config, tie_word_embeddings=is_tied)
-    shape, real = shape_of(cell_of(folder)), model.from_pretrained(folder).num_parameters()
-    assert shape.is_tied == is_tied and 0 <= shape.parameters - real <= 2 * shape.layers * shape.head_dim
 
 
 LLAMA, QWEN3 = (LlamaForCausalLM, LlamaConfig), (Qwen3ForCausalLM, Qwen3Config)
@@ -177,9 +110,3 @@ def test_a_subclass_with_other_layers_has_no_fast_path():
     assert list(unsupported(model)) == ["it is a BoundedLlama"]
     BoundedLlama.__name__ = "LlamaForCausalLM"
     assert list(unsupported(model)) == ["it is a LlamaForCausalLM of other code"]
-
-
-def test_a_gemma_is_refused_by_the_fast_engine(tmp_path):
-    folder = saved(tmp_path / "toy-gemma", GemmaForCausalLM, GemmaConfig)
-    with pytest.raises(ValueError, match="holds a GemmaForCausalLM.*Use engine='auto'"):
-        run_cell(cell_of(folder, engine="transformers"), tmp_path / "runs")

@@ -1,16 +1,14 @@
 """`num_iterations`: the mini-batches of an iteration are trained on several times, against one set of old log-probs."""
 
-from importlib.resources import files
-
 import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from trainers import diagnostics_of, episodes_of
+from toy_qwen3 import toy_base
+from trainers import SUMS, diagnostics_of, episodes_of
 
 from multirole import MultiRoleCallback, MultiRoleGRPOConfig, MultiRoleGRPOTrainer, RoleDiagnostics
 from multirole.workflows import Voting
-from multirole_study.tasks.tiny_chain import PROMPTS
 
 STEPS = {"generator": 2, "aggregator": 1}  # of one pass: one per slot
 
@@ -32,7 +30,7 @@ class Seen(MultiRoleCallback):
 def test_passes_repeat_the_mini_batches_of_each_adapter(make_library_trainer):
     seen = Seen()
     trainer = make_library_trainer(
-        Voting(2, prompts=PROMPTS), callbacks=[RoleDiagnostics(), seen], policy="ip", num_iterations=3, micro_batch_tokens=10**6
+        Voting(2, prompts=SUMS), callbacks=[RoleDiagnostics(), seen], policy="ip", num_iterations=3, micro_batch_tokens=10**6
     )  # fmt: skip
     steps, _ = trainer.update(trainer.model, trainer.prepare_rows(episodes_of(trainer.workflow.roles)))
     assert len(steps) == 3 * sum(STEPS.values()) == len(diagnostics_of(trainer).ledger)
@@ -57,10 +55,10 @@ def test_schedule_logs_and_rollouts_count_iterations(tmp_path):
             str(folder), policy="ip", generation_batch_size=8, num_generations=4, max_steps=4, max_completion_length=12,
             num_iterations=2, learning_rate=1e-3, lr_scheduler_type="linear", logging_steps=1, save_steps=2, bf16=False, use_cpu=True,
             gradient_checkpointing=False, report_to="none", disable_tqdm=True, use_adaptive_entropy=True, entropy_coef=0.1,
-            entropy_target=0.4, entropy_coef_delta=0.05, top_entropy_quantile=0.9,
+            entropy_target=4.95, entropy_coef_delta=0.05, top_entropy_quantile=0.9,
         )  # fmt: skip
         trainer = MultiRoleGRPOTrainer(
-            str(files("multirole_study") / "models" / "tiny-r"), Voting(2, prompts=PROMPTS),
+            toy_base(), Voting(2, prompts=SUMS),
             lambda completions, **_: [float(len(text) % 5) for text in completions], args,
             Dataset.from_dict({"prompt": [f"{i}+1" for i in range(8)]}), callbacks=[seen],
             peft_config=LoraConfig(r=4, target_modules="all-linear"),

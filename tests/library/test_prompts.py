@@ -10,10 +10,6 @@ import pytest
 from multirole.types import Problem, Turn
 from multirole.workflows import EvalOpt, OrchWorkers, Single, Voting
 from multirole.workflows.prompts import read_again, render
-from multirole_study.experiment.cell import Cell
-from multirole_study.tasks.functions import Functions
-from multirole_study.tasks.tiny_chain import TinyChain
-from multirole_study.tasks.tiny_pipe import TinyPipe
 
 TASKS = ("math", "code")
 FIELDS = {
@@ -81,7 +77,7 @@ def test_single_asks_the_generator_once(task):
 @pytest.mark.parametrize(("task", "rounds"), [("math", 3), ("code", 2)])
 def test_eval_opt_shares_one_conversation_without_its_critique_prompts(task, rounds):
     drafts, verdicts = [f"draft {i}" for i in range(rounds)], [f"no {i} \\boxed{{Incorrect}}" for i in range(rounds)]
-    workflow = Cell("eval_opt", "sp", task).make_workflow()
+    workflow = EvalOpt(rounds)
     answer, script, problem = play(workflow, task, generator=drafts, evaluator=verdicts)
     assert answer.text == drafts[-1]
     assert [(role, round) for role, _, round, _ in script.calls] == [
@@ -187,10 +183,3 @@ def test_a_set_may_be_inside_an_installed_package(tmp_path, monkeypatch):
     for missing in ("some_templates:sets/long", "no_such_package:sets", "some_templates"):
         with pytest.raises(ValueError, match="There is no prompt template generator.md in"):
             render(missing, "generator", question="")
-
-
-@pytest.mark.parametrize("task", [TinyChain(), TinyPipe(), Functions()], ids=lambda task: task.name)
-def test_the_small_scales_have_a_template_for_every_role(task):
-    (problem,) = task.problems("train", 1)
-    for role, fields in FIELDS.items():
-        assert render(problem.task, role, **dict.fromkeys(fields, "7+5"))

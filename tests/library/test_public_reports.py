@@ -3,7 +3,6 @@
 import functools
 import json
 import re
-from importlib.resources import files
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig, PeftModel, get_peft_model
+from toy_qwen3 import toy_base
 from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback, TrainerState
 from trl.rewards import think_format_reward
 
@@ -24,7 +24,7 @@ from multirole.rollout.rollout import WorkflowError, reply_text
 from multirole.saving.checkpoints import check_checkpoint, resume_argument
 from multirole.types import check_workflow
 
-FOLDER = str(files("multirole_study") / "models" / "tiny-r")
+FOLDER = toy_base()
 ROWS = [{"prompt": f"{i}+1"} for i in range(12)]
 LORA = LoraConfig(r=4, target_modules="all-linear")
 
@@ -40,7 +40,7 @@ def tokenizer():
 
 @pytest.fixture
 def build(tokenizer, tmp_path):
-    """build(**options) -> a trainer of one role on the embedded model: 2 problems of 4 short replies per iteration."""
+    """build(**options) -> a trainer of one role on the toy model: 2 problems of 4 short replies per iteration."""
 
     def trainer(
         reward=length, rows=ROWS, workflow=None, model=FOLDER, lora=LORA, callbacks=None, eval_rows=None, engine=None, **options

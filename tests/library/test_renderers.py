@@ -1,19 +1,12 @@
-"""Both renderers, to the character, on a conversation with consecutive assistant turns, and the text that is read from a reply."""
+"""The prompt of a conversation with consecutive assistant turns, to the character, and the text that is read from a reply."""
 
 import pytest
 from toy_qwen3 import toy_tokenizer
 
 from multirole.rollout.rollout import chat_template, reply_text
 from multirole.types import assistant, user
-from multirole_study.experiment.released_code import RENDERERS, SYSTEM
-from multirole_study.experiment.released_code import qwen_prompt as released_code
 
 CHAT = [user("solve it"), assistant(" draft \n"), assistant("\\boxed{Incorrect}"), user("again")]
-
-
-@pytest.fixture(scope="module")
-def tokenizer():
-    return toy_tokenizer()
 
 
 def test_the_chat_template_writes_one_empty_think_block(tokenizer):
@@ -24,21 +17,9 @@ def test_the_chat_template_writes_one_empty_think_block(tokenizer):
     )
 
 
-def test_the_released_code_adds_a_system_turn_and_think_blocks_everywhere(tokenizer):
-    assert tokenizer.decode(released_code(tokenizer, CHAT)) == (
-        f"<|im_start|>system\n{SYSTEM}<|im_end|>\n<|im_start|>user\nsolve it<|im_end|>\n"
-        "<|im_start|>assistant\n<think>\n\n</think>\n\ndraft<|im_end|>\n"
-        "<|im_start|>assistant\n<think>\n\n</think>\n\n\\boxed{Incorrect}<|im_end|>\n"
-        "<|im_start|>user\nagain<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
-    )
-    with_system = [{"role": "system", "content": "be brief"}, user("x")]
-    assert SYSTEM not in tokenizer.decode(released_code(tokenizer, with_system))
-
-
-@pytest.mark.parametrize("render", RENDERERS.values(), ids=RENDERERS)
-def test_special_tokens_are_tokens_and_not_text(tokenizer, render):
-    ids = render(tokenizer, CHAT)
-    assert ids.count(tokenizer.convert_tokens_to_ids("<|im_end|>")) == len(CHAT) + (render is released_code)
+def test_special_tokens_are_tokens_and_not_text(tokenizer):
+    ids = chat_template(tokenizer, CHAT)
+    assert ids.count(tokenizer.convert_tokens_to_ids("<|im_end|>")) == len(CHAT)
     assert ids[:1] == [tokenizer.convert_tokens_to_ids("<|im_start|>")]
 
 

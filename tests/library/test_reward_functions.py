@@ -16,7 +16,6 @@ from multirole.metrics.episodes import accuracy, mean_reward, overflow_rate, tex
 from multirole.rollout.rollout import answer_ids
 from multirole.types import Answer, Episode, Reward, user
 from multirole.workflows import Single, Voting
-from multirole_study.tasks.tiny_chain import PROMPTS
 
 
 @pytest.fixture
@@ -29,7 +28,7 @@ def score(make_library_trainer, tokenizer):
         engine = ScriptedEngine(lambda key, request: (reply, 1), tokenizer.eos_token_id)
         trainer = make_library_trainer(workflow or Single(), engine, functions, **sizes | config)
         make.trainer = trainer
-        inputs = [{"prompt": f"question {i // 3}", "task": PROMPTS, INDEX: i // 3} for i in range(6)]
+        inputs = [{"prompt": f"question {i // 3}", "task": "general", INDEX: i // 3} for i in range(6)]
         return trainer._generate_and_score_completions(inputs)
 
     return make
@@ -47,7 +46,7 @@ def test_a_function_is_called_as_trl_calls_it_and_sees_whole_episodes(score):
         return [0.5] * len(prompts)
 
     episodes = score(reward, Voting())
-    assert seen["prompts"] == ["question 0"] * 3 + ["question 1"] * 3 and seen["task"] == [PROMPTS] * 6
+    assert seen["prompts"] == ["question 0"] * 3 + ["question 1"] * 3 and seen["task"] == ["general"] * 6
     assert seen["completions"] == [episode.answer.text for episode in episodes] == ["hm"] * 6
     assert [id(episode) for episode in seen["episodes"]] == [id(episode) for episode in episodes]
     assert [len(episode.turns) for episode in seen["episodes"]] == [4] * 6  # three voters and the aggregator
@@ -303,7 +302,7 @@ def test_evaluation_scores_every_episode_of_every_dataset(make_library_trainer, 
     reply = [*tokenizer.encode("hm"), tokenizer.eos_token_id]
     engine = ScriptedEngine(lambda key, request: (reply, 1), tokenizer.eos_token_id)
     trainer = make_library_trainer(Single(), engine, reward, num_generations_eval=2)
-    rows = {"prompt": ["a", "b", "c"], "task": [PROMPTS] * 3, "answer": [1, 0, 0]}
+    rows = {"prompt": ["a", "b", "c"], "task": ["general"] * 3, "answer": [1, 0, 0]}
     one, two = Dataset.from_dict(rows), Dataset.from_dict({name: values[:1] for name, values in rows.items()})
     metrics = trainer.evaluate(one)
     assert (metrics["eval_reward"], metrics["eval_accuracy"]) == (pytest.approx(5 / 6), pytest.approx(1 / 3))

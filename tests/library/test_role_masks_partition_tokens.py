@@ -8,7 +8,6 @@ from multirole.policy import parse_policy
 from multirole.update.processes import shard
 from multirole.update.rows import Row, collate, micro_batches, mini_batches, padded
 from multirole.workflows import OrchWorkers, Voting
-from multirole_study.experiment.released_code import mountain, sequential
 
 
 def make_rows(workflow, policy="sp", n_problems=2):
@@ -37,10 +36,8 @@ def test_completion_masks_partition_the_trained_tokens_by_role():
 
 def test_batching_neither_drops_nor_repeats_a_row():
     rows = make_rows(Voting(), n_problems=5)
-    for ordered in (rows, mountain(rows)):
-        for steps in (mini_batches(ordered, 48), sequential(ordered, 48)):
-            batches = [micro for batch, _ in steps for micro in micro_batches(batch, 200)]
-            assert sorted(id(row) for batch in batches for row in batch) == sorted(id(row) for row in rows)
+    batches = [micro for batch, _ in mini_batches(rows, 48) for micro in micro_batches(batch, 200)]
+    assert sorted(id(row) for batch in batches for row in batch) == sorted(id(row) for row in rows)
 
 
 def test_micro_batches_keep_their_token_budget():
@@ -66,12 +63,5 @@ def test_processes_share_all_rows_evenly_within_the_budget(n, is_sharded):
 def test_mini_batch_sizes_by_hand():
     rows = list(range(20))  # any objects
     assert [(len(b), d) for b, d in mini_batches(rows, 8)] == [(6, 6), (7, 7), (7, 7)]
-    assert [(len(b), d) for b, d in sequential(rows, 8)] == [(8, 8), (8, 8), (4, 8)]
     assert [(len(b), d) for b, d in mini_batches(rows[:16], 8)] == [(8, 8), (8, 8)]
-    assert mini_batches([], 8) == sequential([], 8) == []
-
-
-def test_the_mountain_runs_short_long_short():
-    lengths = [row.length for row in mountain(make_rows(Voting()))]
-    top = lengths.index(max(lengths))
-    assert lengths[: top + 1] == sorted(lengths[: top + 1]) and lengths[top:] == sorted(lengths[top:], reverse=True)
+    assert mini_batches([], 8) == []

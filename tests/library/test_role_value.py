@@ -10,7 +10,6 @@ from two_tokens import BASE, CHANCE, SAMPLING, close_to, expectation, last_chanc
 from multirole.roles.value import RoleValue, effect_of, role_values, turn_effects
 from multirole.types import Episode, Problem, Reward
 from multirole.workflows import Voting
-from multirole_study.tasks.tiny_chain import PROMPTS
 
 
 def episode(problem, right):
@@ -30,7 +29,7 @@ def test_an_effect_is_a_mean_over_problems_of_means_over_their_episodes():
 
 def test_role_values_are_those_of_enumeration(tokenizer):
     n, rollout = 1500, relay(tokenizer)
-    episodes = rollout.run([(Problem(str(i), PROMPTS, "q", None), 0) for i in range(n)], 3, SAMPLING)
+    episodes = rollout.run([(Problem(str(i), "general", "q", None), 0) for i in range(n)], 3, SAMPLING)
     score(episodes)
     effects = {(e.role, e.how): e for e in role_values(trainer_of(rollout), episodes, 3)}
     assert set(effects) == {("first", "resample"), ("first", "base"), ("last", "resample"), ("last", "base"), ("last", "twin")}  # fmt: skip
@@ -53,7 +52,7 @@ def test_role_values_are_those_of_enumeration(tokenizer):
 def test_the_effect_of_a_turn_counts_the_replays_with_another_outcome(tokenizer):
     """If k of the first two turns said x, redrawing the last turn changes the outcome with probability p_k or 1 - p_k."""
     n, rollout = 300, relay(tokenizer)
-    episodes = rollout.run([(Problem(str(i), PROMPTS, "q", None), 0) for i in range(n)], 3, SAMPLING)
+    episodes = rollout.run([(Problem(str(i), "general", "q", None), 0) for i in range(n)], 3, SAMPLING)
     score(episodes)
     effects = turn_effects(trainer_of(rollout), episodes, 3, n_draws=4)
     assert len(effects) == n * (2 * 2 + 3)  # the first role has no twin
@@ -86,7 +85,7 @@ def test_the_callback_measures_at_an_evaluation(make_library_trainer, monkeypatc
 
     value = RoleValue(n_problems=3)
     trainer = make_library_trainer(Voting(), reward_funcs=reward, callbacks=[value], max_completion_length=8)
-    rows = Dataset.from_dict({"prompt": [f"q {i}" for i in range(4)], "task": [PROMPTS] * 4})
+    rows = Dataset.from_dict({"prompt": [f"q {i}" for i in range(4)], "task": ["general"] * 4})
     calls = []
     for name in ("publish", "sleep"):
         monkeypatch.setattr(trainer.engine, name, partial(recorded, calls, name, getattr(trainer.engine, name)))

@@ -16,9 +16,8 @@ from multirole.engines.protocol import RequestRefused, Sampling
 from multirole.rollout import event_loop, rollout
 from multirole.rollout.rollout import Rollout, WorkflowError, turn_seed
 from multirole.types import Answer, Problem, user
-from multirole_study.tasks.tiny_chain import PROMPTS
 
-PROBLEMS = [(Problem(str(i), PROMPTS, f"q{i}", None), 0) for i in range(4)]
+PROBLEMS = [(Problem(str(i), "general", f"q{i}", None), 0) for i in range(4)]
 
 
 class Relay:
@@ -41,7 +40,9 @@ def play(engine, tokenizer, workflow=None, **limits):
 
 def test_short_episodes_do_not_wait_for_long_ones(tokenizer):
     """Stage one takes 1, 1, 1 and 50 steps: three episodes finish their second stage while one is in its first."""
-    slow = tokenizer.apply_chat_template([user("q3")], add_generation_prompt=True, return_dict=False)
+    slow = tokenizer.apply_chat_template(
+        [user("q3")], add_generation_prompt=True, return_dict=False, enable_thinking=False
+    )
     starts = {}
 
     def reply(key, request):
@@ -56,7 +57,9 @@ def test_short_episodes_do_not_wait_for_long_ones(tokenizer):
 
 
 def test_an_episode_is_reported_when_it_ends_and_not_with_the_last_one(tokenizer):
-    slow = tokenizer.apply_chat_template([user("q3")], add_generation_prompt=True, return_dict=False)
+    slow = tokenizer.apply_chat_template(
+        [user("q3")], add_generation_prompt=True, return_dict=False, enable_thinking=False
+    )
     engine = ScriptedEngine(
         lambda key, request: ([tokenizer.eos_token_id], 50 if request.prompt_ids == slow else 1), tokenizer.eos_token_id
     )

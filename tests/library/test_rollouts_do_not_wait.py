@@ -202,7 +202,7 @@ def test_the_ratio_of_stale_rows_starts_from_the_sampler(make):
     assert ratios[0] < 1e-4 and all(ratios[n] > 1e-3 for n in range(1, N_ITERATIONS))
 
 
-@pytest.mark.parametrize("max_staleness", [1, 2])
+@pytest.mark.parametrize("max_staleness", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_killed_run_loses_no_problem_and_trains_none_twice(make, max_staleness):
     class Killed(BaseException):
         pass

@@ -3,16 +3,16 @@
 import pytest
 from scripted_engine import ScriptedEngine
 
-from multirole_study.experiment.cell import Cell
+from multirole.workflows import Voting
 
 
 @pytest.fixture
-def seeds(make_trainer):
+def seeds(make_library_trainer):
     """seeds(run's seed, iteration) -> the seeds of a rollout of two problems, two episodes each, as the trainer plays it."""
 
     def play(seed: int, iteration: int) -> list[int]:
         engine = ScriptedEngine(lambda key, request: ([5], 1), eos_id=5)
-        trainer = make_trainer(Cell("voting", "ip", seed=seed, n_problems=2, num_generations=2), engine)
+        trainer = make_library_trainer(Voting(), engine, policy="ip", seed=seed)
         trainer.play([(problem, index) for problem in trainer.problems[:2] for index in range(2)], iteration)
         return [request.seed for request in engine.requests]
 

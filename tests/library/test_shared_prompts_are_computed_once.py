@@ -262,7 +262,7 @@ def test_varlen_attention_is_used_where_it_agrees(monkeypatch, caplog, attend):
 def test_packing_is_chosen_by_counted_tokens():
     shared, apart = [row_of([*range(30)], [r]) for r in range(40, 44)], [row_of([r, *range(30)], [r]) for r in range(4)]
     assert packing_pays(shared, 10**8, one_key) and not packing_pays(apart, 10**8, one_key)
-    assert not packing_pays(shared, 450_000, one_key)  # tiny-r: its runs stay bit-equal
+    assert not packing_pays(shared, 450_000, one_key)  # below 10M parameters runs stay bit-equal
     by_slot = [row_of([*range(30)], [slot], slot) for slot in range(4)]
     assert not packing_pays(by_slot, 10**8, lambda row: row.turn.slot)
 

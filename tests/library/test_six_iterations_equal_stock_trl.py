@@ -18,18 +18,19 @@ ROWS = Dataset.from_list(
     ]
 )
 # AdamW's usual epsilon of 1e-8 would amplify float rounding where a gradient is almost 0 (seen: 2e-5 on one weight)
-SETTINGS = {"max_completion_length": 48, "learning_rate": 1e-3, "adam_epsilon": 1e-5}
+SETTINGS = {"max_completion_length": 24, "learning_rate": 1e-3, "adam_epsilon": 1e-5}
 
 
-def correct(prompts, completions, answer, **kwargs):
-    return [float(f"boxed{{{right}}}" in text) for text, right in zip(completions, answer, strict=True)]
+def parity(prompts, completions, answer, **kwargs):
+    """Stands in for a grade: a random model gets both values."""
+    return [float((len(text) + right) % 2) for text, right in zip(completions, answer, strict=True)]
 
 
 def test_weights_equal_stock_trl(tmp_path):
     tokenizer, tape = AutoTokenizer.from_pretrained(FOLDER), Tape()
     args = MultiRoleGRPOConfig(**options(tmp_path / "ours", **SETTINGS), max_steps=6)
     ours = MultiRoleGRPOTrainer(
-        fresh_model("shared"), Single(), correct, args, ROWS, processing_class=tokenizer, callbacks=[tape]
+        fresh_model("shared"), Single(), parity, args, ROWS, processing_class=tokenizer, callbacks=[tape]
     )
     start = weights(ours.peft_model, "shared")
     ours.train()
@@ -51,7 +52,7 @@ def test_two_optimizer_steps_per_generation_equal_stock_trls(accumulated, tmp_pa
     args = MultiRoleGRPOConfig(**options(tmp_path / "ours", **SETTINGS | sizes), max_steps=3, old_logprobs="recomputed")
     assert (args.generation_batch_size, args.step_rows) == (16, 8)
     ours = MultiRoleGRPOTrainer(
-        fresh_model("shared"), Single(), correct, args, ROWS, processing_class=tokenizer, callbacks=[tape]
+        fresh_model("shared"), Single(), parity, args, ROWS, processing_class=tokenizer, callbacks=[tape]
     )
     start = weights(ours.peft_model, "shared")
     ours.train()

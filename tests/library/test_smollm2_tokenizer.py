@@ -1,12 +1,10 @@
 """Cases that only a real tokenizer has, on SmolLM2's: words in parts, boxes over tokens, ends of turns, thoughts, prompts over the cap."""
 
-from pathlib import Path
-
 import pytest
 from chat_tokenizers import FAMILIES
 from scripted_engine import ScriptedEngine
-from transformers import AutoTokenizer
 
+from multirole.chat.replies import find_boxes
 from multirole.chat.templates import chat_template
 from multirole.engines.protocol import Sampling
 from multirole.rollout.rollout import Rollout, reply_text
@@ -14,8 +12,6 @@ from multirole.types import OVERFLOW, Problem, assistant, user
 from multirole.workflows import EvalOpt, Single, Voting
 from multirole.workflows.eval_opt import parse_verdict
 from multirole.workflows.voting import parse_selection
-from multirole_study.experiment.smollm2 import cache_folder
-from multirole_study.tasks.math import Math
 
 DEFAULT_SYSTEM = "You are a helpful AI assistant named SmolLM, trained by Hugging Face"
 
@@ -36,17 +32,6 @@ def play(tokenizer, workflow, replies, question="Which?", cap=4096):
     rollout = Rollout(workflow, engine, tokenizer, dict.fromkeys(workflow.roles), bool, 0, cap)
     (episode,) = rollout.run([(Problem("0", "", question, None), 0)], 0, Sampling(64, 1.0))
     return episode
-
-
-def test_it_is_the_tokenizer_of_the_scale(tokenizer):
-    """Runs only if the base of the scale smollm2 has been fetched."""
-    if not (Path(cache_folder()) / "tokenizer.json").exists():
-        pytest.skip("the base of the scale smollm2 is not in the cache; `make smollm2` fetches it")
-    cached = AutoTokenizer.from_pretrained(cache_folder())
-    assert tokenizer.get_vocab() == cached.get_vocab() and tokenizer.chat_template == cached.chat_template
-    assert tokenizer.special_tokens_map == cached.special_tokens_map
-    text = "Whereabouts 1,234 \u4f60\u597d \U0001f9ea \\boxed{12}\n\n  def f(x): <|im_end|>"
-    assert ids_of(tokenizer, text) == ids_of(cached, text)
 
 
 def test_every_prompt_shares_the_default_system_turn(tokenizer):
@@ -96,12 +81,11 @@ def test_a_box_over_many_tokens_is_read(tokenizer):
     pieces = [tokenizer.decode([i]) for i in ids_of(tokenizer, "so \\boxed{128}")]
     assert len(pieces) >= 7 and not any("boxed{" in piece for piece in pieces)  # no token holds the box
     assert pieces[-4:] == ["1", "2", "8", "}"]  # every digit is a token
-    problem = Problem("math/1", "math", "q", "128")
-    for text, is_right in (("so \\boxed{128}", True), ("so \\boxed{12 8}", False), ("so \\boxed{129}", False)):
-        reply = reply_text(tokenizer, [*ids_of(tokenizer, text), tokenizer.eos_token_id])
-        assert Math().score([problem], [reply])[0].is_correct is is_right, text
-    box = [*ids_of(tokenizer, "\\boxed{128}")]
-    cut = [Math().score([problem], [reply_text(tokenizer, box[:n])])[0].is_correct for n in range(len(box))]
+    for content in ("128", "12 8", "129"):
+        reply = reply_text(tokenizer, [*ids_of(tokenizer, f"so \\boxed{{{content}}}"), tokenizer.eos_token_id])
+        assert [box.content for box in find_boxes(reply)] == [content]
+    box = ids_of(tokenizer, "\\boxed{128}")
+    cut = [find_boxes(reply_text(tokenizer, box[:n])) for n in range(len(box))]
     assert not any(cut)  # 1 and 12 are no answers
 
 

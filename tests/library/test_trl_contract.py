@@ -15,7 +15,7 @@ from trl.trainer import utils
 
 from multirole.trainer import MultiRoleGRPOTrainer
 from multirole.trl_parts import PRIVATE, StockHooks, digest, owner_of, private_table
-from multirole_study.experiment.cell import Cell
+from multirole.workflows import Voting
 
 
 def test_the_sources_are_the_ones_we_read():
@@ -23,9 +23,9 @@ def test_the_sources_are_the_ones_we_read():
     assert not changed, "read what changed in these, then renew their digests"
 
 
-def test_every_private_name_exists(make_trainer):
+def test_every_private_name_exists(make_library_trainer):
     """Attributes without a source of their own are looked up in their class, its source or a trainer."""
-    trainer = make_trainer(Cell("voting", "sp", n_problems=2, num_generations=4))
+    trainer = make_library_trainer(Voting())
     for private in PRIVATE:
         owner = owner_of(private)
         for name in private.name.split(", "):

@@ -16,7 +16,7 @@ SETTINGS = {
     "use_bias_correction_kl": False,
 }  # fmt: skip
 ADAPTIVE = {  # the target is between the entropies of the iterations: the coefficient goes up and down
-    "use_adaptive_entropy": True, "entropy_coef": 0.02, "entropy_coef_delta": 0.05, "entropy_target": 0.3,
+    "use_adaptive_entropy": True, "entropy_coef": 0.02, "entropy_coef_delta": 0.05, "entropy_target": 4.937,
 }  # fmt: skip
 CASES = [
     {},
@@ -30,7 +30,7 @@ CASES = [
     {"top_entropy_quantile": 0.3, "entropy_coef": 0.1, "num_iterations": 2},
     {"top_entropy_quantile": 0.3, "beta": 0.1, "loss_type": "bnpo"},
     ADAPTIVE,
-    ADAPTIVE | {"top_entropy_quantile": 0.5, "num_iterations": 2, "entropy_target": 1.0},
+    ADAPTIVE | {"top_entropy_quantile": 0.5, "num_iterations": 2},
     {"mask_truncated_completions": True},
     {"mask_truncated_completions": True, "loss_type": "dapo"},
     {"mask_truncated_completions": True, "loss_type": "bnpo", "beta": 0.1},

@@ -1,17 +1,16 @@
 """Two processes take an optimizer step's entropy and its quantile of tokens over the rows of both, and sample by `generate`."""
 
-from importlib.resources import files
 from pathlib import Path
 
 import processes
-import pytest
 import torch
 from datasets import Dataset
 from peft import LoraConfig
+from toy_qwen3 import toy_base
+from trainers import SUMS
 
 from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer
 from multirole.workflows import Voting
-from multirole_study.tasks.tiny_chain import PROMPTS
 
 
 def length_reward(completions, **_):
@@ -27,7 +26,7 @@ def train(folder: str) -> None:
         loss_type="dapo",  # TRL divides its token count by the number of processes
     )  # fmt: skip
     trainer = MultiRoleGRPOTrainer(
-        str(files("multirole_study") / "models" / "tiny-r"), Voting(2, prompts=PROMPTS), length_reward, args,
+        toy_base(), Voting(2, prompts=SUMS), length_reward, args,
         Dataset.from_dict({"prompt": [f"{i}+1" for i in range(8)]}), peft_config=LoraConfig(r=4, target_modules="all-linear"),
     )  # fmt: skip
     trainer.train()
@@ -35,7 +34,6 @@ def train(folder: str) -> None:
     torch.save((weights, trainer.entropy_coef), Path(folder) / f"rank{trainer.accelerator.process_index}.pt")
 
 
-@pytest.mark.slow
 def test_two_processes_train_what_one_trains(tmp_path):
     folders = [tmp_path / "one", tmp_path / "two"]
     for n, folder in enumerate(folders, start=1):

@@ -2,9 +2,6 @@
 
 import gc
 import json
-import os
-import subprocess
-import sys
 import threading
 import weakref
 from pathlib import Path
@@ -12,11 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from peft import LoraConfig, get_peft_model
+from peft import LoraConfig, PeftModel, get_peft_model
 from safetensors import safe_open
-from toy_qwen3 import adapter_of
 from trainers import build_model
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from multirole.engines import vllm as vllm_engine
 from multirole.engines.protocol import Request
@@ -28,31 +24,6 @@ from multirole.engines.vllm import (
     folder_with_room,
     llm_options,
 )
-from multirole_study.experiment.base_models import locate
-from multirole_study.experiment.cell import Cell
-from multirole_study.experiment.launch import Launch
-from multirole_study.experiment.presets import MODELS
-from multirole_study.plan import vllm_batch
-
-SUPPORT = Path(__file__).parents[1] / "support"
-
-
-@pytest.mark.slow
-def test_the_arguments_resolve_to_the_path_that_the_documentation_names():
-    """docs/gpu.md names this path; a pin that changes it must change the page."""
-    pytest.importorskip("vllm")
-    done = subprocess.run(
-        [sys.executable, str(SUPPORT / "vllm_on_fake_cuda.py"), str(locate(Cell("single", "sp")))],
-        env=os.environ | {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}, capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    settled = json.loads(done.stdout.splitlines()[-1])
-    chosen = vllm_batch(Cell("voting", "ip", scale="1.7b"), Launch(), 80 * 2**30)
-    assert settled == {
-        "second runner": True, "async scheduling": True, "chunked prefill": True,
-        "tokens of a step": chosen["vllm_max_num_batched_tokens"], "sequences": chosen["vllm_max_num_seqs"], "graphs": "FULL_AND_PIECEWISE", "largest graph": 512, "LoRA dtype": "torch.bfloat16",
-        "LoRA slots": 3, "sleep mode": True,
-    }  # fmt: skip
 
 
 def test_float32_is_refused_on_cuda(monkeypatch):
@@ -111,9 +82,9 @@ def test_a_language_model_that_vllm_serves_within_a_larger_one_is_refused(tmp_pa
 
 
 @pytest.mark.parametrize("max_shard_size", ["1GB", "200KB"])
-def test_a_base_that_was_changed_after_it_was_loaded_is_refused(tmp_path, max_shard_size):
+def test_a_base_that_was_changed_after_it_was_loaded_is_refused(base, tmp_path, max_shard_size):
     """Its name is still that of the folder that vLLM would load."""
-    loaded = AutoModelForCausalLM.from_pretrained(locate(Cell("single", "sp")))
+    loaded = AutoModelForCausalLM.from_pretrained(base)
     loaded.save_pretrained(tmp_path, max_shard_size=max_shard_size)
     lora = LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False)
 
@@ -121,8 +92,8 @@ def test_a_base_that_was_changed_after_it_was_loaded_is_refused(tmp_path, max_sh
         return SimpleNamespace(model_options={}, peft_model=get_peft_model(base, lora))
 
     check_unchanged(trainer_of(AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)))
-    base = AutoModelForCausalLM.from_pretrained(tmp_path)
-    merged = get_peft_model(base, lora).merge_and_unload()
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
+    merged = get_peft_model(loaded, lora).merge_and_unload()
     assert merged.name_or_path == str(tmp_path)
     merged.save_pretrained(tmp_path / "merged")
     with pytest.raises(ValueError, match=r"self_attn.q_proj.weight' has other values.*`save_pretrained`"):
@@ -241,9 +212,24 @@ def test_a_container_that_only_names_its_number_has_no_launcher(monkeypatch):
     assert llm_options(1, 8, 256, torch.float32)["distributed_executor_backend"] == "external_launcher"
 
 
+def adapter_of_qwen3_06b() -> PeftModel:
+    """Build a rank-64 adapter "a" in memory, on a base of the 0.6B shape without any memory."""
+    config = Qwen3Config(
+        vocab_size=151936, hidden_size=1024, intermediate_size=3072, num_hidden_layers=28, num_attention_heads=16,
+        num_key_value_heads=8, head_dim=128, tie_word_embeddings=True, max_position_embeddings=40960,
+    )  # fmt: skip
+    with torch.device("meta"):
+        lora = LoraConfig(r=64, target_modules="all-linear", task_type="CAUSAL_LM")
+        model = get_peft_model(Qwen3ForCausalLM(config), lora, adapter_name="a")
+    for name, module in model.named_modules():
+        if name.endswith((".lora_A.a", ".lora_B.a")):
+            module.to_empty(device="cpu")
+    return model
+
+
 def test_an_adapter_is_published_even_if_shared_memory_is_too_small(fake, monkeypatch, tmp_path):
     """At the 0.6B shape, with the 64 MB of shared memory that containers have, it is written to the temporary folder in half precision."""
-    model, size = adapter_of(MODELS["0.6b"].shape), 28 * 64 * 22_528  # parameters
+    model, size = adapter_of_qwen3_06b(), 28 * 64 * 22_528  # parameters
     usage = {vllm_engine.SHARED_MEMORY: 64 * 2**20}
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=usage.get(path, 2**40)))
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

@@ -606,7 +606,7 @@ def train(tokenizer, folder, engine=None, **options) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in trainer.peft_model.named_parameters() if "lora_" in name}
 
 
-@pytest.mark.parametrize("fault", ["none", "errors", "killed"])
+@pytest.mark.parametrize("fault", ["none", pytest.param("errors", marks=pytest.mark.slow), "killed"])
 def test_the_weights_of_a_run_are_those_of_an_engine_in_process_whatever_becomes_of_the_servers(
     servers, tokenizer, tmp_path, fault
 ):

@@ -23,7 +23,6 @@ from multirole.inputs.adapters import add_adapters
 from multirole.options import MultiRoleGRPOConfig
 from multirole.trainer import MultiRoleGRPOTrainer
 from multirole.workflows import WORKFLOWS
-from multirole_study.tasks.tiny_chain import PROMPTS
 
 pytestmark = pytest.mark.slow
 RANK, LENGTH, KEY = 4, 768, "sesame"
@@ -33,7 +32,7 @@ STARTS = 900.0
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory, tokenizer) -> str:
-    """A folder with a random base of the tiny-r shape and the tokenizer."""
+    """A folder with a random base of three narrow layers and the tokenizer."""
     pytest.importorskip("vllm")
     return save_toy_base(tmp_path_factory.mktemp("base"), tokenizer, 1024)
 
@@ -110,7 +109,7 @@ def test_the_weights_of_a_run_are_those_of_a_run_with_vllm_in_process(engine, in
         )  # fmt: skip
         trainer = MultiRoleGRPOTrainer(
             new_model(base), WORKFLOWS["voting"](), lambda completion_ids, **_: [float(sum(ids) % 2) for ids in completion_ids], args,
-            Dataset.from_dict({"prompt": [f"question {i}" for i in range(4)], "task": [PROMPTS] * 4}),
+            Dataset.from_dict({"prompt": [f"question {i}" for i in range(4)], "task": ["general"] * 4}),
             processing_class=tokenizer, engine=each,
         )  # fmt: skip
         trainer.train()

@@ -6,15 +6,15 @@ In a process with vLLM's own classes: the command `vllm serve` asks for a distri
 import os
 import subprocess
 import sys
-from importlib.resources import files
 from pathlib import Path
 
 import pytest
 import torch
 from peft import LoraConfig, PeftModel, get_peft_model
+from toy_qwen3 import toy_base
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-FOLDER = str(files("multirole_study") / "models" / "tiny-r")
+FOLDER = toy_base()
 ROLES = ("generator", "aggregator")
 PROMPT = "Compute left to right: 7+5*2"
 

@@ -1,7 +1,6 @@
 """Checkpoints, tables, metrics and devices of several processes: what one of them does alone, and what all must have."""
 
 import os
-from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +12,8 @@ from datasets import Dataset
 from fsdp2_on_cpu import be_a_gpus_process
 from peft import LoraConfig
 from safetensors.torch import load_file
-from trainers import episodes_of, library_trainer, rows_of
+from toy_qwen3 import toy_base
+from trainers import SUMS, episodes_of, library_trainer, rows_of
 
 from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, trl_parts
 from multirole.engines import vllm as vllm_engine
@@ -23,7 +23,6 @@ from multirole.saving.checkpoints import check_checkpoint
 from multirole.types import Answer, Episode, Problem, Reward, Turn
 from multirole.update.processes import full_tensor
 from multirole.workflows import Single, Voting
-from multirole_study.tasks.tiny_chain import PROMPTS
 
 FSDP2 = {
     "ACCELERATE_USE_FSDP": "true", "FSDP_VERSION": "2", "FSDP_AUTO_WRAP_POLICY": "TRANSFORMER_BASED_WRAP",
@@ -44,7 +43,7 @@ def build(folder: str | Path, **options) -> MultiRoleGRPOTrainer:
         **options,
     )  # fmt: skip
     return MultiRoleGRPOTrainer(
-        str(files("multirole_study") / "models" / "tiny-r"), Voting(2, prompts=PROMPTS), length, args,
+        toy_base(), Voting(2, prompts=SUMS), length, args,
         Dataset.from_dict({"prompt": [f"{i}+1" for i in range(8)]}), Dataset.from_dict({"prompt": ["7+2", "8+2", "9+2"]}),
         peft_config=LoraConfig(r=4, target_modules="all-linear"),
     )  # fmt: skip
@@ -116,7 +115,7 @@ def test_adapters_of_a_checkpoint_are_read_into_host_memory(tmp_path, monkeypatc
 
 def test_scored_rows_are_sent_without_the_batches_that_they_were_computed_in(tokenizer, tmp_path):
     """pickle stores the whole storage of a view."""
-    trainer = library_trainer(Voting(2, prompts=PROMPTS), tokenizer, tmp_path)
+    trainer = library_trainer(Voting(2, prompts=SUMS), tokenizer, tmp_path)
     rows = rows_of(trainer, episodes_of({"generator": 2, "aggregator": 1}, n_episodes=4))
     for values in (*trainer.logprobs_of(rows), *trainer.entropies_of(rows)):
         assert values.untyped_storage().nbytes() == values.nbytes

@@ -2,7 +2,6 @@
 
 import math
 import re
-from importlib.resources import files
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,6 +10,8 @@ import torch
 from accelerate import ParallelismConfig
 from datasets import Dataset
 from peft import LoraConfig, PeftModel
+from toy_qwen3 import toy_base
+from trainers import SUMS
 from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
 
 from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, RoleDiagnostics, Voting, user
@@ -21,23 +22,23 @@ from multirole.inputs.problems import check_dataset, to_problems
 from multirole.rollout.rollout import chat_template
 from multirole.saving.model_card import base_of
 from multirole.update.processes import check_launch
-from multirole_study.tasks.tiny_chain import PROMPTS
 
 ROWS = Dataset.from_list([{"prompt": f"{a}+{b}-3", "answer": a + b - 3} for a in range(4, 10) for b in range(1, 5)])
 
 
-def correct(prompts, completions, answer, **kwargs):
-    return [float(f"boxed{{{right}}}" in text) for text, right in zip(completions, answer, strict=True)]
+def parity(prompts, completions, answer, **kwargs):
+    """Stands in for a grade: a random model gets both values."""
+    return [float((len(text) + right) % 2) for text, right in zip(completions, answer, strict=True)]
 
 
 @pytest.fixture(scope="module")
 def model_folder():
-    return files("multirole_study") / "models" / "tiny-r"
+    return Path(toy_base())
 
 
 @pytest.fixture(scope="module")
 def train(model_folder):
-    """train(folder, **options) -> a finished trainer of Voting-IP on the embedded model: two iterations of eight episodes."""
+    """train(folder, **options) -> a finished trainer of Voting-IP on the toy model: two iterations of eight episodes."""
 
     def run(folder, resume=None, processing_class=None, callbacks=(), **options):
         settings = {
@@ -46,7 +47,7 @@ def train(model_folder):
             "per_device_train_batch_size": 8, "gradient_checkpointing": False, "report_to": "none", "disable_tqdm": True,
         } | options  # fmt: skip
         trainer = MultiRoleGRPOTrainer(
-            str(model_folder), Voting(2, prompts=PROMPTS), correct, MultiRoleGRPOConfig(str(folder), **settings), ROWS,
+            str(model_folder), Voting(2, prompts=SUMS), parity, MultiRoleGRPOConfig(str(folder), **settings), ROWS,
             ROWS.select(range(4)), processing_class, peft_config=LoraConfig(r=4, target_modules="all-linear"),
             callbacks=[RoleDiagnostics(), *callbacks],
         )  # fmt: skip
@@ -102,7 +103,7 @@ def test_a_dataset_without_prompts_is_refused_before_training(train, tmp_path, m
     for name, rows in (("train_dataset", [{"prompt": "1"}]), ("eval_dataset", Dataset.from_list([{"question": "1"}]))):
         with pytest.raises((TypeError, ValueError), match=name):
             MultiRoleGRPOTrainer(
-                str(model_folder), Voting(2), correct, MultiRoleGRPOConfig(str(tmp_path), bf16=False),
+                str(model_folder), Voting(2), parity, MultiRoleGRPOConfig(str(tmp_path), bf16=False),
                 **({"train_dataset": ROWS} | {name: rows}), peft_config=LoraConfig(),
             )  # fmt: skip
 
@@ -131,7 +132,9 @@ def test_model_cards_name_the_roles_and_no_local_path(trained, model_folder, tmp
     for text in (card.read_text() for card in cards):
         assert not re.search(rf"{model_folder.parent}|More Information|None|: license", text)
         assert (
-            "| aggregator | `aggregator` |" in text and "the base model tiny-r" in text and "\n- multi-role\n" in text
+            "| aggregator | `aggregator` |" in text
+            and f"the base model {model_folder.name}" in text
+            and "\n- multi-role\n" in text
         )
         assert 'PeftModel.from_pretrained(base, ".", subfolder="generator")' in text and "- TRL: 1.16.0" in text
     assert cards[0].read_text().count("me/sums") == 3 and "# voting\n" in cards[0].read_text()
@@ -295,7 +298,7 @@ def test_one_process_uses_one_of_a_nodes_gpus(model_folder, tmp_path):
     args = MultiRoleGRPOConfig(str(tmp_path), generation_batch_size=8, num_generations=4, bf16=False, report_to="none")
     args._n_gpu = 8
     trainer = MultiRoleGRPOTrainer(
-        str(model_folder), Voting(2, prompts=PROMPTS), correct, args, ROWS, peft_config=LoraConfig(r=4)
+        str(model_folder), Voting(2, prompts=SUMS), parity, args, ROWS, peft_config=LoraConfig(r=4)
     )
     assert trainer.args.n_gpu == 1 and trainer.args.train_batch_size == 8 and args.n_gpu == 8
 
@@ -339,7 +342,7 @@ def test_evaluation_leaves_nothing_in_the_next_training_log(model_folder, tmp_pa
         gradient_checkpointing=False, report_to="none", disable_tqdm=True, eval_strategy="steps", eval_steps=1, save_strategy="no",
     )  # fmt: skip
     trainer = MultiRoleGRPOTrainer(
-        str(model_folder), Voting(2, prompts=PROMPTS), logged, args, ROWS, ROWS.select(range(20)),
+        str(model_folder), Voting(2, prompts=SUMS), logged, args, ROWS, ROWS.select(range(20)),
         peft_config=LoraConfig(r=4, target_modules="all-linear"),
     )  # fmt: skip
     trainer.train()
@@ -427,9 +430,7 @@ def test_kl_is_0_at_the_start_also_if_the_adapter_took_over_a_part_of_the_base(m
     }
     settings |= {"max_completion_length": 24, "report_to": "none", "per_device_train_batch_size": 8}
     args = MultiRoleGRPOConfig(str(tmp_path), **settings)
-    trainer = MultiRoleGRPOTrainer(
-        str(model_folder), Voting(2, prompts=PROMPTS), correct, args, ROWS, peft_config=config
-    )
+    trainer = MultiRoleGRPOTrainer(str(model_folder), Voting(2, prompts=SUMS), parity, args, ROWS, peft_config=config)
     rows = trainer.prepare_rows(
         trainer._generate_and_score_completions([dict(trainer.train_rows[0]) for _ in range(8)])
     )
@@ -450,7 +451,7 @@ def test_more_iterations_may_be_set_before_training(train, model_folder, tmp_pat
         settings |= {"max_completion_length": 8, "report_to": "none", "per_device_train_batch_size": 8}
         args = MultiRoleGRPOConfig(str(tmp_path / name), max_staleness=int(name == "ahead"), **settings)
         trainer = MultiRoleGRPOTrainer(
-            str(model_folder), Voting(2, prompts=PROMPTS), correct, args, data, callbacks=[Note()],
+            str(model_folder), Voting(2, prompts=SUMS), parity, args, data, callbacks=[Note()],
             peft_config=LoraConfig(r=4, target_modules="all-linear"),
         )  # fmt: skip
         trainer.args.max_steps = 3
@@ -473,4 +474,4 @@ def test_mistakes_are_reported_before_the_model_is_loaded(tmp_path, change, mess
     config = MultiRoleGRPOConfig(str(tmp_path), bf16=False, report_to="none", **options)
     arguments = {"peft_config": LoraConfig(r=4), "eval_dataset": None} | change
     with pytest.raises(ValueError, match=message):
-        MultiRoleGRPOTrainer("no/such-model", Voting(2), correct, config, ROWS, **arguments)
+        MultiRoleGRPOTrainer("no/such-model", Voting(2), parity, config, ROWS, **arguments)

@@ -4,7 +4,8 @@ import statistics
 from types import SimpleNamespace
 
 import pytest
-from trainers import episodes_of, make_episodes, rows_of
+from cells import make_episodes
+from trainers import episodes_of, rows_of
 
 from multirole.credit.estimators.agent import AgentCredit
 from multirole.types import Episode, Reward, Workflow

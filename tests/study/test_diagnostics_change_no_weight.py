@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from trainers import diagnostics_of, make_episodes
+from cells import make_episodes
+from trainers import diagnostics_of
 
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.launch import Launch

@@ -5,7 +5,8 @@ import shutil
 
 import pytest
 import torch
-from trainers import SMALL_RUN, table
+from cells import SMALL_RUN
+from trainers import table
 from transformers import TrainerCallback
 
 from multirole.types import Reward

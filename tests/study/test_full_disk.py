@@ -8,8 +8,9 @@ import shutil
 import subprocess
 
 import pytest
+from cells import SMALL_RUN
 from kill_run import same
-from trainers import SMALL_RUN, slow_but
+from trainers import slow_but
 
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.run import run_cell

@@ -138,7 +138,7 @@ def test_bad_products_are_refused():
 @pytest.mark.parametrize("policy", ["sp", "ip"])
 def test_a_batch_is_drawn_as_training_draws_it(make_trainer, policy):
     """Batches are independent and at fixed weights. Each has new problems, whole groups, and the gradient of one optimizer step on all rows."""
-    cell = Cell("voting", policy, n_problems=2, num_generations=4)
+    cell = Cell("voting", policy, n_problems=2, num_generations=4, max_completion_length=32)
     trainer = make_trainer(cell)
     played: list[list[Episode]] = []
     generate = trainer._generate_and_score_completions
@@ -189,7 +189,9 @@ def test_an_adapter_whose_role_is_never_called_is_left_out(make_library_trainer,
 
 def test_a_measurement_leaves_training_as_it_was(make_trainer):
     """The measurement is not logged or counted, and the entropy coefficient adapts to training only."""
-    trainer = make_trainer(Cell("voting", "sp", n_problems=2, num_generations=4, old_logprobs="recomputed"))
+    trainer = make_trainer(
+        Cell("voting", "sp", n_problems=2, num_generations=4, max_completion_length=32, old_logprobs="recomputed")
+    )
     trainer.args.use_adaptive_entropy = trainer.use_adaptive_entropy = trainer.has_entropy_bonus = True
     trainer._metrics["train"]["reward"].append(0.5)
     names = ("_metrics", "_logs", "entropy_coef", "_last_world_entropy")
@@ -204,12 +206,14 @@ def test_a_measurement_leaves_training_as_it_was(make_trainer):
 
 def test_one_batch_is_no_measurement(make_trainer):
     with pytest.raises(ValueError, match="`n_batches` must be 2 or more, got 1"):
-        measure_gradients(make_trainer(Cell("voting", "sp", n_problems=2, num_generations=4)), 1)
+        measure_gradients(
+            make_trainer(Cell("voting", "sp", n_problems=2, num_generations=4, max_completion_length=32)), 1
+        )
 
 
 def test_a_run_that_plays_ahead_can_be_measured(make_trainer):
     """A measurement plays its own episodes at the present weights."""
-    cell = Cell("voting", "sp", n_problems=2, num_generations=4, engine="transformers")
+    cell = Cell("voting", "sp", n_problems=2, num_generations=4, max_completion_length=32, engine="transformers")
     trainer, ahead = make_trainer(cell), make_trainer(cell.model_copy(update={"max_staleness": 1}))
     kept = ahead.player.ahead
     expected, measured = measure_gradients(trainer, 2), measure_gradients(ahead, 2)

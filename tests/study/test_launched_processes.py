@@ -3,7 +3,7 @@
 from types import SimpleNamespace
 
 import pytest
-from trainers import SMALL_RUN
+from cells import SMALL_RUN
 from transformers import TrainerCallback
 
 from multirole_study.experiment import run

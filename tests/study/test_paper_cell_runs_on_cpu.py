@@ -12,7 +12,8 @@ from pathlib import Path
 import processes
 import pytest
 import torch
-from toy_qwen3 import config_of, toy_model, toy_tokenizer
+from paper_shapes import config_of
+from toy_qwen3 import toy_model, toy_tokenizer
 from trainers import table
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 

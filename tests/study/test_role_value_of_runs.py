@@ -4,7 +4,8 @@ import math
 
 import pandas as pd
 import pytest
-from trainers import SMALL_RUN, table
+from cells import SMALL_RUN
+from trainers import table
 
 from multirole.roles.value import RoleEffect
 from multirole.types import Episode, Problem, Turn

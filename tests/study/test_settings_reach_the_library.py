@@ -4,7 +4,7 @@ from itertools import product
 
 import pytest
 import torch
-from trainers import SMALL_RUN
+from cells import SMALL_RUN
 
 from multirole.credit.process_reward import ProcessReward
 from multirole_study.experiment.cell import Cell

@@ -10,8 +10,9 @@ from pathlib import Path
 import processes
 import psutil
 import pytest
+from cells import SMALL_RUN
 from kill_run import same
-from trainers import SMALL_RUN, slow_but
+from trainers import slow_but
 from transformers import TrainerCallback
 
 from multirole_study.experiment import stop_signals

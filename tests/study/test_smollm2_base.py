@@ -6,10 +6,13 @@ import json
 import subprocess
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from transformers import AutoConfig, LlamaForCausalLM
+from chat_tokenizers import FAMILIES
+from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
 
 from multirole_study.experiment import base_models, smollm2
 from multirole_study.experiment.base_models import describe, locate
@@ -239,3 +242,34 @@ def test_digits_are_single_tokens_and_texts_survive_a_round_trip():
     assert prompt.startswith("<|im_start|>system\n") and prompt.endswith("Hi<|im_end|>\n<|im_start|>assistant\n")
     ends = json.loads((smollm2.find() / "generation_config.json").read_text())
     assert ends["eos_token_id"] == 2
+
+
+WORDS = "Whereabouts 1,234 \u4f60\u597d \U0001f9ea \\boxed{12}\n\n  def f(x): <|im_end|>"
+
+
+def test_the_tokenizer_is_built_from_the_fields_of_a_gguf_file():
+    expected = FAMILIES["smollm2"]()
+    state = json.loads(expected.backend_tokenizer.to_str())
+    special = {token["content"] for token in state["added_tokens"]}
+    tokens = sorted(state["model"]["vocab"], key=state["model"]["vocab"].get)
+    columns = {
+        "tokens": tokens,
+        "merges": [" ".join(pair) for pair in state["model"]["merges"]],
+        "token_type": [3 if token in special else 1 for token in tokens],
+    }
+    fields = {f"tokenizer.ggml.{name}": SimpleNamespace(contents=lambda c=c: c) for name, c in columns.items()}
+    built = smollm2.build_tokenizer(SimpleNamespace(fields=fields))
+    assert built.encode(WORDS, add_special_tokens=False).ids == expected.encode(WORDS, add_special_tokens=False)
+    made = json.loads(built.to_str())
+    assert all(made[part] == state[part] for part in ("model", "pre_tokenizer", "decoder", "added_tokens"))
+
+
+def test_the_tests_have_the_tokenizer_of_the_scale():
+    """Runs only if the base of the scale smollm2 has been fetched."""
+    folder, tokenizer = Path(smollm2.cache_folder()), FAMILIES["smollm2"]()
+    if not (folder / "tokenizer.json").exists():
+        pytest.skip("the base of the scale smollm2 is not in the cache; `make smollm2` fetches it")
+    cached = AutoTokenizer.from_pretrained(folder)
+    assert tokenizer.get_vocab() == cached.get_vocab() and tokenizer.chat_template == cached.chat_template
+    assert tokenizer.special_tokens_map == cached.special_tokens_map
+    assert tokenizer.encode(WORDS, add_special_tokens=False) == cached.encode(WORDS, add_special_tokens=False)

@@ -7,13 +7,10 @@ the 252 first tokens and the merges of SmolLM2-135M-Instruct, so that these test
 import lzma
 from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 
 import trl
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import ByT5Tokenizer, PreTrainedTokenizerBase, PreTrainedTokenizerFast
-
-from multirole_study.experiment.smollm2 import BOS, EOS, PAD, build_tokenizer
 
 DATA = Path(__file__).parents[1] / "data"
 LICENSE = Path(__file__).parents[2] / "LICENSE"
@@ -86,11 +83,17 @@ def smollm2() -> PreTrainedTokenizerFast:
     lines = lzma.decompress((DATA / "smollm2_tokenizer.txt.xz").read_bytes()).decode().split("\n")
     first, merges = lines[: lines.index("")], lines[lines.index("") + 1 : -1]
     tokens = [*first, *(pair.replace(" ", "") for pair in merges)]
-    kinds = [3] * N_SMOLLM2_SPECIAL + [1] * (len(tokens) - N_SMOLLM2_SPECIAL)
-    columns = {"tokens": tokens, "merges": merges, "token_type": kinds}
-    fields = {f"tokenizer.ggml.{name}": SimpleNamespace(contents=lambda c=c: c) for name, c in columns.items()}
-    built = build_tokenizer(SimpleNamespace(fields=fields))
-    return wrap(built, SMOLLM2_CHAT, bos_token=BOS, eos_token=EOS, pad_token=PAD, unk_token=PAD)
+    raw = Tokenizer(
+        models.BPE({token: i for i, token in enumerate(tokens)}, [tuple(pair.split(" ")) for pair in merges])
+    )
+    raw.pre_tokenizer = pre_tokenizers.Sequence(
+        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
+    )
+    raw.decoder = decoders.ByteLevel()
+    special = tokens[:N_SMOLLM2_SPECIAL]
+    raw.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special])
+    end, start, pad = "<|im_end|>", "<|im_start|>", "<|endoftext|>"
+    return wrap(raw, SMOLLM2_CHAT, bos_token=start, eos_token=end, pad_token=pad, unk_token=pad)
 
 
 def qwen3() -> PreTrainedTokenizerFast:

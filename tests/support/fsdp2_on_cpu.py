@@ -1,4 +1,4 @@
-"""One cell under FSDP2 on CPU processes.
+"""FSDP2 on CPU processes.
 
 accelerate shards models on GPUs only. Here its gloo processes pretend to be GPU processes. Everything else (sharding, collectives,
 checkpoints) is the code that runs on a GPU node, on CPU tensors.
@@ -9,8 +9,6 @@ from accelerate.utils import DistributedType
 from torch.distributed.tensor import DTensor
 
 from multirole.trainer import MultiRoleGRPOTrainer
-from multirole_study.experiment.cell import Cell
-from multirole_study.experiment.run import run_cell
 
 plain_init = PartialState.__init__
 plain_step = MultiRoleGRPOTrainer.optimizer_step
@@ -32,9 +30,3 @@ def step(self, *args, **kwargs):
 def be_a_gpus_process() -> None:
     """Make accelerate shard the models of this process."""
     PartialState.__init__, MultiRoleGRPOTrainer.optimizer_step = init, step
-
-
-def run_sharded(parameters: dict[str, object]) -> None:
-    """Run a cell in this process, as one of several."""
-    be_a_gpus_process()
-    run_cell(*Cell.from_parameters(parameters))

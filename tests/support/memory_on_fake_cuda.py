@@ -14,13 +14,13 @@ from contextlib import nullcontext
 from types import SimpleNamespace
 
 import torch
+from paper_shapes import config_of
 from peft import LoraConfig
 from peft.tuners.lora import Linear as LoraLinear
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
-from toy_qwen3 import config_of
 from transformers import Qwen3ForCausalLM
 from trl.kernels import chunked_logprob
 

@@ -1,17 +1,16 @@
 """Train stock TRL on the completions that a trainer of ours has sampled, to compare the weights."""
 
-from importlib.resources import files
-
 import torch
 from datasets import Dataset
 from peft import LoraConfig, get_peft_model
+from toy_qwen3 import toy_base
 from transformers import AutoModelForCausalLM
 from trl import GRPOConfig
 
 from multirole import MultiRoleCallback
 from multirole.trl_parts import GRPOTrainer
 
-FOLDER = files("multirole_study") / "models" / "tiny-r"
+FOLDER = toy_base()
 EPISODES, GROUP = 16, 4
 
 

@@ -1,13 +1,15 @@
 """Random Qwen3 models of a toy shape, and a tokenizer over bytes with the special tokens and the chat format of Qwen3."""
 
+import hashlib
+import os
+import shutil
+import tempfile
+from functools import cache
 from pathlib import Path
 
 import torch
-from peft import LoraConfig, PeftModel, get_peft_model
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
-
-from multirole_study.experiment.presets import Shape
 
 QWEN3_CHAT = (  # the structure of Qwen3's own template: thinking off writes an empty think block in front of the reply
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
@@ -40,29 +42,29 @@ def toy_model(tokenizer: PreTrainedTokenizerBase, seed: int = 0, **shape: object
     return Qwen3ForCausalLM(Qwen3Config(**usual | shape))
 
 
-def config_of(s: Shape) -> Qwen3Config:
-    """Return the configuration of a Qwen3 of this shape."""
-    return Qwen3Config(
-        vocab_size=s.vocab, hidden_size=s.hidden, intermediate_size=s.intermediate, num_hidden_layers=s.layers,
-        num_attention_heads=s.heads, num_key_value_heads=s.kv_heads, head_dim=s.head_dim, tie_word_embeddings=True,
-        max_position_embeddings=40960,
-    )  # fmt: skip
-
-
-def adapter_of(s: Shape) -> PeftModel:
-    """A rank-64 adapter "a" in memory, on a Qwen3 of this shape without any."""
-    with torch.device("meta"):
-        lora = LoraConfig(r=64, target_modules="all-linear", task_type="CAUSAL_LM")
-        model = get_peft_model(Qwen3ForCausalLM(config_of(s)), lora, adapter_name="a")
-    for name, module in model.named_modules():
-        if name.endswith((".lora_A.a", ".lora_B.a")):
-            module.to_empty(device="cpu")
-    return model
-
-
 def save_toy_base(folder: Path, tokenizer: PreTrainedTokenizerBase, max_length: int, **other: object) -> str:
-    """Save a random base of the tiny-r shape, up to `other` sizes, and the tokenizer; return the folder."""
+    """Save a random base of three narrow layers, up to `other` sizes, and the tokenizer; return the folder."""
     shape = {"hidden_size": 96, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 3}
     toy_model(tokenizer, **shape | other, max_position_embeddings=max_length).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+@cache
+def toy_base() -> str:
+    """Return the folder of a random base and its tokenizer, which all processes of this machine share.
+
+    The weights are larger than a fresh model's, so that its log-probs are far from flat, and a reply may end at any token.
+    """
+    version = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    folder = Path(tempfile.gettempdir()) / f"multirole-toy-{os.getuid()}-{version}"
+    if not folder.exists():
+        made, tokenizer = Path(tempfile.mkdtemp(dir=folder.parent)), toy_tokenizer()
+        model = toy_model(tokenizer, max_position_embeddings=2048, initializer_range=0.2)
+        model.save_pretrained(made)
+        tokenizer.save_pretrained(made)
+        try:
+            made.rename(folder)
+        except OSError:  # another process was faster
+            shutil.rmtree(made)
     return str(folder)

@@ -20,15 +20,9 @@ from multirole.trainer import MultiRoleGRPOTrainer
 from multirole.types import Answer, Episode, Problem, Reward, Turn, Workflow
 from multirole.update import adapter_update
 from multirole.update.rows import Row, episode_rows
-from multirole_study.experiment.cell import Cell
-from multirole_study.experiment.cell_trainer import make_trainer
-from multirole_study.tasks.tiny_chain import PROMPTS
 
-SMALL_RUN = Cell(
-    "voting", "ip", max_steps=4, n_problems=2, num_generations=2, n_validation=4, n_train=8, eval_steps=1, save_steps=3,
-    max_completion_length=24, warmup_steps=0, learning_rate=5e-3,
-)  # fmt: skip
-"""A cell that is evaluated after each of its four iterations and saved after two. The fixture `finished` is its run."""
+SUMS = str(Path(__file__).parents[1] / "data" / "sums")
+"""Prompts of the toy task, sums: a folder with a template for each role of the paper's workflows."""
 
 
 def slow_but(always: Iterable, cases: Iterable) -> list:
@@ -53,15 +47,6 @@ def build_model(tokenizer: PreTrainedTokenizerBase, policy: dict[str, str], seed
     return model
 
 
-def cell_trainer(cell: Cell, model: PeftModel, tokenizer: PreTrainedTokenizerBase, folder: Path, engine=None, **kwargs):
-    """Build the cell's trainer over a model, ready for `optimizer_step` and `update`."""
-    problems = [Problem(str(i), cell.make_task().name, f"question {i}", None) for i in range(64)]
-    trainer = make_trainer(
-        cell, str(folder / "out"), problems=(problems, problems[:4]), model=(model, tokenizer), engine=engine, **kwargs
-    )
-    return ready(trainer)
-
-
 def library_trainer(
     workflow: Workflow, tokenizer: PreTrainedTokenizerBase, folder: Path, engine: Engine | None = None, reward_funcs=None,
     n_prompts: int = 64, callbacks=None, **config,
@@ -74,7 +59,7 @@ def library_trainer(
     args = MultiRoleGRPOConfig(str(folder / "library"), report_to="none", **usual | config)
     trainer = MultiRoleGRPOTrainer(
         build_model(tokenizer, parse_policy(args.policy, list(workflow.roles))), workflow, reward_funcs or no_reward, args,
-        Dataset.from_dict({"prompt": [f"question {i}" for i in range(n_prompts)], "task": [PROMPTS] * n_prompts}),
+        Dataset.from_dict({"prompt": [f"question {i}" for i in range(n_prompts)], "task": [SUMS] * n_prompts}),
         processing_class=tokenizer, engine=engine, callbacks=callbacks,
     )  # fmt: skip
     return ready(trainer)
@@ -104,15 +89,19 @@ def rows_of(trainer: MultiRoleGRPOTrainer, episodes: list[Episode]) -> list[Row]
     return episode_rows(episodes, trainer.policy, masks_truncated=False)
 
 
-def make_episodes(cell: Cell, **kwargs) -> list[Episode]:
-    """Return finished episodes of a cell; see `episodes_of`."""
-    return episodes_of(cell.make_workflow().roles, cell.num_generations, **kwargs)
-
-
 def episodes_of(
-    roles: dict[str, int], n_episodes: int = 8, n_problems: int = 2, vocab: int = 64, seed: int = 0, rounds: int = 1
+    roles: dict[str, int],
+    n_episodes: int = 8,
+    n_problems: int = 2,
+    vocab: int = 64,
+    seed: int = 0,
+    rounds: int = 1,
+    logprob: float = -5.6,
 ) -> list[Episode]:
-    """Return finished episodes with random tokens: every role and slot of the workflow speaks in each round."""
+    """Return finished episodes with random tokens: every role and slot of the workflow speaks in each round.
+
+    Sampled log-probs are near `logprob`, by default that of a uniform draw from the toy tokenizer's 261 tokens, as a random model's are.
+    """
     generator = torch.Generator().manual_seed(seed)
 
     def tokens(low: int, high: int) -> list[int]:
@@ -122,13 +111,13 @@ def episodes_of(
     episodes = []
     for p in range(n_problems):
         for index in range(n_episodes):
-            episode = Episode(Problem(str(p), PROMPTS, f"question {p}", None), index, answer=Answer(""))
+            episode = Episode(Problem(str(p), SUMS, f"question {p}", None), index, answer=Answer(""))
             for round in range(rounds):
                 for role, slots in roles.items():
                     for slot in range(slots):
                         prompt, completion = tokens(3, 30), tokens(1, 20)
                         noise = torch.randn(len(completion), generator=generator)
-                        logprobs = (0.3 * noise - 6.2).tolist()  # ~ -log 510
+                        logprobs = (0.3 * noise + logprob).tolist()
                         episode.turns.append(
                             Turn(role, slot, round, prompt, completion, logprobs, "text", "stop", "answered")
                         )

@@ -10,7 +10,7 @@ import pandas as pd
 import processes
 import pytest
 import torch
-from fsdp2_on_cpu import run_sharded
+from cells import run_sharded
 from safetensors.torch import load_file
 from trainers import table
 

@@ -1,0 +1,39 @@
+"""Trainers of the study's cells over random weights, and canned episodes of them."""
+
+from pathlib import Path
+
+from fsdp2_on_cpu import be_a_gpus_process
+from peft import PeftModel
+from trainers import episodes_of, ready
+from transformers import PreTrainedTokenizerBase
+
+from multirole.types import Episode, Problem
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.cell_trainer import make_trainer
+from multirole_study.experiment.run import run_cell
+
+SMALL_RUN = Cell(
+    "voting", "ip", max_steps=4, n_problems=2, num_generations=2, n_validation=4, n_train=8, eval_steps=1, save_steps=3,
+    max_completion_length=24, warmup_steps=0, learning_rate=5e-3,
+)  # fmt: skip
+"""A cell that is evaluated after each of its four iterations and saved after two. The fixture `finished` is its run."""
+
+
+def cell_trainer(cell: Cell, model: PeftModel, tokenizer: PreTrainedTokenizerBase, folder: Path, engine=None, **kwargs):
+    """Build the cell's trainer over a model, ready for `optimizer_step` and `update`."""
+    problems = [Problem(str(i), cell.make_task().name, f"question {i}", None) for i in range(64)]
+    trainer = make_trainer(
+        cell, str(folder / "out"), problems=(problems, problems[:4]), model=(model, tokenizer), engine=engine, **kwargs
+    )
+    return ready(trainer)
+
+
+def make_episodes(cell: Cell, **kwargs) -> list[Episode]:
+    """Return finished episodes of a cell; see `episodes_of`. tiny-r has 544 tokens."""
+    return episodes_of(cell.make_workflow().roles, cell.num_generations, logprob=-6.2, **kwargs)
+
+
+def run_sharded(parameters: dict[str, object]) -> None:
+    """Run a cell under FSDP2 in this process, as one of several."""
+    be_a_gpus_process()
+    run_cell(*Cell.from_parameters(parameters))

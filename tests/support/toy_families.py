@@ -1,0 +1,29 @@
+"""Random decoders of two narrow layers over bytes, of any class of transformers."""
+
+from pathlib import Path
+
+import torch
+from toy_qwen3 import toy_tokenizer
+from transformers import PreTrainedModel
+
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+          "original_max_position_embeddings": 64}  # fmt: skip
+
+
+def small(model: type, config: type, **fields) -> PreTrainedModel:
+    """A random-weight model of two narrow layers over bytes."""
+    tokenizer = toy_tokenizer()
+    torch.manual_seed(0)
+    made = config(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=16, max_position_embeddings=4096, bos_token_id=None, initializer_range=0.2,
+        eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, **fields,
+    )  # fmt: skip
+    return model(made)
+
+
+def saved(folder: Path, model: type, config: type, **fields) -> Path:
+    """A folder with a `small` model and its tokenizer."""
+    small(model, config, **fields).save_pretrained(folder)
+    toy_tokenizer().save_pretrained(folder)
+    return folder
