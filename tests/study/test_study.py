@@ -12,7 +12,7 @@ import pytest
 import yaml
 from scipy.stats import ttest_1samp
 
-from multirole.credit.estimators import CREDITS
+from multirole.credit import ESTIMATORS
 from multirole_study.compare.intervals import Interval
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.run_folder import folder_of, write_done
@@ -355,8 +355,8 @@ def test_the_leaderboard_of_credit_trains_every_estimator_on_the_same_seeds():
     arms = {(cell.workflow, cell.credit, cell.n_problems, cell.num_generations) for cell in cells}
     assert len(cells) == 10 * len(arms)  # the same ten seeds of every arm
     same_in_voting = {"agent", "agent_turn", "mean_over_turns"}
-    assert {credit for workflow, credit, *_ in arms if workflow == "eval_opt"} == set(CREDITS)
-    assert {credit for workflow, credit, *_ in arms if workflow == "voting"} == set(CREDITS) - same_in_voting
+    assert {credit for workflow, credit, *_ in arms if workflow == "eval_opt"} == set(ESTIMATORS)
+    assert {credit for workflow, credit, *_ in arms if workflow == "voting"} == set(ESTIMATORS) - same_in_voting
 
 
 @pytest.mark.parametrize(
