@@ -10,9 +10,8 @@ from scripted_engine import ScriptedEngine
 from multirole.engines.protocol import Sampling
 from multirole.rollout.rollout import Rollout, WorkflowError, check_failures
 from multirole.types import FAILED, Answer, Episode, Problem, user
-from multirole_study.tasks.tiny_chain import PROMPTS
 
-PROBLEMS = [(Problem(str(i // 4), PROMPTS, f"q{i // 4}", None), i % 4) for i in range(8)]
+PROBLEMS = [(Problem(str(i // 4), "general", f"q{i // 4}", None), i % 4) for i in range(8)]
 
 
 class Fragile:

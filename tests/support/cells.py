@@ -11,6 +11,7 @@ from multirole.types import Episode, Problem
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import make_trainer
 from multirole_study.experiment.run import run_cell
+from multirole_study.tasks.tiny_chain import PROMPTS
 
 SMALL_RUN = Cell(
     "voting", "ip", max_steps=4, n_problems=2, num_generations=2, n_validation=4, n_train=8, eval_steps=1, save_steps=3,
@@ -21,7 +22,7 @@ SMALL_RUN = Cell(
 
 def cell_trainer(cell: Cell, model: PeftModel, tokenizer: PreTrainedTokenizerBase, folder: Path, engine=None, **kwargs):
     """Build the cell's trainer over a model, ready for `optimizer_step` and `update`."""
-    problems = [Problem(str(i), cell.make_task().name, f"question {i}", None) for i in range(64)]
+    problems = [Problem(str(i), PROMPTS, f"question {i}", None) for i in range(64)]
     trainer = make_trainer(
         cell, str(folder / "out"), problems=(problems, problems[:4]), model=(model, tokenizer), engine=engine, **kwargs
     )

@@ -12,10 +12,9 @@ from scripted_engine import ScriptedEngine
 from multirole.engines.protocol import Sampling
 from multirole.rollout.rollout import Rollout
 from multirole.types import Answer, Duty, Problem, Reward, Structure, user
-from multirole_study.tasks.tiny_chain import PROMPTS
 
 SAMPLING = Sampling(64, 1.0)
-PROBLEM = Problem("7", PROMPTS, "1+1", None)
+PROBLEM = Problem("7", "general", "1+1", None)
 
 CHANCE = {("first", 0): 0.6, ("last", 0): 0.1, ("last", 1): 0.5, ("last", 2): 0.8}
 """(adapter, number of "x" in the prompt) -> probability of the reply "x"; else it is "y"."""
