@@ -73,7 +73,8 @@ help:
 	@echo "make smollm2 download the base of SCALE=smollm2, SmolLM2-135M-Instruct: 93 MB, about 540 MB in ~/.cache/multirole"
 	@echo "make study   like make grid, with the variants of studies/main.yaml: regimes, updates, judging roles, controls"
 	@echo "make grid-status  count the missing runs and evaluations, with the same variables"
-	@echo "make paper   build tables, figures and notebooks from existing results: RESULTS_DIR=results SCALE=tiny-r"
+	@echo "make paper   run the notebooks that compute tables and figures from packed results: RESULTS_DIR=results SCALE=tiny-r"
+	@echo "             ARGS=\"--only table_1\""
 	@echo "make docs    build the documentation site, with the API from the docstrings; fails on a dead link"
 	@echo "make test    run the quick tests; make test-all also runs the slow ones (an hour)"
 	@echo "make frameworks  build environments of agent frameworks and train the examples of examples/frameworks in each: ARGS=crewai"
@@ -147,12 +148,11 @@ grid-status: $(STAMP)
 	      END { if (is_counted) printf "Missing: %d run%s and %d evaluation%s.\n", count["train"], \
 	          count["train"] == 1 ? "" : "s", count["evaluate"], count["evaluate"] == 1 ? "" : "s" }'
 
-# Trains nothing and needs no network. It runs the commands of the Snakefile's rule `paper`, which would start missing runs.
+# Trains nothing and needs no network. It runs the command of the Snakefile's rule `paper`, which would start missing runs.
 paper: RESULTS_DIR := $(if $(filter file,$(origin RESULTS_DIR)),results,$(RESULTS_DIR))
 paper: export HF_HUB_OFFLINE := 1
 paper: $(STAMP)
-	$(BIN)/python -m multirole_study paper "$(FOLDER)" < /dev/null
-	$(BIN)/python -m multirole_study notebooks "$(FOLDER)" < /dev/null
+	$(BIN)/python -m multirole_study paper "$(FOLDER)" $(ARGS) < /dev/null
 
 docs: $(STAMP)
 	$(BIN)/python -m mkdocs build --quiet

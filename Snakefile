@@ -1,4 +1,4 @@
-# Train every cell of the paper's matrix at one scale, run every evaluation, pack the results, then build tables and figures.
+# Train every cell of the paper's matrix at one scale, run every evaluation, pack the results, then run the notebooks.
 # grid.yaml defines the grid, profiles/ how it is run; `make grid` runs it. Each job is a papermill command that can also be run by hand.
 #
 # A job is done if its DONE exists or its results are packed. File times and code do not count, so that an edit or a fresh clone
@@ -31,7 +31,6 @@ TRAINED = [f"{FOLDER}/{id}/DONE" for id in CELLS if id not in PACKED]
 EVALUATED = [f"{FOLDER}/evaluations/{id}/DONE" for id in EVALUATIONS if id not in {*PACKED, *LEFT_OUT}]
 STAGES = [[id for id in stage if id not in PACKED] for stage in DECLARATION.stages()]
 BEFORE = {id: [f"{FOLDER}/{before}/DONE" for stage in STAGES[:i] for before in stage] for i, stage in enumerate(STAGES) for id in stage}
-NOTEBOOKS = f"{quote(sys.executable)} -m multirole_study notebooks {quote(FOLDER)}" if DECLARATION.command == "paper" else ""
 PAPERMILL = f"{quote(sys.executable)} -m papermill -k python3 --no-progress-bar --report-mode --start-timeout 600"  # seconds, on a busy machine
 
 def papermill(notebook, executed, job, gpus, **launch):
@@ -58,12 +57,11 @@ onstart:
 
 localrules: paper, trained, evaluated
 
-rule paper:  # packs the results, then runs the commands of `make paper`
+rule paper:  # packs the results, then runs the command of `make paper`
     input: TRAINED, EVALUATED
     shell:
         "{sys.executable:q} -m multirole_study pack {FOLDER:q}\n"
-        "{sys.executable:q} -m multirole_study {DECLARATION.command} {FOLDER:q}\n"
-        "{NOTEBOOKS}"
+        "{sys.executable:q} -m multirole_study paper {FOLDER:q}"
 
 rule trained:
     input: TRAINED

@@ -277,18 +277,6 @@ def role_value(argv: list[str]) -> int:
     return 0
 
 
-def notebooks(argv: list[str]) -> int:
-    """Execute the notebooks that show packed results, and write them with their HTML pages into the results' folder."""
-    parser = _parser(notebooks)
-    parser.add_argument("folder", type=Path, metavar="RESULTS", help="<results_dir>/<scale> with packed results")
-    options = parser.parse_args(argv)
-    from multirole_study.notebook import execute_readers
-
-    with user_errors():
-        sys.stdout.writelines(f"{page} is written\n" for page in execute_readers(options.folder))
-    return 0
-
-
 def inspect(argv: list[str]) -> int:
     """Write an HTML page for one run, or for every finished run below a folder, with an index."""
     parser = _parser(inspect)
@@ -390,28 +378,34 @@ def pack(argv: list[str]) -> int:
 
 
 def paper(argv: list[str]) -> int:
-    """Build every table, figure and claim from a grid's packed results."""
+    """Compute every table and figure from packed results, by running the notebooks of the folder's grid or study."""
     parser = _parser(paper)
     parser.add_argument("folder", type=Path, help="<results_dir>/<scale>, which holds the grid's grid.json")
-    only = "write only the results pages, from existing tables and figures"
-    parser.add_argument("--page", action="store_true", help=only)
+    only = "run only these notebooks, such as tables, or only the cells of these tables and figures, such as table_1"
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help=only)
+    page = "write only the results pages, from existing tables and figures"
+    parser.add_argument("--page", action="store_true", help=page)
     options = parser.parse_args(argv)
     folder = options.folder
     from multirole_study.paper.grid import Grid
+    from multirole_study.paper.notebooks import notebooks_of, run_notebooks
+    from multirole_study.paper.pages import publish
+    from multirole_study.paper.results import Results
 
+    lines = []
     with user_errors():
         Grid.read(folder)
-    from multirole_study.paper.build import build, publish
-
-    lines = [] if options.page else [f"missing: {name}" for name in build(folder).missing()]
-    page_of = (
-        folder / "page.yaml",
-        folder.absolute().parents[1] / "README.md",
-    )  # the page's contents, and the README with the findings
-    if all(path.exists() for path in page_of):
-        lines.append(f"{publish(folder)} is written")
-    if not options.page:
-        lines.append(f"{folder}/tables and {folder}/figures are written")
+        if not options.page:
+            if "tables" in notebooks_of(folder):  # the others read no run of the grid
+                lines += [f"missing: {name}" for name in Results(folder).missing()]
+            lines += [f"{path} is written" for path in run_notebooks(folder, options.only)]
+            lines.append(f"{folder}/tables and {folder}/figures are written")
+        page_of = (
+            folder / "page.yaml",
+            folder.absolute().parents[1] / "README.md",
+        )  # contents; the README has the findings
+        if not options.only and all(path.exists() for path in page_of):
+            lines.append(f"{publish(folder)} is written")
     sys.stdout.writelines(f"{line}\n" for line in lines)
     return 0
 
@@ -447,90 +441,6 @@ def questions(argv: list[str]) -> int:
     return 0
 
 
-def clock(argv: list[str]) -> int:
-    """Answer whether the learning-rate clock causes the late cliff, from the packed runs of studies/clock.yaml."""
-    parser = _parser(clock)
-    parser.add_argument("folder", type=Path, nargs="?", help="<results_dir>/<scale>, such as results/clock/tiny-r")
-    parser.add_argument(
-        "--power", action="store_true", help="print the probability of a verdict by number of seeds, and stop"
-    )
-    options = parser.parse_args(argv)
-    if (options.folder is None) != options.power:
-        parser.error("give a results folder, such as results/clock/tiny-r, or --power.")
-    from multirole_study.paper.clock_tables import calibrated_rate, fall_table, power_table, verdict_table
-
-    if options.power:
-        sys.stdout.write(f"{power_table().to_string(index=False)}\n")
-        return 0
-    from multirole_study.paper.clock_figure import figures
-    from multirole_study.paper.declarations import read_declaration
-    from multirole_study.paper.output import write_figure, write_tables
-    from multirole_study.paper.results import Results
-
-    folder = options.folder
-    with user_errors():
-        study, results = read_declaration(folder, "clock"), Results(folder)
-        write_tables([fall_table(results, study), verdict_table(results, study)], folder / "tables")
-        for plate in figures(results, study):
-            write_figure(plate, folder / "figures")
-    sys.stdout.write(f"{calibrated_rate(results, study)[1]}\n{folder}/tables and {folder}/figures are written\n")
-    return 0
-
-
-def leaderboard(argv: list[str]) -> int:
-    """Compare credit estimators at equal tokens and steps, from the packed runs of studies/credit.yaml."""
-    parser = _parser(leaderboard)
-    parser.add_argument("folder", type=Path, help="<results_dir>/<scale>, such as runs/credit/tiny-r")
-    measured_help = (
-        "packed results with what `multirole credit` measured, such as results/tiny-r (default: the same folder)"
-    )
-    parser.add_argument("--measured", type=Path, metavar="FOLDER", help=measured_help)
-    options = parser.parse_args(argv)
-    from multirole_study.paper.declarations import read_declaration
-    from multirole_study.paper.leaderboard import boards, leaderboard_tables
-    from multirole_study.paper.leaderboard_figure import leaderboard_figure
-    from multirole_study.paper.output import write_figure, write_tables
-    from multirole_study.paper.pack import read_measurement
-    from multirole_study.paper.results import Results
-
-    folder = options.folder
-    with user_errors():
-        study, results = read_declaration(folder, "leaderboard"), Results(folder)
-        compared = boards(results, study)
-        measured = read_measurement(options.measured or folder, "credit_accuracy")
-        if measured is None and options.measured:
-            raise ValueError(
-                f"{options.measured} has no credit_accuracy.parquet. Pass packed results with one, such as results/tiny-r."
-            )
-        answers, *parts = leaderboard_tables(compared, measured)
-        write_tables([answers, *parts], folder / "tables")
-        write_figure(leaderboard_figure(compared, study.grid.scale), folder / "figures")
-    for answer in answers.values.itertuples():
-        sys.stdout.write(f"{answer.question} {answer.place}: {answer.verdict}\n")
-    sys.stdout.write(f"{folder}/tables and {folder}/figures are written\n")
-    return 0
-
-
-def rates(argv: list[str]) -> int:
-    """Compare arms at their own learning rates, from the packed runs of studies/rates.yaml."""
-    parser = _parser(rates)
-    parser.add_argument("folder", type=Path, help="<results_dir>/<scale>, such as results/rates/tiny-r")
-    folder = parser.parse_args(argv).folder
-    from multirole_study.paper.declarations import read_declaration
-    from multirole_study.paper.output import write_figure, write_tables
-    from multirole_study.paper.rate_figure import rate_figure
-    from multirole_study.paper.rate_tables import rate_tables, tuning_sentences
-    from multirole_study.paper.results import Results
-
-    with user_errors():
-        study, results = read_declaration(folder, "rates"), Results(folder)
-        write_tables(rate_tables(results, study), folder / "tables")
-        write_figure(rate_figure(results, study), folder / "figures")
-    lines = [*tuning_sentences(results, study), f"{folder}/tables and {folder}/figures are written"]
-    sys.stdout.write("\n".join(lines) + "\n")
-    return 0
-
-
 def fetch(argv: list[str]) -> int:
     """Print the folder of a scale's base model; download it if it is neither embedded nor on this machine."""
     from multirole_study.experiment.cell import Cell
@@ -557,7 +467,7 @@ GROUPS: dict[str, tuple[Callable[[list[str]], int], ...]] = {
     "prepare and train": (plan, doctor, fetch, train, evaluate),
     "look into a run": (inspect, role_value, signal, credit),
     "serve models": (serve, vllm_server),
-    "build results of many runs": (pack, paper, notebooks, questions, clock, leaderboard, rates),
+    "build results of many runs": (pack, paper, questions),
 }
 """Heading of `multirole --help` -> its commands."""
 COMMANDS = {command.__name__: command for group in GROUPS.values() for command in group}

@@ -11,17 +11,9 @@ from multirole_study.compare.answers import judged
 from multirole_study.compare.estimates import ESTIMATES
 from multirole_study.compare.measures import MEASURES, climb
 from multirole_study.falls import first_fall
-from multirole_study.paper.claims import (
-    DECLARED,
-    Falls,
-    claims,
-    in_words,
-    question_of,
-    readings,
-    section_order,
-)
+from multirole_study.paper.captions import sentences
+from multirole_study.paper.claims import DECLARED, Falls, claims, in_words, question_of, readings, section_order
 from multirole_study.paper.results import Results
-from multirole_study.paper.tables import sentences
 
 
 @pytest.fixture(scope="module")

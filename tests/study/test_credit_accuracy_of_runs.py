@@ -7,8 +7,15 @@ from trainers import table
 
 from multirole_study.measurements import credit_of_run as measurement
 from multirole_study.measurements.credit_accuracy import MEASURED, PARTS, Sizes
-from multirole_study.paper.credit_accuracy_table import DECLARED, EVERY, accuracy_figure, accuracy_table, statistics
-from multirole_study.paper.output import write_figure
+from multirole_study.paper.credit_accuracy_table import (
+    DECLARED,
+    EVERY,
+    accuracy_figure,
+    accuracy_table,
+    answers,
+    statistics,
+)
+from multirole_study.paper.output import Table, write_figure
 
 SMALL = Sizes(replies=2, tails=4, branches=2, episodes=2)
 
@@ -66,8 +73,14 @@ def test_parts_and_gains_by_hand(rows):
     assert spread["low"] < 0.5 < spread["high"] and spread["high"] - spread["low"] < 0.05
 
 
+def table_of(rows: pd.DataFrame) -> Table:
+    """The table of these rows, as the notebook calls it."""
+    values = statistics(rows)
+    return accuracy_table(rows, values, answers(values))
+
+
 def test_questions_are_answered_and_unmeasured_cells_are_named(rows, tmp_path):
-    table = accuracy_table(rows)
+    table = table_of(rows)
     every = table.shown[table.shown["turns"] == EVERY]
     verdicts = dict(zip(every["estimator"], every["verdicts"], strict=True))
     assert "finds_credit yes" in verdicts["outcome"] and "biased no" in verdicts["outcome"]
@@ -76,7 +89,7 @@ def test_questions_are_answered_and_unmeasured_cells_are_named(rows, tmp_path):
     assert "beats_outcome_per_token undecided" in verdicts["leave_one_out"]
     assert "voting sp, iteration 60" in table.caption and "voting sp, iteration 30" not in table.caption
     assert set(table.values["question"].dropna()) == set(DECLARED["questions"])
-    write_figure(accuracy_figure(rows), tmp_path)
+    write_figure(accuracy_figure(rows, statistics(rows)), tmp_path)
     assert (tmp_path / "credit_accuracy.png").exists()
 
 
@@ -84,5 +97,7 @@ def test_captions_have_the_problems_of_every_measurement(rows):
     """The second one was stopped after 8 of 40 problems."""
     stopped = rows[rows["problem"].isin([f"p{i}" for i in range(8)])].assign(step=60)
     for rows_of_both, expected in ((rows, "40"), (pd.concat([rows, stopped]), "8 to 40")):
-        assert f"of each of {expected} training problems" in accuracy_table(rows_of_both).caption
-        assert f"over {expected} problems of one seed" in accuracy_figure(rows_of_both).caption
+        assert f"of each of {expected} training problems" in table_of(rows_of_both).caption
+        assert (
+            f"over {expected} problems of one seed" in accuracy_figure(rows_of_both, statistics(rows_of_both)).caption
+        )

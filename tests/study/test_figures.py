@@ -7,28 +7,26 @@ from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.collections import PathCollection
+from notebook_cells import NOTEBOOKS, computed, drawn, items_of, linked
 from paper_results import recorded, without
 
 from multirole.types import Problem, Turn
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.run_folder import folder_of
 from multirole_study.labels import POLICY_COLOURS, ROLE_COLOURS, WORKFLOW_MARKERS, WORKFLOW_NAMES, cell_name, colours_of
-from multirole_study.paper import figures as drawing
-from multirole_study.paper.claims import REGIMES
 from multirole_study.paper.dynamics import extremes, matched, over_first, smoothed, typical
-from multirole_study.paper.figures import figure_2, figure_6, figure_of_controls, figure_of_regimes, figures
-from multirole_study.paper.grid import POLICIES, WORKFLOWS
-from multirole_study.paper.output import STYLE, Plate, Table, write_figure
+from multirole_study.paper.figures import accuracy_by_regime, peaks_by_budget
+from multirole_study.paper.grid import POLICIES, WORKFLOW_POLICIES, WORKFLOWS
+from multirole_study.paper.output import Plate
 from multirole_study.paper.results import Results
 from multirole_study.tasks.tiny_chain import PROMPTS
 
 ROOT = Path(__file__).parents[2]
-NOTEBOOKS, FIGURE_1 = ROOT / "notebooks", ROOT / "docs/figures/workflows.svg"
+FIGURE_1 = ROOT / "docs/figures/workflows.svg"
 SVG = "{http://www.w3.org/2000/svg}"
 NAMES = [
     "figure_2",
@@ -55,14 +53,29 @@ def unfinished(grid_results, tmp_path_factory) -> Results:
     return Results(without(grid_results, [(*cell, 0) for cell in gone], tmp_path_factory.mktemp("part"), seeds=(0,)))
 
 
+def all_drawn(folder: Path) -> dict[str, Plate]:
+    return drawn("figures", folder) | drawn("mechanisms", folder, "roles", "role_gradients")
+
+
 @pytest.fixture(scope="module")
-def plates(finished) -> dict[str, Plate]:
-    return {plate.name: plate for plate in figures(finished)}
+def plates(finished, tmp_path_factory) -> dict[str, Plate]:
+    return all_drawn(linked(finished.folder, tmp_path_factory.mktemp("drawn") / "tiny-r"))
 
 
 @pytest.fixture(scope="module")
 def plates_of_one_seed(unfinished) -> dict[str, Plate]:
-    return {plate.name: plate for plate in figures(unfinished)}
+    return all_drawn(unfinished.folder)
+
+
+def extremes_of_matched(results: Results) -> pd.DataFrame:
+    rows = [
+        {"workflow": workflow, "policy": policy, "task": task, "seed": seed}
+        | extremes(results.runs_of(workflow, policy, task)[seed])
+        for (workflow, task), seeds in matched(results).items()
+        for policy in POLICIES
+        for seed in seeds
+    ]
+    return pd.DataFrame(rows)
 
 
 def gain(results: Results, workflow: str, policy: str, task: str) -> pd.Series:
@@ -86,12 +99,11 @@ def test_captions_state_n_seeds_method_and_what_is_missing(plates, plates_of_one
         assert "95 % t intervals over seeds" in plates[name].caption
 
 
-def test_the_same_results_give_the_same_bytes(unfinished, plates_of_one_seed, tmp_path):
-    write_figure(plates_of_one_seed["figure_2"], tmp_path / "a")
-    with plt.rc_context(STYLE):
-        write_figure(figure_2(Results(unfinished.folder)), tmp_path / "b")
-    for kind in ("md", "pdf", "png"):
-        one, other = (tmp_path / name / f"figure_2.{kind}" for name in "ab")
+def test_the_same_results_give_the_same_bytes(unfinished, tmp_path):
+    for name in "ab":
+        computed("figures", linked(unfinished.folder, tmp_path / name / "tiny-r"), "figure_2")
+    for kind in ("pdf", "png"):
+        one, other = (tmp_path / name / "tiny-r" / "figures" / f"figure_2.{kind}" for name in "ab")
         assert one.read_bytes() == other.read_bytes(), kind
 
 
@@ -119,7 +131,7 @@ def test_matched_cells_are_compared_in_the_seeds_that_both_have(grid_results, fi
         curve = table_of(finished, "eval", ("voting", "ip", "math", seed)).groupby("step")["correct"].mean()
         at_the_end[seed] = curve.iloc[-1]
     assert uneven.accuracy("voting", "ip", "math", "terminal")[[0, 2]].to_dict() == pytest.approx(at_the_end)
-    table = extremes(uneven)
+    table = extremes_of_matched(uneven)
     mine = table[(table["workflow"] == "voting") & (table["task"] == "math")]
     assert sorted(zip(mine["policy"], mine["seed"], strict=True)) == [("ip", 0), ("ip", 2), ("sp", 0), ("sp", 2)]
 
@@ -153,13 +165,14 @@ def test_figure_3_has_even_ticks_and_figure_6_ticks_that_do_not_touch(plates):
 
 def test_a_grid_without_the_cliff_cells_is_drawn_without_a_warning(grid_results, tmp_path, recwarn):
     gone = [(*cell, seed) for cell in (("voting", "ip", "math"), ("orch_workers", "sp", "math")) for seed in (0, 1, 2)]
-    legends = [axes.get_legend() for axes in figure_6(Results(without(grid_results, gone, tmp_path))).figure.axes[-2:]]
+    plate = drawn("figures", without(grid_results, gone, tmp_path), "figure_6")["figure_6"]
+    legends = [axes.get_legend() for axes in plate.figure.axes[-2:]]
     assert legends == [None, None] and not [warning for warning in recwarn if "legend" in str(warning.message)]
 
 
-def test_controls_draw_every_peak_in_the_row_of_its_budget(finished):
+def test_controls_draw_every_peak_in_the_row_of_its_budget():
     values = pd.read_csv(ROOT / "results" / "tiny-r" / "tables" / "controls.csv")
-    (axes,) = figure_of_controls(finished, Table("controls", "", "", values, values)).figure.axes
+    (axes,) = peaks_by_budget(values).axes
     drawn = [line for line in axes.lines if line.get_marker() in set(WORKFLOW_MARKERS.values())]
     peaks = values[(values["number"] == "peak") & ~values["run"].str.startswith("all cells")]
     assert sorted(line.get_xdata()[0] for line in drawn) == pytest.approx(sorted(peaks["value"]))
@@ -180,16 +193,18 @@ def test_what_a_role_adds_is_drawn_from_the_runs_of_its_policy(finished, plates)
         assert line.get_xdata().tolist() == gains.index.tolist() and line.get_ydata() == pytest.approx(gains)
 
 
-def test_every_regime_that_has_runs_is_a_row(finished, plates, monkeypatch):
-    assert not [name for name in plates if name.startswith("regimes")], (
-        "the fixture has one regime, which Figure 4 shows"
-    )
-    paper, empty = REGIMES["paper"], REGIMES["stress"]
-    monkeypatch.setattr(drawing, "REGIMES", {"paper": paper, "stress": empty, "again": paper})
-    figure = figure_of_regimes(finished, "math").figure
-    assert len(figure.axes) == 2 * 4  # paper and again; the single agent and three workflows
-    voting = figure.axes[4 + 2]
-    lines = {line.get_color(): line for line in voting.lines}
+def test_every_regime_that_has_runs_is_a_row(finished):
+    rows = [
+        (regime, *cell, seed, step, accuracy)
+        for regime in ("paper", "again")
+        for cell in (WORKFLOW_POLICIES[-1], *WORKFLOW_POLICIES[:-1])
+        for seed, run in finished.runs_of(*cell, "math").items()
+        for step, accuracy in run.accuracy.items()
+    ]
+    assert accuracy_by_regime(rows[: len(rows) // 2]) is None, "Figure 4 shows one regime"
+    figure = accuracy_by_regime(rows)
+    assert len(figure.axes) == 2 * 4  # the single agent and three workflows
+    lines = {line.get_color(): line for line in figure.axes[4 + 2].lines}
     for policy in POLICIES:
         curves = [finished.runs_of("voting", policy, "math")[seed].accuracy for seed in (0, 1, 2)]
         assert lines[POLICY_COLOURS[policy]].get_ydata() == pytest.approx(sum(curves) / 3)
@@ -203,7 +218,7 @@ def test_amplitudes_are_the_extremes_of_a_run(finished, policy):
     for _, rows in roles.groupby("iteration"):
         pooled.append(np.average(rows["chi2"], weights=rows["tokens"]))
         entropies.append(np.average(rows["entropy"], weights=rows["tokens"]))
-    table = extremes(finished)
+    table = extremes_of_matched(finished)
     row = table[(table[["workflow", "policy", "task", "seed"]] == list(key)).all(axis=1)].iloc[0]
     assert row["chi2_role"] == pytest.approx(roles["chi2"].max())
     assert row["chi2"] == pytest.approx(max(pooled) if policy == "sp" else roles["chi2"].max())
@@ -213,7 +228,7 @@ def test_amplitudes_are_the_extremes_of_a_run(finished, policy):
 
 
 def test_figure_5_draws_each_matched_run_at_its_amplitude(finished, plates):
-    table, panel = extremes(finished), plates["figure_5"].figure.axes[2]
+    table, panel = extremes_of_matched(finished), plates["figure_5"].figure.axes[2]
     drawn = [y for cloud in panel.collections for _, y in cloud.get_offsets().data]
     assert sorted(drawn) == pytest.approx(sorted(table["grad_norm"])) and len(drawn) == 36
 
@@ -225,14 +240,25 @@ def test_curves_are_smoothed_and_scaled_as_the_captions_say():
     assert typical(pd.DataFrame({0: noisy, 1: noisy, 2: 0 * noisy})).tolist() == [4, 3, 4, 4, 4, 6, 8]
 
 
-@pytest.mark.parametrize("name", ["tables", "figures", "mechanisms", "study"])
-def test_the_notebooks_are_short_calls(name):
+READERS = ["tables", "figures", "mechanisms", "study", "clock", "rates", "credit"]
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_the_notebooks_are_short_cells_that_write_what_their_tags_say(name):
+    """The id of a cell is the name of what it writes, so that a footer leads to it, and `--only` runs it."""
     cells = json.loads((NOTEBOOKS / f"{name}.ipynb").read_text())["cells"]
     sources = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
-    assert not any(cell.get("outputs") for cell in cells) and max(len(s.splitlines()) for s in sources) <= 12
+    assert not any(cell.get("outputs") for cell in cells) and max(len(s.splitlines()) for s in sources) <= 30
     assert not any(line.lstrip().startswith(("def ", "class ")) for s in sources for line in s.splitlines())
-    if name == "figures":
-        assert re.findall(r"figures/(\w+)\"", "\n".join(sources)) == NAMES
+    for item, cell in items_of(name).items():
+        written = re.findall(r'write\.(table|figure|finished)\("(\w+)"', "".join(cell["source"]))
+        assert {named for _, named in written} == {item}
+        assert {kind for kind, _ in written} <= {*cell["metadata"]["tags"], "finished"}
+
+
+def test_no_two_notebooks_compute_the_same_item():
+    items = [item for name in READERS for item in items_of(name)]
+    assert len(set(items)) == len(items)
 
 
 def test_names_and_colours_cover_every_role_and_workflow():

@@ -15,12 +15,13 @@ from multirole_study.paper.gradient_signal_table import (
     DECLARED,
     answers,
     missing,
+    ordered,
     reliability,
     signal_figure,
     signal_table,
     verdict,
 )
-from multirole_study.paper.output import write_figure, write_tables
+from multirole_study.paper.output import Table, write_figure, write_tables
 
 PARTS = [("aggregator", 0), ("generator", 0), ("generator", 1), ("generator", 2)]
 WHERE = {"run": "r", "workflow": "voting", "policy": "sp", "task": "math", "seed": 100, "step": 0, "batches": 16,
@@ -79,8 +80,14 @@ def test_an_adapter_of_one_role_is_not_asked_which_role_dominates(rows):
     assert {row["question"] for row in answers(alone)} == {"detected", "coherent", "shares_push", "amplified"}
 
 
+def table_of(rows: pd.DataFrame) -> Table:
+    """The table of these rows, as the notebook calls it."""
+    in_order = ordered(rows, "tiny-r")
+    return signal_table(in_order, pd.DataFrame(answers(in_order)), "tiny-r")
+
+
 def test_the_table_says_what_was_not_measured(rows, tmp_path):
-    table, plate = signal_table(rows, "tiny-r"), signal_figure(rows, "tiny-r")
+    table, plate = table_of(rows), signal_figure(ordered(rows, "tiny-r"), "tiny-r")
     assert (
         "iteration 30, all cells" in table.caption
         and "voting sp" not in missing(rows, "tiny-r").partition("iteration 30")[0]
@@ -94,13 +101,13 @@ def test_the_table_says_what_was_not_measured(rows, tmp_path):
 def test_captions_have_the_batches_of_every_measurement(rows):
     later = rows.assign(step=30, batches=8)
     for rows_of_both, expected in ((rows, "16"), (pd.concat([rows, later]), "8 to 16")):
-        assert f"Gradients of {expected} independent batches" in signal_table(rows_of_both, "tiny-r").caption
-        assert f"intervals over {expected} batches" in signal_figure(rows_of_both, "tiny-r").caption
+        assert f"Gradients of {expected} independent batches" in table_of(rows_of_both).caption
+        assert f"intervals over {expected} batches" in signal_figure(ordered(rows_of_both, "tiny-r"), "tiny-r").caption
 
 
 def test_cells_are_shown_in_declared_order_and_an_adapter_of_one_role_has_no_share(rows):
     alone = rows[rows["role"] == "generator"].assign(run="other", policy="ip", adapter="generator")
-    shown = signal_table(pd.concat([alone, rows]), "tiny-r").shown
+    shown = table_of(pd.concat([alone, rows])).shown
     assert shown["policy"].tolist()[:3] == ["SP", "SP", "IP"]
     assert shown["share of the mean gradient"].tolist()[2] == "–" != shown["share of the mean gradient"].tolist()[0]
 

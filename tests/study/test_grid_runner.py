@@ -260,7 +260,7 @@ def test_make_paper_reads_one_folder_and_trains_nothing(variables, folder):
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    assert f'multirole_study paper "{folder}"' in done.stdout and f'multirole_study notebooks "{folder}"' in done.stdout
+    assert f'multirole_study paper "{folder}"' in done.stdout
     assert not re.search("snakemake|_cell|pip install", done.stdout)
 
 

@@ -13,7 +13,7 @@ from markupsafe import escape
 from test_inspector import make_run, read
 
 from multirole_study.inspector.landing_page import figure, findings, landing_page, study, table
-from multirole_study.paper.build import publish
+from multirole_study.paper.pages import publish
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "results"
@@ -79,7 +79,7 @@ def test_a_page_from_its_parts_by_hand(tmp_path):
         (scale / folder).mkdir(parents=True)
     (scale / "page.yaml").write_text(yaml.safe_dump({
         "title": "What <i>they</i> show", "about": "Two runs.", "runs": {"one": "It falls."}, "figures": {"f": "make grid"},
-        "notebooks": {"tables": "all"},
+        "notebooks": {"tiny-r/tables": "all"},
         "studies": [{"id": "other", "title": "Another", "about": "Of *words*.", "figures": {"other/f": "make study"},
                      "tables": {"other/q": "Questions", "tiny-r/tables/t": None}, "pages": {"other/run.html": {"title": "A run", "shows": "it rises"}}}],
     }))  # fmt: skip
@@ -87,7 +87,9 @@ def test_a_page_from_its_parts_by_hand(tmp_path):
     (scale.parent / "other" / "f.md").write_text("Of others. The rest.\n")
     (scale.parent / "other" / "q.md").write_text("Asked: **why?**\n")
     (scale.parent / "other" / "q.csv").touch()
-    (scale / "figures" / "f.md").write_text("Figure 1.5. Accuracy of 0.3M parameters. More of it. And more.\n")
+    (scale / "figures" / "f.md").write_text(
+        "Figure 1.5. Accuracy of 0.3M parameters. More of it. And more.\n\nComputed in `f`.\n"
+    )
     (scale / "tables" / "t.md").write_text(
         "# Table 1: <b>\n\n| a | b |\n|---|---|\n| 1 | <img src=x> |\n\nA caption.\n"
     )
@@ -107,6 +109,7 @@ def test_a_page_from_its_parts_by_hand(tmp_path):
     )
     assert read(page.parent / "inspector" / "one.html")[1]["episodes"]["problems"]
     other = text[text.index('<section id="other">') : text.index('<section id="notebooks">')]
+    assert '<a href="tiny-r/tables.html">tables.html</a>: all' in text
     assert "Of <em>words</em>." in other and 'src="other/f.png"' in other and "<code>make study</code>" in other
     assert '<a href="other/run.html">A run</a>: it rises' in other and "Asked: <strong>why?</strong>" in other
     assert (

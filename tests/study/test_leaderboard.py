@@ -8,13 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from notebook_cells import computed
 
-from multirole_study.__main__ import leaderboard
 from multirole_study.compare.corrections import holm_over_declared
 from multirole_study.compare.intervals import rank_correlation
 from multirole_study.compare.rules import MARGIN
 from multirole_study.experiment.cell import Cell
-from multirole_study.experiment.settings import UserError
 from multirole_study.paper import pack
 from multirole_study.paper.declarations import declare, read_declaration
 from multirole_study.paper.grid import Grid, Study
@@ -307,25 +306,23 @@ def test_the_figure_shows_differences_in_points(monkeypatch):
     assert names[1] == "leave_one_out in Voting" and names[-1] == "shapley (not run)"
 
 
-def test_the_command_writes_tables_and_a_figure(monkeypatch, tmp_path, capsys):
+def test_the_notebook_writes_tables_and_a_figure(monkeypatch, tmp_path):
     all_boards(monkeypatch, three_seeds)
     declared().write(tmp_path)
     folder = tmp_path / "tiny-r"
     assert read_declaration(folder, "leaderboard") == declared()
-    assert leaderboard([str(folder), "--measured", str(ROOT / "results/tiny-r")]) == 0
-    printed = capsys.readouterr().out
-    assert "Does any estimator beat `outcome` in accuracy? Voting-SP, math: yes\n" in printed
+    made = computed("credit", folder, measured=str(ROOT / "results/tiny-r"))
+    verdicts = made["leaderboard_answers"].values.set_index(["question", "place"])["verdict"]
+    assert verdicts["Does any estimator beat `outcome` in accuracy?", "Voting-SP, math"] == "yes"
     shown = (folder / "tables/leaderboard_voting_sp_math_accuracy.md").read_text()
     assert "| 3   | 1.10     |" in shown and "**unequal tokens**" in shown
     assert (folder / "figures/leaderboard.png").stat().st_size > 10_000
     assert "Voting-SP, math +1.0 [−1.5, +3.5]; Eval-Opt-SP" in (folder / "figures/leaderboard.md").read_text()
-    with pytest.raises(UserError, match=r"has no credit_accuracy\.parquet"):
-        leaderboard([str(folder), "--measured", str(tmp_path)])
 
 
 def test_a_folder_of_another_study_is_refused():
     for folder, command in (("results/tiny-r", "clock"), ("results/clock/tiny-r", "leaderboard"), ("nowhere", "clock")):
-        with pytest.raises(ValueError, match=f"records no study for `multirole {command}`"):
+        with pytest.raises(ValueError, match="records no study like studies/"):
             read_declaration(ROOT / folder, command)
-    with pytest.raises(UserError, match="such as results/credit/tiny-r. The first lines of studies/credit.yaml say"):
-        leaderboard([str(ROOT / "results/tiny-r")])
+    with pytest.raises(ValueError, match="such as results/credit/tiny-r. The first lines of studies/credit.yaml say"):
+        computed("credit", ROOT / "results/tiny-r")

@@ -11,12 +11,17 @@ from pathlib import Path
 from urllib.parse import unquote, urljoin, urlsplit
 
 import pytest
+from nbformat import NotebookNode
+from notebook_cells import linked
 from papermill.iorw import load_notebook_node
 from papermill.parameterize import parameterize_notebook
 
 from multirole_study.experiment.cell import cell_parameters
 from multirole_study.experiment.evaluation import evaluation_parameters
-from multirole_study.notebook import link, remove_times, use_root_of_clone
+from multirole_study.experiment.settings import UserError
+from multirole_study.notebook import link, use_root_of_clone
+from multirole_study.paper.grid import Grid
+from multirole_study.paper.notebooks import notebooks_of, remove_what_differs, run_notebooks
 
 ROOT = Path(__file__).parents[2]
 
@@ -123,7 +128,7 @@ def test_make_variables_reach_papermill_as_they_are():
 
 
 def test_a_scale_for_gpus_does_not_install_the_cpu_environment(tmp_path):
-    for name in ("Makefile", "pyproject.toml", "requirements-cpu.lock"):
+    for name in ("Makefile", "pyproject.toml", "requirements-cpu.lock", "requirements-clone.txt"):
         shutil.copy(ROOT / name, tmp_path)
     command = ["make", "--dry-run", "-C", str(tmp_path), "grid", "SCALE=1.7b"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -166,10 +171,40 @@ def test_an_executed_notebook_holds_nothing_that_differs_from_run_to_run():
     ]
     for i, notebook in enumerate(executed):
         notebook.metadata.papermill.update({"duration": i, "start_time": str(i)})
+        notebook.metadata.language_info.version = f"3.1{i}"
         for cell in notebook.cells:
             cell.metadata.update({"papermill": {"duration": i}, "execution": {"iopub.status.idle": str(i)}})
+        code = next(cell for cell in notebook.cells if cell.cell_type == "code")
+        code.outputs = [NotebookNode(output_type="stream", name="stderr", text=f"This is machine {i}.")]
     assert executed[0] != executed[1]
     for notebook in executed:
-        remove_times(notebook)
+        remove_what_differs(notebook)
     assert executed[0] == executed[1]
     assert executed[0].metadata.papermill.parameters == {"results": "results/tiny-r"}
+
+
+def test_one_cell_of_a_notebook_is_run_by_its_name(grid_results, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    folder = linked(grid_results, tmp_path / "tiny-r")
+    with pytest.raises(UserError, match="computes 'table_11'. Did you mean 'table_1'?"):
+        run_notebooks(folder, ["table_11"])
+    assert run_notebooks(folder, ["table_7"]) == [], "no executed notebook, which would lack the other tables"
+    assert sorted(path.name for path in folder.glob("*/*")) == ["table_7.csv", "table_7.md", "table_7.tex"]
+
+
+def test_a_study_has_the_notebooks_of_its_kind():
+    kinds = {
+        place: notebooks_of(ROOT / "results" / place)
+        for place in ("tiny-r", "clock/tiny-r", "rates/tiny-r", "credit/tiny-r")
+    }
+    assert list(kinds.values()) == [("tables", "figures", "mechanisms", "study"), ("clock",), ("rates",), ("credit",)]
+
+
+def test_results_outside_a_clone_or_without_a_run_are_refused(grid_results, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match="in the root of a clone"):
+        run_notebooks(grid_results)
+    monkeypatch.chdir(ROOT)
+    Grid("tiny-r").write(tmp_path)
+    with pytest.raises(UserError, match="holds no finished run"):
+        run_notebooks(tmp_path / "tiny-r")

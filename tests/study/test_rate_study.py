@@ -8,8 +8,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from notebook_cells import computed
 
-from multirole_study.__main__ import rates
 from multirole_study.experiment.cell import Cell
 from multirole_study.paper.declarations import declare, read_declaration
 from multirole_study.paper.grid import Grid
@@ -195,7 +195,7 @@ def test_the_command_writes_tables_and_says_which_rates_are_chosen(monkeypatch, 
         monkeypatch,
         lambda cell: {"end": ends[cell.learning_rate]} if cell.seed < 310 and cell.workflow == "voting" else None,
     )
-    assert rates([str(folder)]) == 0
+    computed("rates", folder, "rates_tuning")
     printed = capsys.readouterr().out
     assert "Voting-IP: 0.008; a better one may lie beyond.\n" in printed
     assert "Eval-Opt-SP: 0 of 12 tuning runs are there.\n" in printed

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from notebook_cells import computed, drawn, linked
 from scipy.stats import ttest_1samp
 
 from multirole.credit import ESTIMATORS
@@ -17,26 +18,13 @@ from multirole_study.compare.intervals import Interval
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.run_folder import folder_of, write_done
 from multirole_study.experiment.storage import write_text
-from multirole_study.paper import study_tables
+from multirole_study.paper import variants
 from multirole_study.paper.claims import DECLARED as CLAIMS
-from multirole_study.paper.figures import figures_of_study
 from multirole_study.paper.grid import Declaration, Grid, Study, Variant, as_fields
 from multirole_study.paper.output import number
 from multirole_study.paper.pack import pack
 from multirole_study.paper.results import Results, Run
-from multirole_study.paper.study_tables import (
-    controls,
-    factorial,
-    inference,
-    is_unstable,
-    judges,
-    matched_updates,
-    phenomena_elsewhere,
-    predictors,
-    twins,
-    vote,
-)
-from multirole_study.paper.tables import tables_of_study
+from multirole_study.paper.variants import Twins, is_unstable, twins, vote
 
 ROOT = Path(__file__).parents[2]
 GIVEN = {
@@ -106,8 +94,24 @@ class MadeUp(Run):
         return pd.DataFrame({"iteration": [1, 1, 2, 2], "chi2": [0.1, 0.2, 0.4, 0.3]})
 
 
+def linked_copy(results: Path, folder: Path) -> Path:
+    """Linked results whose declarations a test may replace."""
+    linked(results, folder)
+    for path in folder.glob("*.json"):
+        text = path.read_text()
+        path.unlink()
+        path.write_text(text)
+    return folder
+
+
+def values_of(folder: Path, study: Study, *items: str) -> dict:
+    """What the notebook writes for a study of these results."""
+    study.write(folder.parent)
+    return computed("study", folder, *items)
+
+
 @pytest.fixture
-def arm_results(monkeypatch) -> Results:
+def arm_results(monkeypatch, tmp_path) -> Results:
     """Arms of four steps fall in every seed, except at a quarter of the rate."""
 
     def made_up(self: Results, cell: Cell) -> Run | None:
@@ -118,12 +122,13 @@ def arm_results(monkeypatch) -> Results:
         return MadeUp(cell, [0.25, 0.5, 1.0, 0.25] if falls else [0.25, 0.5, 0.75, 1.0])
 
     monkeypatch.setattr(Results, "find", made_up)
-    return Results(ROOT / "results/tiny-r")
+    return Results(linked_copy(ROOT / "results/tiny-r", tmp_path / "tiny-r"))
 
 
 def test_the_arms_of_the_factorial_by_hand(arm_results):
     study = Study(arm_results.grid, **FACTORIAL)
-    values = pd.DataFrame(factorial(arm_results, study)).set_index(["steps", "rows", "rate", "number"])["value"]
+    table = values_of(arm_results.folder, study, "factorial")["factorial"].values
+    values = table.set_index(["steps", "rows", "rate", "number"])["value"]
     unstable = values[:, :, :, "unstable"]
     assert len(unstable) == 5 and (1, 64, "1") in unstable.index  # with the grid's own run
     assert {arm[:2] for arm in unstable[unstable == 1].index} == FALLING
@@ -140,7 +145,8 @@ def study(results):
 
 def test_predictors_of_unstable_arms_by_hand(arm_results):
     study = Study(arm_results.grid, **FACTORIAL)
-    values = pd.DataFrame(predictors(arm_results, study)).set_index(["quantity", "number"])["value"]
+    table = values_of(arm_results.folder, study, "factorial_predictors")["factorial_predictors"].values
+    values = table.set_index(["quantity", "number"])["value"]
     assert (values[:, "arms"] == 5).all() and (values[:, "unstable arms"] == 2).all()
     # steps >= 4 is wrong of the quarter, rate x steps >= 4 of one step at four times the rate
     assert (values["steps", "threshold"], values["steps", "arms misjudged"]) == (4, 1)
@@ -153,7 +159,7 @@ def ends(results, policy):
 
 
 def test_gains_are_paired_by_seed_and_problem(results, study):
-    rows = pd.DataFrame(matched_updates(results, study))
+    rows = values_of(results.folder, study, "matched_updates")["matched_updates"].values
     values = rows[rows["variant"] == "one step"].set_index(["policy", "number"])["value"]
     assert values["ip", "end"] == 1.0 and values["ip", "end, twin"] == pytest.approx(sum(ends(results, "ip")) / 2)
     assert values["ip", "change at the end"] == pytest.approx(1 - sum(ends(results, "ip")) / 2)
@@ -164,14 +170,18 @@ def test_an_arm_protects_a_role_by_the_declared_rule(monkeypatch, results, study
     """Its gain is decided above zero after Holm's correction, and the end lies at most 3 points below the control's."""
     measured = {"keeps": (0.3, 0.001, -0.02), "costs accuracy": (0.3, 0.001, -0.04), "undecided": (0.3, 0.04, 0.0),
                 "harms": (-0.3, 0.001, 0.0)}  # fmt: skip
-    rows = []
-    for variant, (change, p, end) in measured.items():
-        where = {"workflow": "voting", "policy": "sp", "task": "math", "variant": variant, "role": "selects"}
-        for name, value, p_value in (("change of the gain", change, p), ("change at the end", end, 0.9)):
-            rows.append(number(name, Interval(value, -1, 1, p_value, 0.9, 0.1, 3), "difference", **where))
-    monkeypatch.setattr(study_tables, "skill_kept", lambda pairs: pd.DataFrame(rows))
-    monkeypatch.setattr(study_tables, "twins", lambda *_, **__: [None])
-    values = judges(results, study)
+
+    def measured_of(name: str, usual: object, changed: object, keys: dict, unit: str = "accuracy") -> list[dict]:
+        change, p, end = measured[keys["variant"]]
+        gain = Interval(change, -1, 1, p, 0.9, 0.1, 3) if name == "gain" else Interval(end, -1, 1, 0.9, 0.9, 0.1, 3)
+        return [number(f"change {'of' if name == 'gain' else 'at'} the {name}", gain, "difference", **keys)]
+
+    def arms(packed: Results, study: Study, *questions: str, control: str | None = None) -> list[Twins]:
+        return [Twins("voting", "sp", "math", name, [], []) for name in measured] if "judges" in questions else []
+
+    monkeypatch.setattr(variants, "beside_twin", measured_of)
+    monkeypatch.setattr(variants, "twins", arms)
+    values = values_of(results.folder, study, "judges")["judges"].values
     assert values[values["number"] == "protects"].set_index("variant")["value"].to_dict() == {
         "keeps": 1, "costs accuracy": 0, "undecided": 0, "harms": 0,
     }  # fmt: skip
@@ -198,14 +208,15 @@ def test_controls_count_what_was_spent(results, study):
         "more": {"question": "controls", "parameters": {"num_generations": 16}, "cells": ["single sp math"]},
         "the same": {"question": "controls", "parameters": {"num_generations": 8}, "cells": ["single sp math"]},
     }}  # fmt: skip
-    values = pd.DataFrame(controls(results, Study(results.grid, **declaration))).set_index(["run", "number"])["value"]
+    made = values_of(results.folder, Study(results.grid, **declaration), "controls")
+    values = made["controls"].values.set_index(["run", "number"])["value"]
     cell = results.grid.cell("voting", "sp", "math", 0)
     steps = pd.read_parquet(folder_of(cell, results.folder.parent) / "ledger.parquet")
     assert values["Voting-SP", "optimizer steps"] == len(steps)
     assert "Single agent, more" not in values  # not trained here
     peaks = {name: results.accuracy(name, "sp", "math", "best")[[0, 1]].mean() for name in ("voting", "single")}
     assert values["Voting-SP", "peak − the same"] == pytest.approx(peaks["voting"] - peaks["single"])
-    assert not list(controls(results, study))  # asked of no task
+    assert not values_of(results.folder, study, "controls")  # asked of no task
 
 
 def test_a_vote_by_hand():
@@ -221,10 +232,9 @@ def test_a_vote_by_hand():
     assert vote(answers, 2).to_dict() == {"a": 0.0, "b": 1.0, "c": 0.0}
 
 
-def test_a_workflow_is_compared_with_the_votes_of_as_many_tokens():
+def test_a_workflow_is_compared_with_the_votes_of_as_many_tokens(tmp_path):
     """Both sides have the same seeds, so the paired difference is that of the means. The votes are the next smaller and the next larger in tokens."""
-    results = Results(ROOT / "results/tiny-r")
-    lines = pd.DataFrame(inference(results, Study.read(results.folder)))
+    lines = computed("study", linked(ROOT / "results/tiny-r", tmp_path / "tiny-r"), "inference")["inference"].values
     table = lines.pivot_table("value", "run", "number", sort=False)
     is_vote = table.index.str.match("Single agent, (once|vote)")
     votes, workflows = table[is_vote], table[~is_vote & ~table.index.str.contains("oracle")]
@@ -255,7 +265,8 @@ def test_phenomena_of_a_variant_are_those_of_its_own_runs_beside_its_twins(resul
         lengths = roles[roles["role"] == "aggregator"].set_index("iteration")["length_mean"]
         return lengths[-5:].mean() / lengths[:5].mean() - 1
 
-    table = pd.DataFrame(phenomena_elsewhere(results, study)).query("phenomenon == 'the aggregator grows verbose'")
+    table = values_of(results.folder, study, "phenomena_elsewhere")["phenomena_elsewhere"].values
+    table = table.query("phenomenon == 'the aggregator grows verbose'")
     assert set(table["variant"]) == {"one step", "clock"}
     for variant, rows in table.groupby("variant"):
         rows = rows.set_index("number")
@@ -267,31 +278,36 @@ def test_phenomena_of_a_variant_are_those_of_its_own_runs_beside_its_twins(resul
 
 
 def test_longer_training_is_drawn_beside_the_runs_of_its_seeds(results, study, monkeypatch):
-    assert [plate.name for plate in figures_of_study(results, study, [])] == ["matched_updates"]
+    study.write(results.folder.parent)
+    assert not drawn("study", results.folder, "long")
     parameters = {"max_steps": 100, "eval_steps": 10, "save_steps": 10}
     long = Variant("setup", parameters, ["voting ip math", "voting sp math"], seeds=[0, 1])
     study = Study(results.grid, [0, 1], study.variants | {"long": long})
-    ends = {(20, 0): 0.5, (20, 1): 0.7, (100, 0): 0.8, (100, 1): 0.9}
+    ends = {(20, 0): 0.5, (20, 1): 0.7, (20, 2): 0.6, (100, 0): 0.8, (100, 1): 0.9}
     monkeypatch.setattr(
         Results, "find", lambda self, cell: MadeUp(cell, [0.25, 0.5, 0.5, ends[cell.max_steps, cell.seed]])
     )
-    *_, plate = figures_of_study(results, study, [])
-    drawn = [[line.get_ydata()[-1] for line in axes.lines[:6]] for axes in plate.figure.axes[:2]]
-    assert drawn == [pytest.approx([0.5, 0.7, 0.6, 0.8, 0.9, 0.85])] * 2
+    study.write(results.folder.parent)
+    plate = drawn("study", results.folder, "long")["long"]
+    ends_drawn = [[line.get_ydata()[-1] for line in axes.lines[:6]] for axes in plate.figure.axes[:2]]
+    assert ends_drawn == [pytest.approx([0.5, 0.7, 0.6, 0.8, 0.9, 0.85])] * 2
     labels = [text.get_text() for text in plate.figure.legends[0].get_texts()]
     assert labels[:2] == ["20 iterations, as in the grid", "100 iterations"] and "2 seeds of both" in plate.caption
 
 
 def test_a_grid_without_a_study_has_none(results, study, tmp_path):
-    assert Study.read(results.folder) is None
     study.write(tmp_path)
     Declaration(study.grid).write(tmp_path)
     assert Study.read(tmp_path / "tiny-r") == study, "a grid that the study fits leaves it"
     Declaration(Grid("tiny-r", [7])).write(tmp_path)  # the study's seeds are not of this grid
     assert Study.read(tmp_path / "tiny-r") is None
-    assert [t.name for t in tables_of_study(results, study)] == [
+
+
+def test_a_study_has_the_tables_whose_runs_are_there(results, study):
+    made = values_of(results.folder, study)
+    assert set(made) == {
         "matched_updates", "setup", "phenomena_elsewhere", "power",
-    ]  # fmt: skip
+    }  # fmt: skip
 
 
 def test_the_shipped_study_changes_what_it_says_and_nothing_else():

@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 from dataclasses import replace
 from math import isnan
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from notebook_cells import computed, linked
 from paper_results import recorded, without
 from scipy.stats import t, ttest_1samp
 from statsmodels.regression.mixed_linear_model import MixedLM
@@ -16,13 +18,13 @@ from statsmodels.stats.multitest import multipletests
 
 from multirole_study.compare import corrections, intervals
 from multirole_study.compare.measures import split_half_outcomes
+from multirole_study.paper.captions import DECLARED, sentences
 from multirole_study.paper.claims import claims
 from multirole_study.paper.dynamics import amplitudes
 from multirole_study.paper.grid import Grid
-from multirole_study.paper.output import Table, formatted, pivoted, write_tables
+from multirole_study.paper.output import Table, formatted, pivoted
 from multirole_study.paper.output import number as row_of
 from multirole_study.paper.results import Results
-from multirole_study.paper.tables import DECLARED, make, sentences, tables
 
 CELLS = [(t, w) for t in ("math", "code") for w in ("eval_opt", "voting", "orch_workers")]
 
@@ -32,9 +34,13 @@ def folder(grid_results) -> Path:
     return grid_results
 
 
+OF_ROLES = ("skills", "phenomena", "trivial_twins", "role_gradients")
+
+
 @pytest.fixture(scope="module")
-def built_tables(folder):
-    return {table.name: table for table in tables(Results(folder))}
+def built_tables(folder, tmp_path_factory) -> dict[str, Table]:
+    packed = linked(folder, tmp_path_factory.mktemp("built") / "tiny-r")
+    return computed("tables", packed) | computed("mechanisms", packed, *OF_ROLES)
 
 
 def files(folder: Path, table: str, kind: str | None = None) -> pd.DataFrame:
@@ -301,15 +307,51 @@ def test_table_7_shows_the_grid_beside_the_paper(built_tables):
             assert float(row["paper"]) == float(re.match(r"[\d.]+", row["preset"])[0]), setting
 
 
-def test_the_same_results_give_the_same_bytes(folder, built_tables, tmp_path):
-    again = [make(Results(folder), None, **declared) for declared in DECLARED["paper"][:5]]
-    write_tables([built_tables[table.name] for table in again], tmp_path / "a")
-    write_tables(again, tmp_path / "b")
-    written = sorted(path.name for path in (tmp_path / "a").iterdir())
-    assert len(written) == 3 * len(again)
-    for name in written:
-        assert (tmp_path / "a" / name).read_bytes() == (tmp_path / "b" / name).read_bytes()
-    assert not [name for name in written if str(folder.parent) in (tmp_path / "a" / name).read_text()]
+def test_the_same_results_give_the_same_bytes(folder, tmp_path):
+    """Apart from the footer, which names the folder."""
+    items = ("table_1", "table_3", "table_4")
+    for name in "ab":
+        computed("tables", linked(folder, tmp_path / name / "tiny-r"), *items)
+    one, other = (tmp_path / name / "tiny-r" / "tables" for name in "ab")
+    assert sorted(path.stem for path in one.glob("*.csv")) == sorted(items)
+    for path in one.iterdir():
+        texts = [(folder / path.name).read_text() for folder in (one, other)]
+        assert texts[0].replace(str(tmp_path / "a"), "") == texts[1].replace(str(tmp_path / "b"), ""), path.name
+        assert str(tmp_path) not in texts[0].partition("Computed in cell")[0]
+
+
+def test_one_packed_row_changes_the_table(folder, tmp_path):
+    """A right answer of one run's last checkpoint becomes wrong: the mean of three seeds and 16 problems falls by 1 / 48."""
+    results, changed = linked(folder, tmp_path / "a" / "tiny-r"), linked(folder, tmp_path / "b" / "tiny-r")
+    run = Grid.read(folder).cell("voting", "sp", "code", 1).id
+    rows = pd.read_parquet(folder / "eval.parquet")
+    is_there = (rows["run"] == run) & (rows["step"] == 20) & rows["correct"]
+    rows.loc[is_there.idxmax(), "correct"] = False
+    (changed / "eval.parquet").unlink()
+    rows.to_parquet(changed / "eval.parquet")
+    before, after = (
+        computed("tables", path, "table_1_regimes")["table_1_regimes"].values for path in (results, changed)
+    )
+    differs = before["value"] != after["value"]
+    where = {"regime": "paper", "task": "code", "workflow": "voting", "policy": "sp"}
+    lines = [number(values, "end", **where)["value"] for values in (before, after)]
+    assert differs.sum() >= 1 and (before.loc[differs, list(where)] == list(where.values())).all(axis=None)
+    assert lines[0] - lines[1] == pytest.approx(1 / 48)
+    texts = [(path / "tables" / "table_1_regimes.md").read_text() for path in (results, changed)]
+    checksums = [re.search("SHA-256 ([0-9a-f]{12})", text)[1] for text in texts]
+    assert checksums[0] != checksums[1]
+
+
+def test_the_footer_names_the_cell_the_inputs_and_the_command(folder, tmp_path):
+    packed = linked(folder, tmp_path / "tiny-r")
+    computed("tables", packed, "table_7")
+    footer = (packed / "tables" / "table_7.md").read_text().rstrip().rpartition("\n")[2]
+    command = "(LC_ALL=C; cat *.json *.parquet | sha256sum)"
+    printed = subprocess.run(command, shell=True, cwd=packed, capture_output=True, text=True, check=True).stdout
+    assert footer == (
+        f"Computed in cell `table_7` of `notebooks/tables.ipynb` from `{packed}` (SHA-256 {printed[:12]}): "
+        f"`multirole paper {packed} --only table_7`"
+    )
 
 
 def test_captions_name_the_regime_the_sample_and_the_intervals(built_tables):
@@ -345,8 +387,7 @@ def test_a_regime_has_its_name_only_with_its_own_rate_schedule_and_steps(paramet
 def test_an_unfinished_grid_pairs_the_seeds_that_both_have(folder, built_tables, tmp_path):
     gone = [("orch_workers", "ip", "code", seed) for seed in (0, 1, 2)]
     gone += [("voting", "ip", "math", 0), ("single", "sp", "math", 1)]
-    (declared,) = [declared for declared in DECLARED["paper"] if declared["name"] == "table_1"]
-    now = make(Results(without(folder, gone, tmp_path)), None, **declared)
+    now = computed("tables", without(folder, gone, tmp_path), "table_1")["table_1"]
     shown = now.shown.set_index(["task", "workflow"])
     assert shown.loc[("code", "Orch-Workers"), "IP"] == "–" == shown.loc[("code", "Orch-Workers"), "IP − SA-RL"]
     assert shown.loc[("code", "Orch-Workers"), "SP"] != "–" and "Not finished: 5 of 42 runs" in now.caption
@@ -374,26 +415,23 @@ def test_captions_name_a_second_base_of_a_task(folder, tmp_path):
     assert "on code" not in finished
 
 
-def test_a_grid_without_a_finished_run_has_its_tables(tmp_path):
+def test_a_grid_without_a_finished_run_has_dashes(tmp_path):
     Grid("tiny-r", [0, 1, 2]).write(tmp_path)
-    all_tables = tables(Results(tmp_path / "tiny-r"))
-    for table in all_tables:
-        assert (
-            table.name in ("table_7", "over_problems", "table_1_regimes", "skills", "trivial_twins")
-            or "Not finished: 42 of 42 runs" in table.caption
-        )
-    assert (all_tables[0].shown["IP"] == "–").all()
+    made = computed("tables", tmp_path / "tiny-r")
+    assert {"table_1", "table_7"} <= set(made) and "over_problems" not in made, "a table without lines"
+    for name, table in made.items():
+        assert name == "table_7" or "Not finished: 42 of 42 runs" in table.caption
+    assert (made["table_1"].shown["IP"] == "–").all()
 
 
 def test_a_grid_of_one_task_has_the_tables_of_that_task(folder, built_tables, tmp_path):
     """An example is scale tiny-r, whose base knows only arithmetic."""
     one = without(folder, [], tmp_path)
     replace(Grid.read(one), tasks=["math"]).write(tmp_path)
-    results = Results(one)
-    for table in [*tables(results), claims(results, sentences(results))]:
+    results, shown = Results(one), computed("tables", one) | computed("mechanisms", one, *OF_ROLES)
+    for table in [*shown.values(), claims(results, sentences(results))]:
         values = table.values
         assert "task" not in values or "code" not in set(values["task"]), table.name
-    shown = {table.name: table for table in tables(results)}
     both = built_tables["table_1"].values.query(
         "task == 'math'"
     )  # whose differences are corrected together with those of programs

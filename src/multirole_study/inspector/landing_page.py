@@ -37,9 +37,12 @@ def findings(readme: Path) -> Markup:
 
 
 def figure(path: Path, made_by: str, results: Path) -> dict[str, object]:
-    """Read one figure from the file with its caption; `file` is its path without the suffix, from the page in `results`."""
-    first, rest = re.split(r"(?<!\d)\. ", path.read_text(encoding="utf-8").strip(), maxsplit=1)
-    return {"file": relative(path.with_suffix(""), results), "first": f"{first}.", "rest": rest, "made_by": made_by}
+    """Read one figure from the file with its caption and footer; `file` is its path without the suffix, from the page in `results`."""
+    caption, _, footer = path.read_text(encoding="utf-8").strip().partition("\n\n")
+    first, rest = re.split(r"(?<!\d)\. ", caption, maxsplit=1)
+    return {
+        "file": relative(path.with_suffix(""), results), "first": f"{first}.", "rest": rest, "footer": markup(footer), "made_by": made_by,
+    }  # fmt: skip
 
 
 def table(path: Path, results: Path, title: str = "") -> dict[str, object]:
@@ -91,7 +94,6 @@ def landing_page(folder: str | Path, unpack: Callable[[str], Path], readme: Path
         "landing.html",
         title=shown["title"],
         about=shown["about"],
-        folder=relative(folder, results),
         findings=findings(readme),
         figures=[figure(folder / "figures" / f"{name}.md", made_by, results) for name, made_by in plates],
         facts=INDEXED,

@@ -1,4 +1,5 @@
-"""Build the paper's tables, figures and claims from the committed results of a grid (`multirole paper`).
+"""What the notebooks need to compute the paper's tables, figures and claims from packed results: selections, intervals, renderers.
 
-Nothing here trains or samples: every number is read from `results/<scale>/` (`results`), with intervals (`statistics`).
+The cells of `notebooks/` say what is computed; `multirole paper` runs them. Nothing here trains or samples: every number is read from
+`results/<scale>/` (`results`), with intervals (`statistics`).
 """

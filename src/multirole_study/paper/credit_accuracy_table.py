@@ -103,10 +103,9 @@ def _text(row: pd.Series) -> str:
     return value if row["statistic"] == "tokens" else f"{value} [{low}, {high}]"
 
 
-def accuracy_table(rows: pd.DataFrame) -> Table:
-    """Build the table of every estimator's parts, of all turns and by role, with the verdicts of `answers`."""
-    values = statistics(rows)
-    decided, shown = answers(values), []
+def accuracy_table(rows: pd.DataFrame, values: pd.DataFrame, decided: pd.DataFrame) -> Table:
+    """Build the table of every estimator's parts, of all turns and by role: the `statistics` of `rows`, and the verdicts of `answers`."""
+    shown = []
     for key, group in values.groupby([*CELL, "role", "estimator"], sort=False):
         workflow, policy, _, step, role, estimator = key
         by_statistic = group.set_index("statistic", drop=False)
@@ -130,9 +129,8 @@ def accuracy_table(rows: pd.DataFrame) -> Table:
     return Table("credit_accuracy", "Bias and variance of credit estimators", caption, pd.DataFrame(shown), numbers)
 
 
-def accuracy_figure(rows: pd.DataFrame) -> Plate:
-    """Draw the four parts of every estimator, of all turns, with one mark per cell and checkpoint."""
-    values = statistics(rows)
+def accuracy_figure(rows: pd.DataFrame, values: pd.DataFrame) -> Plate:
+    """Draw the four parts of every estimator, of all turns, with one mark per cell and checkpoint; `values` are the `statistics` of `rows`."""
     values = values[values["role"] == EVERY]
     names = list(values["estimator"].unique())
     cells = list(values.groupby(CELL, sort=False).groups)

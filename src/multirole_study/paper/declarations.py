@@ -22,7 +22,7 @@ EXAMPLES = {
     "leaderboard": ("studies/credit.yaml", "results/credit/tiny-r"),
     "rates": ("studies/rates.yaml", "results/rates/tiny-r"),
 }
-"""Command -> the file that declares its study, and a folder of such runs."""
+"""Kind of a study -> the file that declares it, and a folder of such runs."""
 
 
 FIELDS = ("seeds", "parameters", "base_rollouts", "workflows", "policies", "tasks")
@@ -91,13 +91,13 @@ def differing_records(source: Path, target: Path) -> list[str]:
 
 
 def read_declaration(folder: str | Path, command: str) -> Declaration:
-    """Read the study of a results folder whose tables `multirole <command>` builds. Raises ValueError if none is recorded."""
+    """Read the study of a kind (`Declaration.command`) in a results folder. Raises ValueError if none is recorded."""
     study_file, example = EXAMPLES[command]
     for kind in STUDIES:
         study = kind.read(folder)
         if study is not None and study.command == command:
             return study
     raise ValueError(
-        f"{folder} records no study for `multirole {command}`, so it is not known which runs belong to it. Pass a folder such as "
+        f"{folder} records no study like {study_file}, so it is not known which runs belong to it. Pass a folder such as "
         f"{example}. The first lines of {study_file} say how to train its runs."
     )

@@ -1,17 +1,17 @@
-"""Draw the figures of the paper and of a study from a results folder; unfinished runs are left out.
+"""Draw the figures of the paper and of a study from the numbers that the notebooks compute; what has no runs is left out.
 
-`figures.yaml` holds the captions, and Figure 1 is a drawing, `docs/figures/workflows.svg`.
+Figure 1 is a drawing, `docs/figures/workflows.svg`.
 """
 
-from collections.abc import Iterable
+import math
+from collections.abc import Callable
+from functools import wraps
 from itertools import product
-from pathlib import Path
 
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
-import yaml
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -20,8 +20,8 @@ from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFor
 
 from multirole.workflows import WORKFLOWS as WORKFLOW_CLASSES
 from multirole_study.compare.corrections import ALL_CELLS
-from multirole_study.compare.intervals import t_interval
-from multirole_study.compare.measures import SKILL_MEASURES, gain_of
+from multirole_study.compare.intervals import Interval
+from multirole_study.compare.measures import POOLED
 from multirole_study.labels import (
     POLICY_COLOURS,
     POLICY_NAMES,
@@ -35,15 +35,12 @@ from multirole_study.labels import (
     task_colour,
     task_name,
 )
-from multirole_study.paper import dynamics
-from multirole_study.paper.claims import REGIMES
-from multirole_study.paper.grid import POLICIES, WORKFLOW_POLICIES, WORKFLOWS, Study
-from multirole_study.paper.output import STYLE, Plate, Table, how_many
-from multirole_study.paper.results import REPORTED_STEPS, Results, Run
-from multirole_study.paper.study_tables import Twins, twins
-from multirole_study.paper.tables import sentences
+from multirole_study.paper.dynamics import MIN_CHI2, SHARES, over_first, typical
+from multirole_study.paper.grid import POLICIES, WORKFLOWS
+from multirole_study.paper.output import STYLE, how_many
+from multirole_study.paper.results import REPORTED_STEPS
+from multirole_study.paper.variants import SINGLE, Twins
 
-CAPTIONS = yaml.safe_load(Path(__file__).with_name("figures.yaml").read_text(encoding="utf-8"))
 REFERENCE = {"color": "0.35", "lw": 1.2}
 """Style of the lines of the base and of the single agent."""
 X_OFFSET = {"ip": -0.19, "sp": 0.19}  # x, from the middle of a cell
@@ -53,10 +50,6 @@ AMPLITUDE_LABELS = {
     "grad_norm": "largest gradient norm",
     "entropy": "entropy collapse depth (nats)",
 }
-
-
-MIN_CHI2 = 1e-4
-"""A smaller chi2 is drawn at this value: such estimates are noise around zero."""
 CLIFF_PANELS = {
     "chi2": "χ² during\nthe update",
     "chi2_after": "χ² after\nthe update",
@@ -67,55 +60,75 @@ CLIFF_PANELS = {
 """Metric -> label of the panels of Figure 6, from the top."""
 
 
-@plt.rc_context(STYLE)
-def figures(results: Results) -> list[Plate]:
-    """Draw all figures; Figure 4, the judging roles and the regimes once per task."""
-    of_grid = [draw(results) for draw in (figure_2, figure_3, figure_5, figure_6, figure_of_gradients)]
-    by_task = product((figure_4, figure_of_roles, figure_of_regimes), results.grid.tasks)
-    return [*of_grid, *(plate for draw, task in by_task if (plate := draw(results, task)))]
+def styled(draw: Callable[..., Figure | None]) -> Callable[..., Figure | None]:
+    """Return a drawing function that draws in `STYLE`, in which the layout is computed, too."""
+
+    @wraps(draw)
+    def drawn(*args: object, **kwargs: object) -> Figure | None:
+        with plt.rc_context(STYLE):
+            figure = draw(*args, **kwargs)
+            if figure is not None:
+                figure.draw_without_rendering()
+            return figure
+
+    return drawn
 
 
-def figure_2(results: Results) -> Plate:
-    """Draw the gain of every cell's peak over the base workflow."""
+@styled
+def gains_over_base(gains: dict[tuple[str, str, str], pd.Series], intervals: dict[tuple[str, str, str], Interval],
+                    single: dict[tuple[str, str], float]) -> Figure:  # fmt: skip
+    """Draw Figure 2: the gain of every cell's peak over the base workflow.
+
+    Args:
+        gains: (task, workflow, policy) -> gain by seed; `intervals` has their means.
+        single: (task, workflow) -> the gain of the single agent's peak over the same base; NaN without runs.
+    """
     figure = Figure(figsize=(6.4, 2.9), layout="constrained")
-    tasks = results.grid.tasks
+    tasks = list(dict.fromkeys(task for task, _, _ in gains))
     panels = figure.subplots(1, len(tasks), sharey=True, squeeze=False)[0]
     for task, axes in zip(tasks, panels, strict=True):
-        single = results.accuracy("single", "sp", task, "peak")
         for x, workflow in enumerate(WORKFLOWS):
             for policy in POLICIES:
-                cell = workflow, policy, task
-                gain = results.accuracy(*cell, "peak") - results.accuracy(*cell, "base")
+                gain = gains[task, workflow, policy]
                 if gain.empty:
                     continue
-                at, colour, (mean, low, high) = x + X_OFFSET[policy], POLICY_COLOURS[policy], t_interval(gain)[:3]
+                at, colour = x + X_OFFSET[policy], POLICY_COLOURS[policy]
+                mean, low, high = intervals[task, workflow, policy][:3]
                 axes.bar(at, mean, 0.34, color=colour, alpha=0.85, zorder=2)
                 axes.errorbar(at, mean, [[mean - low], [high - mean]], color="0.15", capsize=3, lw=1.1, zorder=4)
                 axes.scatter([at + 0.09] * len(gain), gain, 12, color="white", ec=colour, zorder=3)
-            untrained = results.base(workflow, task)
-            if len(single) and len(untrained):
-                axes.hlines(single.mean() - untrained.mean(), x - 0.42, x + 0.42, ls=":", zorder=5, **REFERENCE)
+            if not math.isnan(level := single[task, workflow]):
+                axes.hlines(level, x - 0.42, x + 0.42, ls=":", zorder=5, **REFERENCE)
         axes.axhline(0, color="0.35", lw=0.8)
         axes.set_xticks(range(len(WORKFLOWS)), [WORKFLOW_NAMES[w] for w in WORKFLOWS])
         axes.set_title(task_name(task))
         _in_percent(axes.yaxis, symbol="")
     panels[0].set_ylabel("peak minus base (points)")
     _legend(figure, [*_policies(lw=6, ls="-"), _entry("SA-RL's peak minus base", ls=":", **REFERENCE)])
-    return plate(results, "figure_2", figure)
+    return figure
 
 
-def figure_3(results: Results) -> Plate:
-    """Draw accuracy under IP against accuracy under SP, at the peak and at the end."""
+@styled
+def ip_over_sp(
+    accuracy: dict[tuple[str, str, str], pd.DataFrame],
+    intervals: dict[tuple[str, str, str], dict[str, Interval]],
+    tasks: list[str],
+) -> Figure:
+    """Draw Figure 3: accuracy under IP against accuracy under SP, a panel per checkpoint.
+
+    `accuracy` maps (checkpoint, task, workflow) to a table of the seeds with a column per policy; `intervals` has the means of its columns.
+    """
     figure = Figure(figsize=(6.4, 3.7), layout="constrained")
     for place, axes in zip(REPORTED_STEPS, figure.subplots(1, 2), strict=True):
-        for (workflow, task), seeds in dynamics.matched(results).items():
-            sp, ip = (results.accuracy(workflow, policy, task, place)[seeds] for policy in ("sp", "ip"))
+        for (at, task, workflow), by_seed in accuracy.items():
+            if at != place:
+                continue
             look = {"marker": WORKFLOW_MARKERS[workflow], "color": task_colour(task), "edgecolor": "0.15"}
-            (x, left, right), (y, below, above) = t_interval(sp)[:3], t_interval(ip)[:3]
+            (x, left, right), (y, below, above) = (intervals[at, task, workflow][policy][:3] for policy in ("sp", "ip"))
             errors = [[y - below], [above - y]], [[x - left], [right - x]]
             axes.errorbar(x, y, *errors, color="0.5", lw=1, zorder=2)
             axes.scatter(x, y, 45, **look, zorder=4)
-            axes.scatter(sp, ip, 12, **look, lw=0.5, alpha=0.4, zorder=3)
+            axes.scatter(by_seed["sp"], by_seed["ip"], 12, **look, lw=0.5, alpha=0.4, zorder=3)
         lows, highs = zip(axes.get_xlim(), axes.get_ylim(), strict=True)
         low, high = max(0, min(lows)), min(1.02, max(highs))
         axes.plot([low, high], [low, high], color="0.35", lw=0.8, ls="--", zorder=1)
@@ -125,25 +138,31 @@ def figure_3(results: Results) -> Plate:
             axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
         _in_percent(axes.xaxis, axes.yaxis)
     marks = [(WORKFLOW_MARKERS[workflow], "white", WORKFLOW_NAMES[workflow]) for workflow in WORKFLOWS]
-    marks += [("D", task_colour(task), task_name(task)) for task in results.grid.tasks]
+    marks += [("D", task_colour(task), task_name(task)) for task in tasks]
     _legend(figure, [_entry(name, ls="", marker=marker, mfc=colour, mec="0.15") for marker, colour, name in marks])
-    return plate(results, "figure_3", figure)
+    return figure
 
 
-def figure_4(results: Results, task: str) -> Plate:
-    """Draw training success rate and validation accuracy over the run, a column per workflow."""
+@styled
+def training_curves(success: dict[tuple[str, str], pd.DataFrame], smooth: dict[tuple[str, str], pd.DataFrame],
+                    accuracy: dict[tuple[str, str], pd.DataFrame], levels: dict[str, dict[str, float]]) -> Figure:  # fmt: skip
+    """Draw Figure 4: training success above and validation accuracy below, a column per workflow.
+
+    Args:
+        success, smooth, accuracy: (workflow, policy) -> curves (iterations x seeds): success, its smoothed curve, validation accuracy.
+        levels: workflow -> "base" and "SA-RL" -> accuracy; NaN without runs.
+    """
     figure = Figure(figsize=(6.6, 3.6), layout="constrained")
     grid = figure.subplots(2, len(WORKFLOWS), sharex=True, sharey="row")
     for workflow, (above, below) in zip(WORKFLOWS, grid.T, strict=True):
         for policy in POLICIES:
-            if runs := results.runs_of(workflow, policy, task):
-                raw = pd.DataFrame({seed: run.series("accuracy") for seed, run in runs.items()})
+            if (raw := success[workflow, policy]).size:
                 above.plot(raw, color=POLICY_COLOURS[policy], lw=0.5, alpha=0.3)
-                for axes, curves in ((above, dynamics.smoothed(raw)), (below, validation(runs))):
+                for axes, curves in ((above, smooth[workflow, policy]), (below, accuracy[workflow, policy])):
                     marker = "." if axes is below else ""
-                    _banded(axes, curves, policy, curves.min(axis=1), curves.max(axis=1), marker=marker)
-        _level(below, results.base(workflow, task), "--")
-        _level(below, results.accuracy("single", "sp", task, "peak"))
+                    _banded(axes, curves.mean(axis=1), policy, curves.min(axis=1), curves.max(axis=1), marker=marker)
+        _level(below, levels[workflow]["base"], "--")
+        _level(below, levels[workflow]["SA-RL"])
         above.set_title(WORKFLOW_NAMES[workflow])
         below.set_xlabel("iteration")
     for axes, name in zip(grid[:, 0], ("training success", "validation accuracy"), strict=True):
@@ -151,15 +170,16 @@ def figure_4(results: Results, task: str) -> Plate:
         _in_percent(axes.yaxis)
     lines = _entry("base", ls="--", **REFERENCE), _entry("SA-RL's peak", ls=":", **REFERENCE)
     _legend(figure, [*_policies(lw=1.7), *lines])
-    return plate(results, "figure_4", figure, f"figure_4_{task}", task=task_name(task))
+    return figure
 
 
-def figure_5(results: Results) -> Plate:
-    """Draw the instability amplitudes of matched cells."""
-    table, cells = dynamics.extremes(results), list(product(results.grid.tasks, WORKFLOWS))
+@styled
+def instability(amplitudes: pd.DataFrame, cells: list[tuple[str, str]]) -> Figure:
+    """Draw Figure 5: the amplitudes of matched runs (`dynamics.extremes`, with the run's coordinates); `cells` are (task, workflow)."""
     figure = Figure(figsize=(6.4, 4.4), layout="constrained")
     for (name, label), axes in zip(AMPLITUDE_LABELS.items(), figure.subplots(2, 2).flat, strict=True):
-        for (workflow, task, _), pair in table.groupby(["workflow", "task", "seed"]) if len(table) else ():
+        by_seed = amplitudes.groupby(["workflow", "task", "seed"]) if len(amplitudes) else ()
+        for (workflow, task, _), pair in by_seed:
             at = [cells.index((task, workflow)) + X_OFFSET[policy] for policy in POLICIES]
             by_policy = pair.set_index("policy").loc[list(POLICIES)]
             shown = by_policy[name].clip(lower=MIN_CHI2)
@@ -174,38 +194,42 @@ def figure_5(results: Results) -> Plate:
         axes.set_xticks(range(len(cells)), [f"{WORKFLOW_NAMES[w][0]}\n{task_name(t)}" for t, w in cells])
     role = _entry("SP, role with the largest χ²", ls="", marker="o", mfc="none", mec=POLICY_COLOURS["sp"])
     _legend(figure, [*_policies(ls="", marker="o"), role])
-    return plate(results, "figure_5", figure)
+    return figure
 
 
-def figure_6(results: Results) -> Plate:
-    """Draw the paper's cliff cells: a column per cell with its runs, a row per diagnostic, a colour per role."""
-    cells = {"(a) ": ("voting", "ip", "math"), "(b) ": ("orch_workers", "sp", "math")}
+@styled
+def cliffs(cells: dict[str, tuple[str, str, str]], series: dict[str, list[dict[str, pd.DataFrame]]],
+           accuracy: dict[str, dict[str, pd.DataFrame]]) -> Figure:  # fmt: skip
+    """Draw Figure 6: a column per cell with its runs, a row per diagnostic, a colour per role.
+
+    Args:
+        cells: label of a column -> (workflow, policy, task).
+        series: label -> one `dynamics.role_series` per run.
+        accuracy: label -> policy -> validation accuracy (steps x seeds), of the seeds of the column's runs.
+    """
     figure = Figure(figsize=(6.6, 6.2), layout="constrained")
     grid = figure.subplots(len(CLIFF_PANELS), len(cells), sharex=True)
     for axes, label in zip(grid[:, 0], CLIFF_PANELS.values(), strict=True):
         axes.set_ylabel(label)
     for (at, cell), (*measured, validated) in zip(cells.items(), grid.T, strict=True):
-        runs, handles = results.runs_of(*cell), []
-        series = [dynamics.role_series(run) for run in runs.values()]
-        for role in series[0] if series else ():
-            is_shared = role == dynamics.POOLED
-            name = "shared adapter" if is_shared else series[0][role]["role"].iloc[0]
+        handles = []
+        for role in series[at][0] if series[at] else ():
+            is_shared = role == POOLED
+            name = "shared adapter" if is_shared else series[at][0][role]["role"].iloc[0]
             look = {"color": POLICY_COLOURS["sp"] if is_shared else ROLE_COLOURS[name], "lw": 2.2 if is_shared else 1.4}
             handles.append(_entry(name, **look))
             for metric, axes in zip(CLIFF_PANELS, measured, strict=False):
-                curves = pd.concat([run[role][metric] for run in series], axis=1)
+                curves = pd.concat([run[role][metric] for run in series[at]], axis=1)
                 is_chi2 = metric.startswith("chi2")
-                curves = curves.clip(lower=MIN_CHI2) if is_chi2 else curves.apply(dynamics.over_first).clip(lower=0.03)
+                curves = curves.clip(lower=MIN_CHI2) if is_chi2 else curves.apply(over_first).clip(lower=0.03)
                 axes.plot(curves, color=look["color"], lw=0.6, alpha=0.4)
-                axes.plot(dynamics.typical(curves), **look)
+                axes.plot(typical(curves), **look)
         for axes in measured:
             axes.set_yscale("log")
             _few_log_ticks(axes)
-        for policy, colour in POLICY_COLOURS.items():
-            points = validation(results.runs_of(cell[0], policy, cell[2]))
-            points = points[[seed for seed in points if seed in runs]]
+        for policy, points in accuracy[at].items():
             if points.size:
-                look = {"color": colour, "ls": POLICY_STYLES[policy]}
+                look = {"color": POLICY_COLOURS[policy], "ls": POLICY_STYLES[policy]}
                 validated.plot(points, lw=0.5, alpha=0.4, **look)
                 validated.plot(points.mean(axis=1), lw=1.6, marker=".", label=POLICY_NAMES[policy], **look)
         _in_percent(validated.yaxis)
@@ -216,19 +240,22 @@ def figure_6(results: Results) -> Plate:
         above = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": 2, "fontsize": 7}
         measured[0].legend(handles=handles, title=at + cell_name(*cell), **above)
     figure.align_ylabels()
-    return plate(results, "figure_6", figure)
+    return figure
 
 
-def figure_of_gradients(results: Results) -> Plate:
-    """Draw each role's share of a shared adapter's rows, tokens and gradient, a panel per task and workflow."""
-    figure = Figure(figsize=(6.8, 1.9 * len(results.grid.tasks) + 0.4), layout="constrained")
-    grid = figure.subplots(len(results.grid.tasks), len(WORKFLOWS), sharey=True, squeeze=False)
-    columns = ["task", "workflow", "role", "number", "value", "low", "high"]
-    shares = pd.DataFrame(dynamics.role_gradients(results), columns=columns)
-    names = [f"share of {name}" for name in dynamics.SHARES]
-    for axes, (task, workflow) in zip(grid.flat, product(results.grid.tasks, WORKFLOWS), strict=True):
+@styled
+def shares_of_gradient(shares: pd.DataFrame, cells: list[tuple[str, str]]) -> Figure:
+    """Draw each role's share of a shared adapter's rows, tokens and gradient, a panel per (task, workflow) of `cells`.
+
+    `shares` has the lines of the table `role_gradients`.
+    """
+    shares = shares.reindex(columns=["task", "workflow", "role", "number", "value", "low", "high"])
+    figure = Figure(figsize=(6.8, 1.9 * len(cells) / len(WORKFLOWS) + 0.4), layout="constrained")
+    grid = figure.subplots(len(cells) // len(WORKFLOWS), len(WORKFLOWS), sharey=True, squeeze=False)
+    names = [f"share of {name}" for name in SHARES]
+    for axes, (task, workflow) in zip(grid.flat, cells, strict=True):
         axes.set_title(f"{WORKFLOW_NAMES[workflow]}, {task_name(task)}")
-        axes.set_xticks(range(len(names)), dynamics.SHARES)
+        axes.set_xticks(range(len(names)), SHARES)
         axes.axhline(0, color="0.35", lw=0.8)
         panel = shares[(shares["task"] == task) & (shares["workflow"] == workflow) & shares["number"].isin(names)]
         roles = list(dict.fromkeys(panel["role"]))
@@ -242,40 +269,50 @@ def figure_of_gradients(results: Results) -> Plate:
     _in_percent(*(axes.yaxis for axes in grid[:, 0]))
     roles = [role for role in ROLE_COLOURS if role in set(shares["role"])]
     _legend(figure, [_entry(role, lw=6, color=ROLE_COLOURS[role]) for role in roles])
-    return plate(results, "role_gradients", figure)
+    return figure
 
 
-def figure_of_roles(results: Results, task: str) -> Plate:
-    """Draw every workflow's accuracy, and the length and gain of its judging role, over training and by policy."""
+@styled
+def judging_roles(means: dict[tuple[str, str], list[pd.DataFrame]], single: float) -> Figure:
+    """Draw every workflow's accuracy, and the length and gain of its judging role, over training and by policy.
+
+    `means` maps (workflow, policy) to these three (`dynamics.pointwise`); `single` is the single agent's peak, NaN without runs.
+    """
     figure = Figure(figsize=(6.8, 5.2), layout="constrained")
     grid = figure.subplots(3, len(WORKFLOWS), sharex=True, sharey="row")
     for workflow, column in zip(WORKFLOWS, grid.T, strict=True):
-        role, measure = WORKFLOW_CLASSES[workflow].structure.judge, SKILL_MEASURES[workflow][0]
         for policy in POLICIES:
-            runs = results.runs_of(workflow, policy, task)
-            lengths = pd.DataFrame({seed: run.series("length_mean", role) for seed, run in runs.items()})
-            gains = pd.DataFrame({seed: gain_of(run, measure) for seed, run in runs.items()})
-            panels = validation(runs), dynamics.smoothed(lengths), gains
-            for axes, curves, bounds in zip(column, panels, ((0, 1), (0, None), (-1, 1)), strict=True):
-                if curves.size:
-                    limits = np.clip([t_interval(at)[1:3] for at in curves.to_numpy()], *bounds)
-                    _banded(axes, curves, policy, *limits.T)
-        _level(column[0], results.accuracy("single", "sp", task, "peak"))
+            panels = zip(column, means[workflow, policy], ((0, 1), (0, None), (-1, 1)), strict=True)
+            for axes, of_seeds, bounds in panels:
+                if len(of_seeds):
+                    limits = of_seeds[["low", "high"]].clip(*bounds)
+                    _banded(axes, of_seeds["mean"], policy, limits["low"], limits["high"])
+        _level(column[0], single)
         column[2].axhline(0, color="0.6", lw=0.8)
-        column[0].set_title(f"{WORKFLOW_NAMES[workflow]}: its {role}", fontsize=8)
+        column[0].set_title(f"{WORKFLOW_NAMES[workflow]}: its {WORKFLOW_CLASSES[workflow].structure.judge}", fontsize=8)
         column[2].set_xlabel("iteration")
     for axes, label in zip(grid[:, 0], ("validation accuracy", "tokens of its reply", "what it adds"), strict=True):
         axes.set_ylabel(label)
     _in_percent(grid[0, 0].yaxis, grid[2, 0].yaxis)
     _legend(figure, [*_policies(lw=1.7), _entry("SA-RL's peak", ls=":", **REFERENCE)])
-    return plate(results, "roles", figure, f"roles_{task}", task=task_name(task))
+    return figure
 
 
-def figure_of_regimes(results: Results, task: str) -> Plate | None:
-    """Draw validation accuracy over training, a row per regime and a column per workflow; None if only one regime has runs."""
-    runs = accuracy_by_regime(results, task)
+@styled
+def accuracy_by_regime(rows: list[dict[str, object]]) -> Figure | None:
+    """Draw validation accuracy over training, a row per regime and a column per workflow; None if only one regime has runs.
+
+    `rows` has one row per evaluation of a run: regime, workflow, policy, seed, iteration, accuracy.
+    """
+    runs = pd.DataFrame(rows, columns=["regime", "workflow", "policy", "seed", "iteration", "accuracy"])
+    has_workflows = runs.groupby("regime")["workflow"].transform(lambda names: (names != "single").any())
+    runs = runs[has_workflows.astype(bool)]
     if runs["regime"].nunique() < 2:
         return None
+    seeds = runs[runs["workflow"] != "single"].groupby(["regime", "workflow", "policy"])["seed"].nunique()
+    names = {regime: f"{regime}\nn = {how_many(counts)}" for regime, counts in seeds.groupby(level="regime")}
+    runs = runs.assign(regime=runs["regime"].map(names), workflow=runs["workflow"].map(WORKFLOW_NAMES),
+                       policy=runs["policy"].map(POLICY_NAMES))  # fmt: skip
     named = {POLICY_NAMES[policy]: policy for policy in POLICIES}
     facets = sns.relplot(
         runs, kind="line", x="iteration", y="accuracy", row="regime", col="workflow", hue="policy",
@@ -288,33 +325,16 @@ def figure_of_regimes(results: Results, task: str) -> Plate | None:
     facets.set(ylim=(0, 1))
     _in_percent(*(axes.yaxis for axes in facets.axes.flat))
     facets.tight_layout(rect=(0, 0, 1, 0.95))  # the legend is above
-    plt.close(facets.figure)  # a notebook shows plates
-    return plate(results, "regimes", facets.figure, f"regimes_{task}", task=task_name(task))
+    plt.close(facets.figure)  # a notebook would show it twice
+    return facets.figure
 
 
-def accuracy_by_regime(results: Results, task: str) -> pd.DataFrame:
-    """Return the validation accuracy of every evaluated step of every run, in the regimes that have runs of a workflow."""
-    rows = []
-    for name, changed in REGIMES.items():
-        runs = {
-            cell: results.runs_of(*cell, task, **changed) for cell in (WORKFLOW_POLICIES[-1], *WORKFLOW_POLICIES[:-1])
-        }
-        # the single agent always takes one step, so its runs belong to two regimes
-        if counts := [
-            len(cell_runs) for (workflow, _), cell_runs in runs.items() if cell_runs and workflow != "single"
-        ]:
-            regime = f"{name}\nn = {how_many(counts)}"
-            rows += [
-                (regime, WORKFLOW_NAMES[workflow], POLICY_NAMES[policy], seed, step, accuracy)
-                for (workflow, policy), cell_runs in runs.items()
-                for seed, run in cell_runs.items()
-                for step, accuracy in run.accuracy.items()
-            ]
-    return pd.DataFrame(rows, columns=["regime", "workflow", "policy", "seed", "iteration", "accuracy"])
+@styled
+def beside_the_grid(pairs: list[Twins], labels: tuple[str, str], single: dict[str, float]) -> Figure:
+    """Draw validation accuracy of a variant and its twins, a panel per cell; thin lines are seeds, thick ones their mean.
 
-
-def figure_of_twins(results: Results, name: str, pairs: list[Twins], labels: tuple[str, str]) -> Plate:
-    """Draw validation accuracy of a variant and its twins, a panel per cell; thin lines are seeds, thick ones their mean."""
+    `single` maps a task to the single agent's peak, NaN without runs.
+    """
     rows = -(-len(pairs) // 4)
     figure = Figure(figsize=(6.8, 1.9 * rows + 0.3), layout="constrained")
     grid = figure.subplots(rows, 4, sharey=True, sharex=True, squeeze=False)
@@ -323,7 +343,7 @@ def figure_of_twins(results: Results, name: str, pairs: list[Twins], labels: tup
             curves = pd.concat([run.accuracy for run in runs], axis=1)
             axes.plot(curves, color=colour, lw=0.7, alpha=0.4)
             axes.plot(curves.mean(axis=1), color=colour, lw=1.8, ls=ls, marker=".")
-        _level(axes, results.accuracy("single", "sp", twin.task, "peak"))
+        _level(axes, single[twin.task])
         axes.set_title(cell_name(*twin[:3]), fontsize=7.5)
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     _in_percent(*(axes.yaxis for axes in grid[:, 0]))
@@ -331,26 +351,31 @@ def figure_of_twins(results: Results, name: str, pairs: list[Twins], labels: tup
     looks = zip(labels, SETUP_COLOURS, SETUP_STYLES, strict=True)
     setups = [_entry(label, color=colour, lw=1.8, ls=ls) for label, colour, ls in looks]
     _legend(figure, [*setups, _entry("single agent's peak", ls=":", **REFERENCE)])
-    return plate(results, name, figure, seeds=how_many([len(twin.changed) for twin in pairs]))
+    return figure
 
 
-def figure_of_controls(results: Results, table: Table) -> Plate:
-    """Draw peaks by training budget, a row per budget; shapes are workflows and colours policies."""
-    tasks = list(dict.fromkeys(table.values["task"]))
+@styled
+def peaks_by_budget(values: pd.DataFrame) -> Figure | None:
+    """Draw peaks by training budget, a row per budget; shapes are workflows and colours policies.
+
+    `values` has the lines of the table `controls`; None if there are none.
+    """
+    if values.empty:
+        return None
+    tasks = list(dict.fromkeys(values["task"]))
     looks = {cell_name(w, p): (WORKFLOW_MARKERS[w], POLICY_COLOURS[p]) for w, p in product(WORKFLOWS, POLICIES)}
-    single = cell_name("single", "sp")
-    looks[single] = WORKFLOW_MARKERS["single"], REFERENCE["color"]
-    numbers = table.values[~table.values["run"].str.startswith(ALL_CELLS)]
+    looks[SINGLE] = WORKFLOW_MARKERS["single"], REFERENCE["color"]
+    numbers = values[~values["run"].str.startswith(ALL_CELLS)]
     numbers = numbers.join(numbers["run"].str.partition(", ")[[0, 2]].set_axis(["cell", "variant"], axis=1))
     budgets = list(
-        dict.fromkeys((cell == single, variant) for cell, variant in zip(numbers["cell"], numbers["variant"]))
+        dict.fromkeys((cell == SINGLE, variant) for cell, variant in zip(numbers["cell"], numbers["variant"]))
     )
     budgets.sort(key=lambda budget: not budget[0])
     figure = Figure(figsize=(2.9 + 3.6 * len(tasks), 0.55 * len(budgets) + 1.0), layout="constrained")
     for task, axes in zip(tasks, np.atleast_1d(figure.subplots(1, len(tasks), sharey=True)), strict=True):
         for row, (is_single, variant) in enumerate(budgets):
             rows = numbers[(numbers["task"] == task) & (numbers["variant"] == variant)]
-            rows = rows[(rows["cell"] == single) == is_single]
+            rows = rows[(rows["cell"] == SINGLE) == is_single]
             peaks = rows[rows["number"] == "peak"].set_index("cell")
             for i, cell in enumerate([cell for cell in looks if cell in peaks.index]):
                 peak, (marker, colour) = peaks.loc[cell], looks[cell]
@@ -361,63 +386,29 @@ def figure_of_controls(results: Results, table: Table) -> Plate:
             axes.axhline(row - 0.5, color="0.85", lw=1.5 if budgets[row][0] != budgets[row - 1][0] else 0.6)
         _in_percent(axes.xaxis)
         axes.set(xlabel="validation accuracy at the peak", title=task_name(task), ylim=(len(budgets) - 0.5, -0.5))
-        axes.set_yticks(range(len(budgets)), [_budget(numbers, single, *budget) for budget in budgets])
+        axes.set_yticks(range(len(budgets)), [_budget(numbers, *budget) for budget in budgets])
         axes.tick_params(axis="y", length=0)
     shapes = [
         _entry(WORKFLOW_NAMES[w], ls="", marker=WORKFLOW_MARKERS[w], color="0.35") for w in ("single", *WORKFLOWS)
     ]
     _legend(figure, [*shapes, *_policies(ls="-", lw=3)])
-    return plate(results, "controls", figure)
+    return figure
 
 
-def _budget(numbers: pd.DataFrame, single: str, is_single: bool, variant: str) -> str:
+def _budget(numbers: pd.DataFrame, is_single: bool, variant: str) -> str:
     """Label a budget with its cells, and with the optimizer steps and sampled tokens of a whole run."""
-    rows = numbers[((numbers["cell"] == single) == is_single) & (numbers["variant"] == variant)]
+    rows = numbers[((numbers["cell"] == SINGLE) == is_single) & (numbers["variant"] == variant)]
     steps, tokens = (rows.loc[rows["number"] == name, "value"] for name in ("optimizer steps", "tokens sampled (M)"))
     sampled, unit = ((tokens / 1e6).round(1), "M") if tokens.max() >= 5e5 else ((tokens / 1e3).round().astype(int), "k")
     spent = f"{how_many(steps.round().astype(int))} steps, {how_many(sampled)} {unit} tokens"
     return f"{'single agent' if is_single else 'workflows'}, {variant or 'as in the grid'}\n{spent}"
 
 
-@plt.rc_context(STYLE)
-def figures_of_study(results: Results, study: Study, tables: Iterable[Table]) -> list[Plate]:
-    """Draw one step per iteration and longer training against the grid, if there are runs, and the controls."""
-    plates = []
-    if pairs := list(twins(results, study, "updates")):
-        labels = "one step per batch of rows, as in the grid", "one step per iteration"
-        plates.append(figure_of_twins(results, "matched_updates", pairs, labels))
-    setups = list(twins(results, study, "setup"))
-    if long := [pair for pair in setups if pair.changed[0].cell.max_steps > pair.usual[0].cell.max_steps]:
-        usual, changed = (runs[0].cell.max_steps for runs in (long[0].usual, long[0].changed))
-        labels = f"{usual} iterations, as in the grid", f"{changed} iterations"
-        plates.append(figure_of_twins(results, "long", long, labels))
-    return plates + [figure_of_controls(results, table) for table in tables if table.name == "controls"]
-
-
-def plate(results: Results, caption: str, figure: Figure, name: str | None = None, **facts: object) -> Plate:
-    """Add a figure's caption and compute the layout, while the style is set."""
-    figure.draw_without_rendering()
-    facts = sentences(results) | {"smoothed": dynamics.SMOOTHED, "least": MIN_CHI2} | facts
-    return Plate(name or caption, figure, CAPTIONS[caption].format(**facts))
-
-
-def validation(runs: dict[int, Run]) -> pd.DataFrame:
-    """Return validation accuracy by evaluated step and seed."""
-    return pd.DataFrame({seed: run.accuracy for seed, run in runs.items()})
-
-
-def _banded(
-    axes: Axes,
-    curves: pd.DataFrame,
-    policy: str,
-    low: np.ndarray | pd.Series,
-    high: np.ndarray | pd.Series,
-    **look: object,
-) -> None:
-    """Draw the mean over seeds of a policy's curves (index x seed), with a band from `low` to `high`."""
+def _banded(axes: Axes, mean: pd.Series, policy: str, low: pd.Series, high: pd.Series, **look: object) -> None:
+    """Draw a policy's mean over seeds, with a band from `low` to `high`; all are indexed by iteration."""
     colour = POLICY_COLOURS[policy]
-    axes.plot(curves.mean(axis=1), color=colour, ls=POLICY_STYLES[policy], lw=1.5, zorder=3, **look)
-    axes.fill_between(curves.index, low, high, color=colour, alpha=0.15, lw=0)
+    axes.plot(mean, color=colour, ls=POLICY_STYLES[policy], lw=1.5, zorder=3, **look)
+    axes.fill_between(mean.index, low, high, color=colour, alpha=0.15, lw=0)
 
 
 def _in_percent(*axes: Axis, symbol: str = "%") -> None:
@@ -437,10 +428,10 @@ def _few_log_ticks(axes: Axes) -> None:
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
 
 
-def _level(axes: Axes, values: pd.Series, ls: str = ":") -> None:
-    """Draw a line at the mean of accuracies, if there are any."""
-    if len(values):
-        axes.axhline(values.mean(), ls=ls, **REFERENCE)
+def _level(axes: Axes, accuracy: float, ls: str = ":") -> None:
+    """Draw a line at an accuracy, if it is known."""
+    if not math.isnan(accuracy):
+        axes.axhline(accuracy, ls=ls, **REFERENCE)
 
 
 def _entry(label: str, **look: object) -> Line2D:

@@ -120,10 +120,8 @@ def ordered(rows: pd.DataFrame, scale: str) -> pd.DataFrame:
     return rows.assign(**{name: rows[name].mask(is_trivial) for name in ("value", "low", "high")})
 
 
-def signal_table(rows: pd.DataFrame, scale: str) -> Table:
-    """Build the table of every role's signal and noise, with the verdicts of `answers`."""
-    rows = ordered(rows, scale)
-    decided = pd.DataFrame(answers(rows))
+def signal_table(rows: pd.DataFrame, decided: pd.DataFrame, scale: str) -> Table:
+    """Build the table of every role's signal and noise: `rows` as `ordered`, `decided` the verdicts of `answers` on them."""
     shown = []
     for key, group in rows[rows["other"] == ""].groupby(LINE_KEYS, sort=False):
         workflow, policy, _, step, role = key
@@ -174,8 +172,7 @@ AXIS_LABELS = {  # statistic -> label of the axis
 
 
 def signal_figure(rows: pd.DataFrame, scale: str) -> Plate:
-    """Draw signal, both shares and coherence of every role, with the roles on the vertical axis."""
-    rows = ordered(rows, scale)
+    """Draw signal, both shares and coherence of every role, with the roles on the vertical axis; `rows` are `ordered`."""
     lines = rows[rows["other"] == ""][LINE_KEYS].drop_duplicates().reset_index(drop=True)
     names = [
         f"{WORKFLOW_NAMES[row.workflow]}-{row.policy.upper()}, {row.step}: {row.role}" for row in lines.itertuples()

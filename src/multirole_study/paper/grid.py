@@ -145,7 +145,7 @@ class Declaration:
 
     @property
     def command(self) -> str:
-        """Return the command of `multirole` that builds tables and figures from the packed runs."""
+        """Return the kind of study, which chooses the notebooks that compute its tables and figures (`paper.notebooks`)."""
         return "paper"
 
     def cells_by_line(self) -> list[dict[str, Cell]]:
@@ -249,7 +249,7 @@ class Study(Declaration):
 
     @property
     def command(self) -> str:
-        """Return the command of `multirole` that builds tables and figures from the packed runs."""
+        """Return "leaderboard" if all variants are credit estimators, else "paper"."""
         questions = {variant.question for variant in self.variants.values()}
         return "leaderboard" if questions == {"credit"} else "paper"
 

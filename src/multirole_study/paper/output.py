@@ -40,7 +40,7 @@ class Table:
     values: pd.DataFrame
 
     def _repr_markdown_(self) -> str:
-        """Show the table in a notebook."""
+        """Format the table and its caption as Markdown."""
         return f"{self.shown.to_markdown(index=False, disable_numparse=True)}\n\n{self.caption}"
 
 
@@ -118,33 +118,25 @@ def latex(table: Table) -> str:
     ).translate(LATEX)
 
 
-def write_tables(tables: Iterable[Table], folder: Path) -> None:
-    """Write `<name>.md`, `.tex` and `.csv` of each table."""
+def write_tables(tables: Iterable[Table], folder: Path, footer: str = "") -> None:
+    """Write `<name>.md`, `.tex` and `.csv` of each table; the Markdown ends with the footer."""
     folder.mkdir(parents=True, exist_ok=True)
     for table in tables:
-        write_text(folder / f"{table.name}.md", f"# {table.title}\n\n{table._repr_markdown_()}\n")
+        write_text(folder / f"{table.name}.md", paragraphs(f"# {table.title}", table._repr_markdown_(), footer))
         write_text(folder / f"{table.name}.tex", latex(table))
         write_text(folder / f"{table.name}.csv", table.values.to_csv(index=False, float_format="%.6g"))
 
 
-def write_figure(plate: Plate, folder: Path) -> None:
-    """Write `<name>.png`, `.pdf` and the caption as `.md`, and close the figure."""
+def write_figure(plate: Plate, folder: Path, footer: str = "") -> None:
+    """Write `<name>.png`, `.pdf`, and the caption and footer as `.md`, and close the figure."""
     folder.mkdir(parents=True, exist_ok=True)
     with plt.rc_context(STYLE):  # the kind of font is read when saving
         plate.figure.savefig(folder / f"{plate.name}.pdf", metadata={"CreationDate": None})
         plate.figure.savefig(folder / f"{plate.name}.png", metadata={"Software": None})
-    write_text(folder / f"{plate.name}.md", plate.caption + "\n")
+    write_text(folder / f"{plate.name}.md", paragraphs(plate.caption, footer))
     plt.close(plate.figure)
 
 
-def show(folder: str | Path, name: str) -> None:
-    """Display "tables/<name>" or "figures/<name>" of `multirole paper` in a notebook; those without runs are left out."""
-    from IPython.display import Image, Markdown, display  # only notebooks need it
-
-    path = Path(folder) / f"{name}.md"
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"{folder} holds no tables and figures yet. Run first: multirole paper {folder}")
-    if (image := path.with_suffix(".png")).exists():
-        display(Image(image))
-    if path.exists():
-        display(Markdown(path.read_text(encoding="utf-8").removeprefix("# ")))
+def paragraphs(*texts: str) -> str:
+    """Join the texts that are not empty as paragraphs of a Markdown file."""
+    return "\n\n".join(filter(None, texts)) + "\n"

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import NamedTuple
 
 import jinja2
@@ -19,7 +20,9 @@ from multirole_study.compare.estimates import units_of
 from multirole_study.compare.intervals import t_interval
 from multirole_study.compare.rules import ALPHA
 from multirole_study.experiment.storage import write_text
+from multirole_study.inspector.landing_page import landing_page
 from multirole_study.labels import FORMS, MISSING, formatted
+from multirole_study.paper import at_a_glance, pack
 from multirole_study.paper.lines import matching, only
 
 
@@ -177,3 +180,13 @@ def write_page(template: Path, tables: Path) -> Path:
     page = environment.from_string(template.read_text(encoding="utf-8"))
     write_text(template.with_suffix(""), page.render(Tables(tables).functions))
     return template.with_suffix("")
+
+
+def publish(folder: Path) -> Path:
+    """Write the result pages of a scale that has a `page.yaml`: Markdown and HTML of its results, and pages of some runs."""
+    if (template := folder.absolute().parent / "README.md.jinja").exists():
+        write_page(template, folder / "tables")
+    if ((checkout := folder.absolute().parents[1]) / at_a_glance.PAGE).exists():
+        at_a_glance.write(checkout)
+    with TemporaryDirectory() as aside:
+        return landing_page(folder, lambda run: pack.unpack(folder, run, aside), folder.parents[1] / "README.md")

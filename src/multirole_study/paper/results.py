@@ -152,6 +152,11 @@ class Results:
             table = table[table[column] == value]
         return table
 
+    def evaluated_accuracy(self, adapters: str, workflow: str, task: str) -> pd.Series:
+        """Return seed -> accuracy of a workflow in the evaluations of a kind, such as "transfer"."""
+        outcomes = self.evaluated(adapters, workflow=workflow, task=task)
+        return outcomes.groupby("seed")["correct"].mean() if len(outcomes) else pd.Series(dtype=float)
+
     @cache  # noqa: B019
     def _evaluated(self, adapters: str, name: str) -> pd.DataFrame:
         cells = {evaluation.id: evaluation.cell for evaluation in self.evaluations if evaluation.adapters == adapters}
