@@ -5,6 +5,7 @@ import math
 import pandas as pd
 import pytest
 import yaml
+from notebook_cells import computed, linked
 from paper_results import without
 
 from multirole_study.compare.answers import Question, judged
@@ -13,6 +14,10 @@ from multirole_study.compare.looks import Looks
 from multirole_study.compare.measures import MEASURES
 from multirole_study.compare.study import CompareStudy
 from multirole_study.compare.verdicts import Rule, any_in_all, any_of, decide, inside, side
+from multirole_study.experiment.cell import Cell
+from multirole_study.paper.declarations import declare
+from multirole_study.paper.grid import Grid
+from multirole_study.paper.notebooks import notebooks_of
 from multirole_study.paper.results import Results
 
 STUDY = """\
@@ -167,3 +172,28 @@ def test_no_of_many_needs_a_verdict_on_each():
     assert any_of(["unfinished", "not run"]) == "unfinished"
     assert any_in_all([["yes", "no"], ["yes", "yes"]]) == "yes" and any_in_all([["yes", "no"]]) == "no"
     assert any_in_all([["yes", "undecided"]]) == "undecided" and any_in_all([["yes", "not run"]]) == "not run"
+
+
+# ---- its runs and its notebook
+
+
+def test_a_study_trains_its_arms_seed_by_seed(grid_results):
+    """Two arms of two workflows and the single agent, in three seeds; a workflow is not trained for an arm that names its own."""
+    study = declare(Grid.read(grid_results), yaml.safe_load(STUDY))
+    assert [len(stage) for stage in study.stages()] == [5, 5, 5] and not study.evaluations()
+    assert {(cell.workflow, cell.policy_name) for cell in study.cells()} == {
+        ("voting", "ip"), ("voting", "sp"), ("eval_opt", "ip"), ("eval_opt", "sp"), ("single", "sp"),
+    }  # fmt: skip
+    for cell in study.cells():
+        assert Cell(**study.parameters_of(cell)) == cell
+
+
+def test_the_notebook_of_a_study_computes_its_table(grid_results, tmp_path):
+    study = declare(Grid.read(grid_results), yaml.safe_load(STUDY))
+    folder = linked(grid_results, tmp_path / "tiny-r")
+    study.write(tmp_path)  # compare.json
+    assert notebooks_of(folder) == ("compare",)
+    table = computed("compare", folder, "compare")["compare"]
+    assert list(table.shown["verdict"][:2]) == ["**no**", "**yes**"]
+    assert list(table.shown["value"][:2]) == ["−70.8 [−94.5, −47.1]", "+16.7 [+7.7, +25.6]"]
+    assert "at 2 (p < 0.01), 3 (p < 0.05) seeds" in table.caption

@@ -171,7 +171,7 @@ class CompareStudy:
             rule=self.rule(declared), looks=Looks(at, alphas=alphas), correction=self.correction,
         )  # fmt: skip
 
-    def cells(self, grid: "Grid", arm: str, place: Place) -> list["Cell"]:
+    def cells_of(self, grid: "Grid", arm: str, place: Place) -> list["Cell"]:
         """Return the cells of an arm at a place, one for each seed."""
         about, (workflow, task) = self.arms[arm], place
         return [
@@ -189,7 +189,7 @@ class CompareStudy:
         """Answer a question for each of its lines."""
 
         def runs(arm: str, place: Place) -> dict[Place, dict[int, "Run"]]:
-            return {place: find_runs(results, self.cells(results.grid, arm, place))}
+            return {place: find_runs(results, self.cells_of(results.grid, arm, place))}
 
         lines = [
             Line(runs(arm, place), None if minus is None else runs(minus, place))

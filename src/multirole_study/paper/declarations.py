@@ -11,15 +11,17 @@ from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.old_names import current_name
 from multirole_study.experiment.settings import UserError, did_you_mean, looked_in, user_errors, value
 from multirole_study.paper.clock_study import ClockStudy
+from multirole_study.paper.compared_study import ComparedStudy
 from multirole_study.paper.grid import Declaration, Grid, Study
 from multirole_study.paper.rate_study import RateStudy
 
-STUDIES = (Study, ClockStudy, RateStudy)
+STUDIES = (Study, ClockStudy, RateStudy, ComparedStudy)
 """The kinds of declarations that have a record of their own."""
 
 EXAMPLES = {
     "clock": ("studies/clock.yaml", "results/clock/tiny-r"),
     "leaderboard": ("studies/credit.yaml", "results/credit/tiny-r"),
+    "compare": ("docs/extending.md", "runs/tiny-r"),
     "rates": ("studies/rates.yaml", "results/rates/tiny-r"),
 }
 """Kind of a study -> the file that declares it, and a folder of such runs."""
@@ -71,7 +73,8 @@ def _read_study(path: Path) -> dict[str, Any]:
 
 def declare(grid: Grid, fields: dict[str, object]) -> Declaration:
     """Create what a study file declares, from its fields besides the grid; the grid alone if there are none."""
-    kind = RateStudy if "rates" in fields else ClockStudy if "lines" in fields else Study if fields else Declaration
+    kinds = {"rates": RateStudy, "lines": ClockStudy, "questions": ComparedStudy}
+    kind = next((kind for name, kind in kinds.items() if name in fields), Study if fields else Declaration)
     return kind(grid, **fields)
 
 

@@ -13,7 +13,13 @@ from multirole_study.paper.declarations import STUDIES
 from multirole_study.paper.results import Results
 
 OF_A_GRID = ("tables", "figures", "mechanisms")
-OF_A_STUDY = {"paper": (*OF_A_GRID, "study"), "clock": ("clock",), "rates": ("rates",), "leaderboard": ("credit",)}
+OF_A_STUDY = {
+    "paper": (*OF_A_GRID, "study"),
+    "clock": ("clock",),
+    "rates": ("rates",),
+    "leaderboard": ("credit",),
+    "compare": ("compare",),
+}
 """Kind of a study (`Declaration.command`) -> the notebooks that compute its tables and figures."""
 FOLDER = Path("notebooks")
 START_TIMEOUT = 600

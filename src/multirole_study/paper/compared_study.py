@@ -1,0 +1,92 @@
+"""Train and tabulate a study that is one YAML file (`compare.study`): arms of a grid's cells, and questions about them."""
+
+import math
+from typing import ClassVar
+
+import pandas as pd
+from pydantic.dataclasses import dataclass
+
+from multirole_study.compare.intervals import NO_UNITS
+from multirole_study.compare.measures import MEASURES
+from multirole_study.compare.study import CompareStudy
+from multirole_study.compare.verdicts import NOT_RUN
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.evaluation import Evaluation
+from multirole_study.labels import WORKFLOW_NAMES, task_name
+from multirole_study.paper.grid import CHECKED, Declaration, as_fields
+from multirole_study.paper.output import MISSING, Table, cell_text, number
+from multirole_study.paper.results import Results
+
+
+@dataclass(frozen=True, config=CHECKED)
+class ComparedStudy(CompareStudy, Declaration):
+    """The arms of the study, and nothing of the grid's cells besides them. Raises ValueError for values that cannot work."""
+
+    RECORD: ClassVar[str] = "compare.json"
+    SEED_BY_SEED: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        CompareStudy.__post_init__(self)
+        self.cells_by_line()  # raises ValueError for invalid cells
+
+    @property
+    def command(self) -> str:
+        """Return the kind of the study."""
+        return "compare"
+
+    def runs(self) -> list[tuple[str, Cell]]:
+        """List (arm, cell) of every run, in the order of training: a seed in all arms before the next seed."""
+        runs = [
+            (arm, cell)
+            for arm, about in self.arms.items()
+            for task in self.tasks
+            for workflow in ([about.workflow] if about.workflow else self.workflows)
+            for cell in self.cells_of(self.grid, arm, (workflow, task))
+        ]
+        return sorted(runs, key=lambda run: self.seeds.index(run[1].seed))
+
+    def cells_by_line(self) -> list[dict[str, Cell]]:
+        """Return id -> cell of all runs, which are one line."""
+        return [{cell.id: cell for _, cell in self.runs()}]
+
+    def evaluations(self) -> list[Evaluation]:
+        """Return no evaluation: those of the runs are enough."""
+        return []
+
+    def parameters_of(self, cell: Cell) -> dict[str, object]:
+        """Return the notebook parameters of a run."""
+        arm = next(arm for arm, other in self.runs() if other == cell)
+        return self.grid.parameters_of(cell) | as_fields(self.arms[arm].parameters)
+
+
+def answer_table(results: Results, study: CompareStudy) -> Table:
+    """Build the table of the study's answers."""
+    shown, values = [], study.table(results)
+    declared = {question.name: question for question in study.questions}
+    for row in values.to_dict("records"):
+        question = declared[row["question"]]
+        unit = "rate" if question.kind == "share" else MEASURES[question.measure].unit
+        interval = NO_UNITS._replace(mean=row["value"], low=row["low"], high=row["high"])
+        shown.append({
+            "question": question.question,
+            "cell": f"{WORKFLOW_NAMES.get(row['workflow'], row['workflow'])}, {task_name(row['task'])}",
+            "arm": row["arm"],
+            "minus": row["minus"] or MISSING,
+            "n": str(row["seeds"]),
+            "value": cell_text(number("", interval, unit)),
+            "p": MISSING if math.isnan(row["p"]) else f"{row['p']:.3f}",
+            "verdict": row["verdict"] if row["verdict"] == NOT_RUN else f"**{row['verdict']}**",
+        })  # fmt: skip
+    looks = study.looks or [len(study.seeds)]
+    levels = ", ".join(
+        f"{look} (p < {looks[look]:g})" if isinstance(looks, dict) else f"{look} (p < {study.alpha:g})"
+        for look in looks
+    )
+    corrected = (
+        "after Holm's correction over the lines of a question" if study.correction == "holm" else "not corrected"
+    )
+    caption = (
+        f"Arms at {results.grid.scale}, paired by seed (n), with 95 % intervals over seeds. A line is read at {levels} seeds; p is {corrected}. "
+        f"Equivalent: two one-sided tests within {100 * study.margin:g} points."
+    )
+    return Table("compare", "Answers of the study", caption, pd.DataFrame(shown), values)
