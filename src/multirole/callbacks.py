@@ -5,7 +5,7 @@ every process. Everything else can be read from `trainer` (`trainer.state.global
 """
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 from transformers import TrainerCallback
@@ -14,12 +14,43 @@ from multirole.types import Episode
 from multirole.update.gradients import Part
 from multirole.update.rows import Row, Steps
 
-if TYPE_CHECKING:  # that module imports this one
-    from multirole.trainer import MultiRoleGRPOTrainer as Trainer
-else:
-    Trainer = Any
-
 T = TypeVar("T")
+
+
+class Trainer(Protocol):
+    """What callbacks, estimators and engines may rely on of [`MultiRoleGRPOTrainer`]. The rest of TRL's trainer is there, too.
+
+    Attributes:
+        workflow: as it was passed.
+        policy: role -> adapter.
+        adapters: the names of the adapters that are trained.
+        peft_model: the model without the wrappers of accelerate.
+        state: HF's; `state.global_step` is the number of finished iterations.
+    """
+
+    args: Any
+    state: Any
+    workflow: Any
+    policy: dict[str, str]
+    adapters: list[str]
+    peft_model: Any
+
+    def play(self, attempts: Any, iteration: int, policy: Any = None, replays: Any = None) -> list[Episode]:
+        """Play one episode per attempt under the current adapters, without scoring them."""
+        ...
+
+    def score(self, episodes: list[Episode]) -> None:
+        """Set `reward` of played episodes by the reward functions."""
+
+    def logprobs_of(self, rows: list[Row], base: bool = False) -> list[Tensor]:
+        """Return the log-probs (C,) of each row's completion under its adapter's current weights, or under the reference of KL."""
+        ...
+
+    def entropies_of(self, rows: list[Row]) -> list[Tensor]:
+        """Return the entropies (C,) in nats of the distributions that `logprobs_of` takes its log-probs from."""
+        ...
+
+    def __getattr__(self, name: str) -> Any: ...
 
 
 @dataclass(frozen=True)
