@@ -628,7 +628,7 @@ def publish(bench: Bench) -> None:
     from peft import get_peft_model
     from safetensors.torch import load_file
 
-    from multirole.engines.vllm import adapter_state, folder_with_room, save_adapter
+    from multirole.engines.vllm_colocate import adapter_state, folder_with_room, save_adapter
 
     for scale in ("0.6b", "1.7b", "4b"):
         shape = TOY if bench.is_toy else MODELS[scale].shape

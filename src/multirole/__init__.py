@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.3.0"
 
+__path__ = [*__path__, f"{__path__[0]}/old_names"]  # modules of 0.3, such as `multirole.core.types`; until 1.0
+
 if TYPE_CHECKING:  # the same names again, because type checkers do not read strings
     from multirole.callbacks import Iteration, MultiRoleCallback, OptimizerStep
     from multirole.credit.estimator import CreditEstimator
-    from multirole.openai.workflow import from_openai
+    from multirole.openai_api.workflow import from_openai
     from multirole.options import MultiRoleGRPOConfig
     from multirole.roles.diagnostics import RoleDiagnostics
     from multirole.roles.value import RoleEffect, RoleValue, role_values
@@ -56,7 +58,7 @@ _HOME = {
         "assistant",
         "user",
     ),
-    "multirole.openai.workflow": ("from_openai",),
+    "multirole.openai_api.workflow": ("from_openai",),
     "multirole.roles.diagnostics": ("RoleDiagnostics",),
     "multirole.roles.value": ("RoleEffect", "RoleValue", "role_values"),
     "multirole.workflows": ("EvalOpt", "OrchWorkers", "Single", "Voting"),

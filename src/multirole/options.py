@@ -11,7 +11,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
-from multirole.rules import RULES, broken_rules
+from multirole.option_rules import RULES, broken_rules
 
 
 def parse_role_beta(text: str) -> dict[str, float]:
@@ -31,7 +31,7 @@ def plain(value: Any) -> Any:
 
 
 def accelerator_facts(args: GRPOConfig) -> Mapping[str, Any]:
-    """Return the facts of `multirole.rules` that stand in `accelerator_config`."""
+    """Return the facts of `multirole.option_rules` that stand in `accelerator_config`."""
     config = args.accelerator_config
     return {
         "split_batches": config.split_batches,
@@ -193,7 +193,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
         )
 
     def check(self, **facts: Any) -> None:
-        """Raise ValueError for the first of `multirole.rules` that is broken: of those that read one of `facts`, or of those that read options alone."""
+        """Raise ValueError for the first of `multirole.option_rules` that is broken: of those that read one of `facts`, or of those that read options alone."""
         if not facts:
             self._check_types()
         options = {option.name: plain(vars(self)[option.name]) for option in fields(self)}

@@ -25,8 +25,8 @@ from multirole.access import API_KEY, check_host, read_key
 from multirole.chat.templates import Renderer, StartClock, chat_template
 from multirole.engines import load_engine
 from multirole.engines.protocol import Sampling
-from multirole.openai.arguments import add_serving_arguments
-from multirole.openai.serving import ModelServer, listening
+from multirole.openai_api.arguments import add_serving_arguments
+from multirole.openai_api.serving import ModelServer, listening
 from multirole.saving.checkpoints import SERVING, newest_of, numbered_checkpoints, saved_adapters, saved_args
 
 UNKNOWN_TOKENS = 4096

@@ -51,13 +51,13 @@ from multirole.metrics.evaluation import (
 from multirole.metrics.iteration import UpdateMetrics, log_iteration, role_metrics
 from multirole.options import MultiRoleGRPOConfig
 from multirole.policy import adapter_names, parse_policy
+from multirole.rollout.play_ahead import RolloutsAhead, plays_during_update, staleness_metrics
 from multirole.rollout.player import Player
 from multirole.rollout.replay import Replay
 from multirole.rollout.rollout import Attempt, Rollout, numbered_attempts, turn_seed, warn_of_silent_roles
-from multirole.rollout.staleness import RolloutsAhead, plays_during_update, staleness_metrics
 from multirole.trl_parts import StockHooks
 from multirole.types import Episode, Workflow
-from multirole.update.adapter_update import AdapterGradient, RowGroup, scaled_rates, set_optimizer_mode
+from multirole.update.adapter_gradient import AdapterGradient, RowGroup, scaled_rates, set_optimizer_mode
 from multirole.update.entropy import StepEntropy, step_entropy
 from multirole.update.gradients import clip
 from multirole.update.importance import Correction

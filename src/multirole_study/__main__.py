@@ -188,7 +188,7 @@ def _check_run(folder: Path) -> None:
 def serve(argv: list[str]) -> int:
     """Serve the roles of a run, or of a saved model, as models of OpenAI's API, until Ctrl-C."""
     from multirole.access import check_host
-    from multirole.openai.arguments import add_serving_arguments
+    from multirole.openai_api.arguments import add_serving_arguments
 
     parser = _parser(serve)
     parser.add_argument(

@@ -31,7 +31,7 @@ from torch import Tensor
 from torch.distributed.fsdp import FSDPModule
 from transformers import AutoTokenizer
 
-from multirole.callbacks import Iteration, MultiRoleCallback, OptimizerStep
+from multirole.callbacks import Iteration, MultiRoleCallback, OptimizerStep, Trainer
 from multirole.roles.gradient_parts import weights_of
 from multirole.trainer import MultiRoleGRPOTrainer
 from multirole.types import Episode, Problem
@@ -74,7 +74,7 @@ def digest(tensor: Tensor) -> str:
     return hashlib.sha256(values.view(torch.uint8).numpy().data).hexdigest()
 
 
-def digests(trainer: MultiRoleGRPOTrainer, is_base: bool = False) -> dict[str, str]:
+def digests(trainer: Trainer, is_base: bool = False) -> dict[str, str]:
     """Return name -> hash of every adapter tensor, or of every tensor of the base."""
     for module in trainer.peft_model.modules():
         if isinstance(module, FSDPModule):
@@ -83,7 +83,7 @@ def digests(trainer: MultiRoleGRPOTrainer, is_base: bool = False) -> dict[str, s
     return {name: digest(p) for name, p in named if (prefix not in name) == is_base}
 
 
-def trained_tensors(trainer: MultiRoleGRPOTrainer) -> list[Tensor]:
+def trained_tensors(trainer: Trainer) -> list[Tensor]:
     """Return this process's shards of all adapters, which share their memory."""
     return [local_shard(p.detach()) for name in trainer.adapters for p in weights_of(trainer.peft_model, name)]
 
@@ -175,19 +175,19 @@ class Trial(MultiRoleCallback):
         self.peaks[phase] = max(self.peaks[phase], self.phase.bytes())
         self.phase = PhasePeak()
 
-    def on_rollout_end(self, trainer: MultiRoleGRPOTrainer, episodes: list[Episode]) -> None:
+    def on_rollout_end(self, trainer: Trainer, episodes: list[Episode]) -> None:
         self.end_phase("rollout")
         if not self.iterations:  # FSDP2 has sharded the model only now
             self.base = digests(trainer, is_base=True)
             self.start = [tensor.cpu().clone() for tensor in trained_tensors(trainer)]
 
-    def on_rows(self, trainer: MultiRoleGRPOTrainer, rows: list[Row]) -> list[Row]:
+    def on_rows(self, trainer: Trainer, rows: list[Row]) -> list[Row]:
         self.phase = PhasePeak()  # the engine is asleep now
         for row in rows:  # different sizes, or the gradients of two rows could cancel at a token that they share
             row.advantage = (-1.0) ** row.episode.index * random.Random(row.episode.index).uniform(1, 2)
         return rows
 
-    def on_update_begin(self, trainer: MultiRoleGRPOTrainer, rows: list[Row], steps: Steps) -> None:
+    def on_update_begin(self, trainer: Trainer, rows: list[Row], steps: Steps) -> None:
         self.places = {id(row): place for place, row in enumerate(rows)}
         self.stepped: set[str] = set()
         self.gaps.append({})
@@ -204,7 +204,7 @@ class Trial(MultiRoleCallback):
             hidden.register_hook(lambda grad: setattr(self, "reached", (grad != 0).any(-1).flatten().cpu()))
 
     def on_micro_batch(
-        self, trainer: MultiRoleGRPOTrainer, rows: list[Row], batch: dict[str, Tensor], logps: Tensor, entropies: Tensor
+        self, trainer: Trainer, rows: list[Row], batch: dict[str, Tensor], logps: Tensor, entropies: Tensor
     ) -> None:  # fmt: skip
         places, is_first_step = [self.places[id(row)] for row in rows], rows[0].adapter not in self.stepped
         mask, sampled = batch["completion_mask"], batch["sampling_per_token_logps"]
@@ -231,7 +231,7 @@ class Trial(MultiRoleCallback):
             unexpected[outputs] = False
         self.others += int(unexpected.sum())
 
-    def on_adapter_step(self, trainer: MultiRoleGRPOTrainer, step: OptimizerStep) -> None:
+    def on_adapter_step(self, trainer: Trainer, step: OptimizerStep) -> None:
         self.stepped.add(step.adapter)
         if not self.iterations:
             before, self.held = self.held, digests(trainer)
@@ -240,11 +240,11 @@ class Trial(MultiRoleCallback):
             adapter_tensors = {name for name in before if any(f".{owner}." in name for owner in owners)}
             self.moved.append((len(adapter_tensors), len(adapter_tensors & moved), len(moved - adapter_tensors)))
 
-    def on_update_end(self, trainer: MultiRoleGRPOTrainer, rows: list[Row]) -> None:
+    def on_update_end(self, trainer: Trainer, rows: list[Row]) -> None:
         self.end_phase("update")
         self.handle.remove()
 
-    def on_iteration_end(self, trainer: MultiRoleGRPOTrainer, iteration: Iteration) -> None:
+    def on_iteration_end(self, trainer: Trainer, iteration: Iteration) -> None:
         self.iterations.append(iteration)
 
     def judge(self, at: int, fault: Callable[[list[Row]], float], fault_name: str) -> Finding:

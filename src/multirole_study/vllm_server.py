@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import torch
 
-from multirole.engines.vllm_serve import serve_command, serve_environment
+from multirole.engines.vllm_launch import serve_command, serve_environment
 from multirole.policy import adapter_names
 from multirole_study.experiment.base_models import locate
 from multirole_study.experiment.cell import Cell

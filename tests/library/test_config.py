@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from trl import GRPOConfig, TrlParser
 
+from multirole.option_rules import CHOICES, FACTS, REFUSED, RULES, broken_rules
 from multirole.options import MultiRoleGRPOConfig
-from multirole.rules import CHOICES, FACTS, REFUSED, RULES, broken_rules
 from multirole.trl_parts import GRPOTrainer
 
 OTHER = {  # a value of each refused option that is not the one allowed

@@ -15,9 +15,9 @@ from safetensors.torch import save_file
 from toy_qwen3 import save_toy_base
 from transformers import AutoModelForCausalLM
 
-from multirole.engines import vllm as vllm_engine
+from multirole.engines import vllm_colocate as vllm_engine
 from multirole.engines.protocol import Request
-from multirole.engines.vllm import VLLMEngine
+from multirole.engines.vllm_colocate import VLLMEngine
 from multirole_cpu.engine import TransformersEngine
 
 

@@ -11,7 +11,7 @@ from multirole.callbacks import MultiRoleCallback
 from multirole.metrics.episodes import text_metrics
 from multirole.roles.diagnostics import sample_rows
 from multirole.roles.gradient_parts import GradientParts
-from multirole.update import adapter_update
+from multirole.update import adapter_gradient as adapter_update
 from multirole.update.rows import Row
 from multirole.workflows import Voting
 

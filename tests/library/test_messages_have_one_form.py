@@ -13,8 +13,8 @@ from multirole.chat.messages import normalised
 from multirole.chat.templates import chat_template
 from multirole.engines.protocol import Sampling
 from multirole.inputs.problems import to_problems
-from multirole.openai.app import Endpoint
-from multirole.openai.session import Session
+from multirole.openai_api.app import Endpoint
+from multirole.openai_api.session import Session
 from multirole.rollout.rollout import Rollout
 from multirole.types import Answer, Problem, Turn, user
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from multirole.moved import MOVED
+from multirole.old_names.moved import MOVED
 
 
 @pytest.mark.parametrize("package", sorted({old.rpartition(".")[0] for old in MOVED}))

@@ -11,8 +11,8 @@ from scripted_engine import ScriptedEngine
 
 from multirole.access import RequireKey, check_host, is_loopback, read_key
 from multirole.engines.protocol import Sampling
-from multirole.engines.vllm_serve import serve_command
-from multirole.openai.serving import ModelServer
+from multirole.engines.vllm_launch import serve_command
+from multirole.openai_api.serving import ModelServer
 
 KEY = "open-sesame-0123456789"
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")

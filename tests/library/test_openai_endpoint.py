@@ -20,9 +20,9 @@ from trainers import build_model
 
 from multirole import Voting, from_openai
 from multirole.engines.protocol import Sampling
-from multirole.openai.app import MAX_BODY_BYTES, Endpoint
-from multirole.openai.serving import ModelServer, listening
-from multirole.openai.session import Session
+from multirole.openai_api.app import MAX_BODY_BYTES, Endpoint
+from multirole.openai_api.serving import ModelServer, listening
+from multirole.openai_api.session import Session
 from multirole.rollout.rollout import PromptOverflow, WorkflowError
 from multirole.types import Turn, user
 from multirole.workflows.prompts import render

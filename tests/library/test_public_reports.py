@@ -16,9 +16,9 @@ from trl.rewards import think_format_reward
 
 from multirole import Answer, MultiRoleCallback, MultiRoleGRPOConfig, MultiRoleGRPOTrainer, Reward, Single, user
 from multirole.chat.messages import normalised
-from multirole.engines import vllm as vllm_engine
+from multirole.engines import vllm_colocate as vllm_engine
 from multirole.engines.protocol import Completion
-from multirole.engines.vllm import base_source
+from multirole.engines.vllm_colocate import base_source
 from multirole.inputs.epochs import EpochCount
 from multirole.rollout.rollout import WorkflowError, reply_text
 from multirole.saving.checkpoints import check_checkpoint, resume_argument

@@ -11,8 +11,8 @@ from openai.types.responses import ResponseCompletedEvent
 from played_agents import play
 
 from multirole import from_openai
-from multirole.openai.app import Endpoint
-from multirole.openai.session import Session
+from multirole.openai_api.app import Endpoint
+from multirole.openai_api.session import Session
 from multirole.types import Turn, user
 
 TOOL = {

@@ -11,7 +11,7 @@ import pytest
 from chat_tokenizers import FAMILIES
 from scripted_engine import ScriptedEngine
 
-from multirole import background
+from multirole import watched_thread
 from multirole.engines.protocol import RequestRefused, Sampling
 from multirole.rollout import event_loop, rollout
 from multirole.rollout.rollout import Rollout, WorkflowError, turn_seed
@@ -445,7 +445,7 @@ def test_ctrl_c_leaves_no_rollout_behind(tokenizer, monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(background, "POLL", 0.02)
+        patch.setattr(watched_thread, "POLL", 0.02)
         patch.setattr(roll, "_check_progress", ctrl_c)
         with pytest.raises(KeyboardInterrupt):
             roll.run(PROBLEMS, 0, Sampling(10, 1.0))
@@ -489,7 +489,7 @@ class Blocks(Relay):
 ], ids=lambda value: type(value).__name__)  # fmt: skip
 def test_a_workflow_that_hangs_on_a_real_reply_is_named_with_its_line(tokenizer, monkeypatch, workflow, line):
     monkeypatch.setattr("multirole.rollout.rollout.PATIENCE", 0.3)
-    monkeypatch.setattr("multirole.background.POLL", 0.1)
+    monkeypatch.setattr("multirole.watched_thread.POLL", 0.1)
     engine = ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
     RELEASED.clear()
     try:
@@ -505,7 +505,7 @@ def test_a_workflow_that_hangs_on_a_real_reply_is_named_with_its_line(tokenizer,
 def test_a_rollout_that_hung_leaves_the_engine_to_the_next_one(tokenizer, monkeypatch):
     """One episode blocks the thread while the engine has requests of the others; in the end it goes on, during another rollout."""
     monkeypatch.setattr("multirole.rollout.rollout.PATIENCE", 0.3)
-    monkeypatch.setattr("multirole.background.POLL", 0.1)
+    monkeypatch.setattr("multirole.watched_thread.POLL", 0.1)
     released, ended = threading.Event(), threading.Event()
 
     class BlocksOnce(Relay):
@@ -538,7 +538,7 @@ def test_a_rollout_that_hung_leaves_the_engine_to_the_next_one(tokenizer, monkey
 
 def test_a_slow_engine_and_slow_episodes_are_not_taken_for_hanging_ones(tokenizer, monkeypatch):
     monkeypatch.setattr("multirole.rollout.rollout.PATIENCE", 0.4)
-    monkeypatch.setattr("multirole.background.POLL", 0.1)
+    monkeypatch.setattr("multirole.watched_thread.POLL", 0.1)
 
     class Slow(Relay):
         async def run(self, problem, call):

@@ -13,9 +13,9 @@ from multirole.callbacks import MultiRoleCallback
 from multirole.engines.generate import GenerateEngine
 from multirole.engines.protocol import EngineError, Sampling
 from multirole.options import MultiRoleGRPOConfig
-from multirole.rollout import staleness as ahead
+from multirole.rollout import play_ahead as ahead
+from multirole.rollout.play_ahead import copy_with_shared_base, staleness_metrics
 from multirole.rollout.rollout import Rollout, RolloutStopped, WorkflowError
-from multirole.rollout.staleness import copy_with_shared_base, staleness_metrics
 from multirole.types import Answer, Problem, user
 from multirole.workflows import Voting
 from multirole_cpu.engine import TransformersEngine

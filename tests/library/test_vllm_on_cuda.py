@@ -14,9 +14,9 @@ from safetensors import safe_open
 from trainers import build_model
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from multirole.engines import vllm as vllm_engine
+from multirole.engines import vllm_colocate as vllm_engine
 from multirole.engines.protocol import Request
-from multirole.engines.vllm import (
+from multirole.engines.vllm_colocate import (
     VLLMEngine,
     check_class,
     check_unchanged,

@@ -16,8 +16,8 @@ from peft import LoraConfig, PeftModel
 from toy_qwen3 import save_toy_base
 from transformers import AutoModelForCausalLM
 
-from multirole.engines.vllm import VLLMEngine
-from multirole.engines.vllm_serve import serve_command, serve_environment
+from multirole.engines.vllm_colocate import VLLMEngine
+from multirole.engines.vllm_launch import serve_command, serve_environment
 from multirole.engines.vllm_server import ServerOptions, VLLMServerEngine
 from multirole.inputs.adapters import add_adapters
 from multirole.options import MultiRoleGRPOConfig

@@ -16,8 +16,8 @@ from toy_qwen3 import toy_base
 from trainers import SUMS, episodes_of, library_trainer, rows_of
 
 from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, trl_parts
-from multirole.engines import vllm as vllm_engine
-from multirole.engines.vllm import VLLMEngine
+from multirole.engines import vllm_colocate as vllm_engine
+from multirole.engines.vllm_colocate import VLLMEngine
 from multirole.roles.skill import SkillWatch
 from multirole.saving.checkpoints import check_checkpoint
 from multirole.types import Answer, Episode, Problem, Reward, Turn

@@ -17,7 +17,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from multirole import MultiRoleCallback
-from multirole.openai.workflow import OpenAIWorkflow
+from multirole.openai_api.workflow import OpenAIWorkflow
 from multirole_cpu.engine import TransformersEngine
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.run import run_cell

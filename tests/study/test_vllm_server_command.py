@@ -11,8 +11,8 @@ import pytest
 import torch
 import yaml
 
-from multirole.engines.vllm import llm_options
-from multirole.engines.vllm_serve import serve_command
+from multirole.engines.vllm_colocate import llm_options
+from multirole.engines.vllm_launch import serve_command
 from multirole_study import vllm_server as server
 from multirole_study.__main__ import COMMANDS
 from multirole_study.experiment.cell import Cell

@@ -363,7 +363,7 @@ def _workflow(
         spec,
         words,
         spoil=lambda folder: _written(folder, content),
-        patched={"multirole_study.experiment.preflight.DRY_SECONDS": 0.3, "multirole.background.POLL": 0.1},
+        patched={"multirole_study.experiment.preflight.DRY_SECONDS": 0.3, "multirole.watched_thread.POLL": 0.1},
     )
 
 

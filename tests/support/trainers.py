@@ -18,7 +18,7 @@ from multirole.policy import adapter_names, parse_policy
 from multirole.roles.diagnostics import RoleDiagnostics
 from multirole.trainer import MultiRoleGRPOTrainer
 from multirole.types import Answer, Episode, Problem, Reward, Turn, Workflow
-from multirole.update import adapter_update
+from multirole.update import adapter_gradient as adapter_update
 from multirole.update.rows import Row, episode_rows
 
 SUMS = str(Path(__file__).parents[1] / "data" / "sums")

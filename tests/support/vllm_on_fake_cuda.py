@@ -52,7 +52,7 @@ settings.HAS_TRITON = True  # Triton sees no driver here and calls itself absent
 
 from vllm.engine.arg_utils import EngineArgs
 
-from multirole.engines.vllm import llm_options
+from multirole.engines.vllm_colocate import llm_options
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.launch import Launch
 from multirole_study.plan import vllm_batch

@@ -23,7 +23,7 @@ logger = logging.getLogger(__name__)
 GROUP = "multirole.engines"
 BUILT_IN = {
     "generate": "multirole.engines.generate:GenerateEngine",
-    "vllm": "multirole.engines.vllm:VLLMEngine",
+    "vllm": "multirole.engines.vllm_colocate:VLLMEngine",
     "vllm_server": "multirole.engines.vllm_server:VLLMServerEngine",
 }
 """The library's own engines. They are found without its metadata, too, as in a working tree that is not installed."""

@@ -42,7 +42,7 @@ from multirole.access import is_loopback
 from multirole.callbacks import Trainer
 from multirole.engines import check_idle, check_request
 from multirole.engines.protocol import Completion, Request
-from multirole.engines.vllm import (
+from multirole.engines.vllm_colocate import (
     adapter_state,
     base_source,
     check_class,

@@ -13,9 +13,9 @@ from urllib.parse import urlsplit
 import aiohttp
 
 from multirole.access import API_KEY, read_key
-from multirole.background import in_thread
 from multirole.engines import VLLM_VERSIONS
 from multirole.engines.protocol import Completion, EngineError
+from multirole.watched_thread import in_thread
 
 CONNECT_SECONDS, CALL_SECONDS, LOAD_SECONDS = 10.0, 30.0, 300.0
 """Limits of a connection, of a short call, and of loading an adapter."""

@@ -102,7 +102,7 @@ def facts_before_loading(
     args: MultiRoleGRPOConfig, policy: dict[str, str], model: Any, peft_config: Any, reward_funcs: Sequence[Any], train_dataset: Any,
     eval_dataset: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the facts of `multirole.rules` that are known before a model is loaded."""
+    """Return the facts of `multirole.option_rules` that are known before a model is loaded."""
     evaluated = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
     return {
         **accelerator_facts(args),

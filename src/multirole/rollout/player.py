@@ -6,9 +6,9 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from peft import PeftModel
 
 from multirole.engines.protocol import Engine, Sampling
+from multirole.rollout.play_ahead import RolloutsAhead
 from multirole.rollout.replay import Replay
 from multirole.rollout.rollout import Attempt, Rollout, check_failures
-from multirole.rollout.staleness import RolloutsAhead
 from multirole.types import Episode
 from multirole.update.processes import gather_objects, own_share
 

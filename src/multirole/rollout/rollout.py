@@ -23,8 +23,7 @@ from typing import Any, ClassVar
 
 from transformers import PreTrainedTokenizerBase
 
-from multirole import background
-from multirole.background import in_thread
+from multirole import watched_thread
 from multirole.chat.messages import normalised
 from multirole.chat.replies import THOUGHT_TAGS, opens_thought, text_outside_thoughts
 from multirole.chat.templates import Renderer, chat_template, check_tools, control_tokens
@@ -55,6 +54,7 @@ from multirole.types import (
     begin_rollout,
     waits_outside,
 )
+from multirole.watched_thread import in_thread
 
 logger = logging.getLogger(__name__)
 
@@ -330,7 +330,7 @@ class Rollout:
 
     def _check_progress(self, thread: int) -> None:
         """Raise `WorkflowError` where for `patience` no episode has called or ended and no call has been answered."""
-        self._clock += background.POLL
+        self._clock += watched_thread.POLL
         if self._clock - self._progress < self.patience:
             return
         if waits_outside(self.workflow):

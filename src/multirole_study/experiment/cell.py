@@ -16,8 +16,8 @@ from typing import Any, Literal
 from pydantic import PrivateAttr
 
 from multirole.credit import ESTIMATORS, load_estimator
+from multirole.option_rules import broken_rules
 from multirole.policy import parse_policy
-from multirole.rules import broken_rules
 from multirole.types import Workflow
 from multirole.workflows import WORKFLOWS
 from multirole_study.experiment.cell_rules import RULES

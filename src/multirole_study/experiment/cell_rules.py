@@ -1,4 +1,4 @@
-"""The rules of a cell's settings that the library does not have, in the library's form (`multirole.rules`). Each is one line of data.
+"""The rules of a cell's settings that the library does not have, in the library's form (`multirole.option_rules`). Each is one line of data.
 
 They read settings, and these facts: `ticks` of the learning-rate schedule, the names that were `changed` from the preset, the `treatment` that
 `fixed_launch` holds, `task_label`, whether the estimator `replays_episodes`, and whether the task is the user's (`has_own_task`) or of reasoning-gym (`has_gym_task`).
@@ -7,7 +7,7 @@ They read settings, and these facts: `ticks` of the learning-rate schedule, the 
 from pathlib import Path
 
 from multirole.credit import ESTIMATORS
-from multirole.rules import Rule
+from multirole.option_rules import Rule
 from multirole_study.experiment.launch import MEMORY_SETTINGS
 from multirole_study.experiment.presets import OTHER_BASES, is_small, is_tiny
 from multirole_study.experiment.settings import did_you_mean, looked_in

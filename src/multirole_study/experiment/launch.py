@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from multirole.rules import broken_rules
+from multirole.option_rules import broken_rules
 from multirole_study.experiment.presets import MICRO_BATCH_TOKENS, is_tiny, preset_key
 from multirole_study.experiment.settings import Settings, option
 

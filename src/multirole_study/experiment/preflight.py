@@ -12,12 +12,12 @@ from transformers.integrations import get_reporting_integration_callbacks
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES as CAUSAL
 
 import multirole_sandbox as sandbox
-from multirole.background import in_thread
 from multirole.chat.templates import StartClock, check_chats
 from multirole.engines.protocol import Completion, Sampling
 from multirole.inputs.reward_functions import check_reward
 from multirole.rollout.rollout import PromptOverflow, Rollout, is_overflow, warn_of_silent_roles
 from multirole.types import Message, Problem, Turn, Workflow, assistant, user, waits_outside
+from multirole.watched_thread import in_thread
 from multirole_cpu import SERVED
 from multirole_study.experiment.base_models import locate
 from multirole_study.experiment.cell import Cell

@@ -36,7 +36,7 @@ from multirole.callbacks import Iteration, MultiRoleCallback, Trainer
 from multirole.metrics.episodes import accuracy, mean_reward
 from multirole.roles.diagnostics import RoleDiagnostics
 from multirole.roles.skill import SkillWatch
-from multirole.rollout.staleness import staleness_metrics
+from multirole.rollout.play_ahead import staleness_metrics
 from multirole.types import Episode, Turn
 from multirole.update.processes import gather_objects, processes
 from multirole.update.rows import Row

@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from multirole.callbacks import MultiRoleCallback
+from multirole.callbacks import MultiRoleCallback, Trainer
 from multirole.inputs.streams import StreamedRows
 from multirole.trainer import MultiRoleGRPOTrainer
 from multirole.update.gradients import Part, part_of
@@ -247,7 +247,7 @@ class KeptParts(MultiRoleCallback):
         self.parts: dict[Part, Tensor] = {}
 
     def on_gradient_parts(
-        self, trainer: MultiRoleGRPOTrainer, adapter: str, parts: list[Part], gradients: Tensor
+        self, trainer: Trainer, adapter: str, parts: list[Part], gradients: Tensor
     ) -> None:  # fmt: skip
         self.parts = {part: gradients[i].clone() for i, part in enumerate(parts)}
 

@@ -19,8 +19,8 @@ from openai.types.responses import (
 from openai.types.responses.response_reasoning_item import Content
 from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
 
-from multirole.openai.dialect import BadRequest, ClientReply, Dialect
-from multirole.openai.session import Session
+from multirole.openai_api.dialect import BadRequest, ClientReply, Dialect
+from multirole.openai_api.session import Session
 
 READ = frozenset({
     "model", "input", "instructions", "stream", "stream_options", "tools", "max_output_tokens", "previous_response_id",

@@ -21,9 +21,9 @@ from multirole.access import RequireKey, check_host
 from multirole.chat.templates import Renderer, chat_template, check_tools
 from multirole.chat.tool_calls import parse_reply
 from multirole.engines.protocol import Completion, Engine, Request, Sampling
-from multirole.openai.app import Endpoint
-from multirole.openai.dialect import BadRequest
-from multirole.openai.session import RequestSampling, Session
+from multirole.openai_api.app import Endpoint
+from multirole.openai_api.dialect import BadRequest
+from multirole.openai_api.session import RequestSampling, Session
 from multirole.rollout.event_loop import EngineSelector
 from multirole.rollout.rollout import PromptOverflow, decode_reply, reply_text, turn_seed
 from multirole.types import Message, Turn

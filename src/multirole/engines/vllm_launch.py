@@ -10,7 +10,7 @@ import torch
 
 from multirole.access import API_KEY, check_host
 from multirole.engines import has_cuda_vllm
-from multirole.engines.vllm import CPU_ENVIRONMENT, llm_options
+from multirole.engines.vllm_colocate import CPU_ENVIRONMENT, llm_options
 
 IN_PROCESS = ("disable_log_stats", "enable_sleep_mode", "distributed_executor_backend")
 """Options of the engine in the trainer's process that a server does not take: its metrics tell its LoRA slots, and it never sleeps."""

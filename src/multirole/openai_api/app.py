@@ -25,9 +25,9 @@ from starlette.routing import Route
 
 from multirole.chat.messages import normalised
 from multirole.chat.tool_calls import parse_reply
-from multirole.openai.dialect import HARMLESS, BadRequest, ClientReply, Dialect, token_logprobs
-from multirole.openai.responses import RESPONSES
-from multirole.openai.session import FAULTS, Session
+from multirole.openai_api.dialect import HARMLESS, BadRequest, ClientReply, Dialect, token_logprobs
+from multirole.openai_api.responses import RESPONSES
+from multirole.openai_api.session import FAULTS, Session
 from multirole.rollout.rollout import PromptOverflow
 from multirole.types import Message, Reply, Turn
 

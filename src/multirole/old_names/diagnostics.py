@@ -1,5 +1,5 @@
 """Old package, see `moved`."""
 
-from multirole.moved import import_moved
+from multirole.old_names.moved import import_moved
 
 import_moved(__name__)

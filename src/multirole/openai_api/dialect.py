@@ -8,7 +8,7 @@ from typing import Any
 from starlette.responses import JSONResponse
 from transformers import PreTrainedTokenizerBase
 
-from multirole.openai.session import Session
+from multirole.openai_api.session import Session
 from multirole.types import Turn
 
 HARMLESS = {

@@ -23,8 +23,8 @@ from openai._base_client import get_platform
 from transformers import PreTrainedTokenizerBase
 
 from multirole.engines.protocol import Sampling
-from multirole.openai.app import Endpoint
-from multirole.openai.session import Session
+from multirole.openai_api.app import Endpoint
+from multirole.openai_api.session import Session
 from multirole.rollout.call_order import Branch, BranchTask
 from multirole.rollout.rollout import PromptOverflow
 from multirole.types import Answer, Call, Message, Problem, Structure
