@@ -289,7 +289,7 @@ def test_the_clock_study_trains_its_lines_in_order_and_nothing_of_the_grid(check
     assert done.returncode == 0, done.stdout[-3000:]
     counts = dict(re.findall(r"^(train|evaluate|paper|total) +(\d+)$", done.stdout, re.MULTILINE))
     assert counts == {"train": "2", "paper": "1", "total": "3"}
-    assert "multirole_study paper runs/tiny-r" in done.stdout and "multirole_study paper" not in done.stdout
+    assert "multirole_study paper runs/tiny-r" in done.stdout
     assert grid_status(checkout, "STUDY=studies/clock.yaml") == "Missing: 2 runs and 0 evaluations.\n"
     first, second = declare(GRID, about | {"lines": lines}).cells()
     planned = {parameters["policy"]: parameters for _, parameters in commands(done.stdout).values()}
