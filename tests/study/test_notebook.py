@@ -128,7 +128,7 @@ def test_make_variables_reach_papermill_as_they_are():
 
 
 def test_a_scale_for_gpus_does_not_install_the_cpu_environment(tmp_path):
-    for name in ("Makefile", "pyproject.toml", "requirements-cpu.lock", "requirements-clone.txt"):
+    for name in ("Makefile", "pyproject.toml", "requirements-cpu.lock", "requirements-clone.txt", "setup.py"):
         shutil.copy(ROOT / name, tmp_path)
     command = ["make", "--dry-run", "-C", str(tmp_path), "grid", "SCALE=1.7b"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
