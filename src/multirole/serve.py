@@ -27,7 +27,7 @@ from multirole.engines import load_engine
 from multirole.engines.protocol import Sampling
 from multirole.openai_api.arguments import add_serving_arguments
 from multirole.openai_api.serving import ModelServer, listening
-from multirole.saving.checkpoints import SERVING, newest_of, numbered_checkpoints, saved_adapters, saved_args
+from multirole.saving.layout import SERVING, newest_of, numbered_checkpoints, saved_adapters, saved_args
 
 UNKNOWN_TOKENS = 4096
 """Largest prompt, and largest reply, of adapters whose folder does not tell those of their training."""

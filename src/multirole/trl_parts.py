@@ -52,16 +52,14 @@ from multirole.options import MultiRoleGRPOConfig
 from multirole.rollout.player import Player
 from multirole.rollout.rollout import Attempt, WorkflowError, answer_ids, last_turns, transcript
 from multirole.saving.checkpoints import (
-    SERVING,
     PolicyMap,
     check_checkpoint,
     copy_adapters,
-    last_checkpoint,
     loading_on_host,
     resume_argument,
     rotating_by_step,
-    saved_args,
 )
+from multirole.saving.layout import SERVING, last_checkpoint, saved_args
 from multirole.saving.model_card import write_card
 from multirole.types import Episode
 from multirole.update.entropy import StepEntropy, by_adapter, next_coef, value_of, with_value

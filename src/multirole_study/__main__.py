@@ -199,7 +199,7 @@ def serve(argv: list[str]) -> int:
     )
     add_serving_arguments(parser)
     options = parser.parse_args(argv)
-    from multirole.saving.checkpoints import saved_adapters  # loads torch, which --help does not need
+    from multirole.saving.layout import saved_adapters
 
     if not saved_adapters(options.folder) and not any(options.folder.glob("checkpoint-*")):
         _check_run(options.folder)

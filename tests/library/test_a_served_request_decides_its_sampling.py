@@ -19,7 +19,7 @@ from multirole.engines.generate import GenerateEngine
 from multirole.engines.protocol import Request, Sampling
 from multirole.engines.sampling import nucleus
 from multirole.openai_api.serving import ModelServer
-from multirole.saving.checkpoints import SERVING
+from multirole.saving.layout import SERVING
 from multirole.serve import load_server, read_saved
 from multirole_cpu.engine import TransformersEngine
 

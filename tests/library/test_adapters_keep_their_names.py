@@ -5,7 +5,8 @@ import json
 import pytest
 
 from multirole.policy import UNPREFIXED, parse_policy
-from multirole.saving.checkpoints import check_checkpoint, saved_adapters, saved_args
+from multirole.saving.checkpoints import check_checkpoint
+from multirole.saving.layout import saved_adapters, saved_args
 from multirole.workflows import WORKFLOWS
 
 ON_DISK = {  # the maps that `trainer_state.json`, `serving.json` and `config.json` of saved runs have

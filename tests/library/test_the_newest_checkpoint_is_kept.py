@@ -8,7 +8,8 @@ import pytest
 from scripted_engine import ScriptedEngine
 
 from multirole import MultiRoleCallback, Single
-from multirole.saving.checkpoints import last_checkpoint, numbered_checkpoints, remove_oldest
+from multirole.saving.checkpoints import remove_oldest
+from multirole.saving.layout import last_checkpoint, numbered_checkpoints
 
 
 class Clock(MultiRoleCallback):

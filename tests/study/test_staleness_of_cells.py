@@ -24,17 +24,16 @@ def test_a_run_records_its_staleness(tmp_path):
     assert metrics["staleness/mean"].tolist() == metrics["staleness/max"].tolist() == [0, 1, 1]
 
 
-@pytest.mark.parametrize(
-    ("cell", "launch"),
-    [
-        ({"engine": "generate"}, {}), ({"engine": "transformers", "dtype": "bfloat16"}, {}),
-        ({"engine": "transformers"}, {"n_processes": 2}),
-    ],
-)  # fmt: skip
-def test_engines_that_cannot_play_during_the_update_are_refused_before_a_model_is_loaded(cell, launch):
-    (message,) = blocking_problems(preflight_checks(Cell("voting", "sp", max_staleness=1, **cell), Launch(**launch)))
+@pytest.mark.parametrize("cell", [{"engine": "generate"}, {"engine": "transformers", "dtype": "bfloat16"}])
+def test_engines_that_cannot_play_during_the_update_are_refused_before_a_model_is_loaded(cell):
+    (message,) = blocking_problems(preflight_checks(Cell("voting", "sp", max_staleness=1, **cell)))
     assert message.startswith("rollouts during the update: max_staleness=1")
     assert not blocking_problems(preflight_checks(Cell("voting", "sp", max_staleness=1)))
+
+
+def test_several_processes_are_refused():
+    with pytest.raises(ValueError, match="`max_staleness=1` works in one process only, but this run has 2"):
+        Launch(n_processes=2).check(Cell("voting", "sp", max_staleness=1))
 
 
 def test_credit_that_replays_episodes_is_refused():

@@ -4,8 +4,6 @@ A checkpoint belongs to a run if it holds the run's adapters and, if it records 
 """
 
 import functools
-import json
-import re
 import shutil
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -18,12 +16,10 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from multirole.chat.templates import StartClock
+from multirole.saving.layout import newest_of, numbered_checkpoints, saved_adapters, saved_args
 
-NAME = re.compile(r"checkpoint-\d+")
 OF_WHOLE, OF_SHARDED = "optimizer.pt", "pytorch_model_fsdp*"
 """Files of a checkpoint whose model was whole in each process, and of one whose model FSDP2 had sharded."""
-SERVING = "serving.json"
-"""File beside saved adapters that tells how they were used in training: the roles, the sampling and the prompts (`multirole.serve`)."""
 
 
 class PolicyMap(TrainerCallback, ExportableState):
@@ -34,15 +30,6 @@ class PolicyMap(TrainerCallback, ExportableState):
 
     def state(self) -> dict[str, Any]:
         return {"args": {"policy": self.policy, "started": self.clock.started}, "attributes": {}}
-
-
-def saved_adapters(folder: Path) -> dict[str, Path]:
-    """Return the adapters in a folder that `save_model` or a checkpoint wrote, with their folders.
-
-    PEFT writes the adapter "default" into the folder itself.
-    """
-    named = {path.parent.name: path.parent for path in sorted(folder.glob("*/adapter_config.json"))}
-    return named | ({"default": folder} if (folder / "adapter_config.json").is_file() else {})
 
 
 def check_checkpoint(folder: Path, policy: dict[str, str], model_adapters: set[str], is_sharded: bool) -> None:
@@ -78,40 +65,6 @@ def check_checkpoint(folder: Path, policy: dict[str, str], model_adapters: set[s
         raise ValueError(f"{folder} also holds the adapters {sorted(unknown)}, which this run does not have. {advice}")
     if (before := saved_args(folder).get("policy", policy)) != policy:
         raise ValueError(f"{folder} was trained with the policy map {before}, but this run has {policy}. {advice}")
-
-
-def saved_args(folder: Path) -> dict[str, Any]:
-    """Return what `PolicyMap` saved in a checkpoint; {} if there is nothing."""
-    file = folder / "trainer_state.json"
-    if not file.exists():
-        return {}
-    return json.loads(file.read_text())["stateful_callbacks"].get(PolicyMap.__name__, {}).get("args", {})
-
-
-def last_checkpoint(folder: Path) -> Path | None:
-    """Return the checkpoint with the highest step in a folder, None if there is none; ValueError if they belong to several runs."""
-    checkpoints = numbered_checkpoints(folder)
-    last_of_run = {saved_args(path).get("started"): path.name for path in checkpoints.values()}
-    last_of_run.pop(None, None)  # of a version that did not save it
-    if len(last_of_run) > 1:
-        raise ValueError(
-            f"`resume_from_checkpoint=True` asks for the last checkpoint of {folder}, which holds those of {len(last_of_run)} runs: the last of "
-            f"each are {', '.join(last_of_run.values())}. Pass the folder of one of them."
-        )
-    return newest_of(checkpoints)
-
-
-def numbered_checkpoints(folder: Path) -> dict[int, Path]:
-    """Return step -> folder of the checkpoints in a folder, in ascending order. Copies with other names are none."""
-    steps = {
-        int(path.name.rpartition("-")[2]): path for path in folder.glob("checkpoint-*") if NAME.fullmatch(path.name)
-    }
-    return {step: steps[step] for step in sorted(steps) if steps[step].is_dir()}
-
-
-def newest_of(checkpoints: dict[int, Path]) -> Path | None:
-    """Return the checkpoint with the highest step; None if there is none."""
-    return checkpoints[max(checkpoints)] if checkpoints else None
 
 
 def remove_oldest(

@@ -3,17 +3,19 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-from matplotlib.figure import Figure
 
 from multirole_study.compare.corrections import corrected
 from multirole_study.compare.intervals import Interval
 from multirole_study.compare.rules import ALPHA
 from multirole_study.experiment.storage import write_text
 from multirole_study.labels import MISSING, POLICY_NAMES, TASK_NAMES, WORKFLOW_NAMES, formatted
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 DISPLAY_NAMES = {"task": TASK_NAMES, "workflow": WORKFLOW_NAMES, "policy": POLICY_NAMES}
 LATEX = str.maketrans({"−": "$-$", "χ": "$\\chi$", "²": "$^2$", "×": "$\\times$", "–": "--"})
@@ -49,7 +51,7 @@ class Plate:
     """A figure with its file name and its caption."""
 
     name: str
-    figure: Figure
+    figure: "Figure"
     caption: str
 
 
@@ -130,6 +132,8 @@ def write_tables(tables: Iterable[Table], folder: Path, footer: str = "") -> Non
 def write_figure(plate: Plate, folder: Path, footer: str = "") -> None:
     """Write `<name>.png`, `.pdf`, and the caption and footer as `.md`, and close the figure."""
     folder.mkdir(parents=True, exist_ok=True)
+    import matplotlib.pyplot as plt
+
     with plt.rc_context(STYLE):  # the kind of font is read when saving
         plate.figure.savefig(folder / f"{plate.name}.pdf", metadata={"CreationDate": None})
         plate.figure.savefig(folder / f"{plate.name}.png", metadata={"Software": None})

@@ -1,0 +1,55 @@
+"""What a folder of saved adapters or of checkpoints holds. Reads names and JSON alone, and loads neither torch nor transformers."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+NAME = re.compile(r"checkpoint-\d+")
+SERVING = "serving.json"
+"""File beside saved adapters that tells how they were used in training: the roles, the sampling and the prompts (`multirole.serve`)."""
+STATE_OF_RUN = "PolicyMap"
+"""Name of the callback (`checkpoints.PolicyMap`) whose state a checkpoint's `trainer_state.json` holds."""
+
+
+def saved_adapters(folder: Path) -> dict[str, Path]:
+    """Return the adapters in a folder that `save_model` or a checkpoint wrote, with their folders.
+
+    PEFT writes the adapter "default" into the folder itself.
+    """
+    named = {path.parent.name: path.parent for path in sorted(folder.glob("*/adapter_config.json"))}
+    return named | ({"default": folder} if (folder / "adapter_config.json").is_file() else {})
+
+
+def saved_args(folder: Path) -> dict[str, Any]:
+    """Return what `PolicyMap` saved in a checkpoint; {} if there is nothing."""
+    file = folder / "trainer_state.json"
+    if not file.exists():
+        return {}
+    return json.loads(file.read_text())["stateful_callbacks"].get(STATE_OF_RUN, {}).get("args", {})
+
+
+def last_checkpoint(folder: Path) -> Path | None:
+    """Return the checkpoint with the highest step in a folder, None if there is none; ValueError if they belong to several runs."""
+    checkpoints = numbered_checkpoints(folder)
+    last_of_run = {saved_args(path).get("started"): path.name for path in checkpoints.values()}
+    last_of_run.pop(None, None)  # of a version that did not save it
+    if len(last_of_run) > 1:
+        raise ValueError(
+            f"`resume_from_checkpoint=True` asks for the last checkpoint of {folder}, which holds those of {len(last_of_run)} runs: the last of "
+            f"each are {', '.join(last_of_run.values())}. Pass the folder of one of them."
+        )
+    return newest_of(checkpoints)
+
+
+def numbered_checkpoints(folder: Path) -> dict[int, Path]:
+    """Return step -> folder of the checkpoints in a folder, in ascending order. Copies with other names are none."""
+    steps = {
+        int(path.name.rpartition("-")[2]): path for path in folder.glob("checkpoint-*") if NAME.fullmatch(path.name)
+    }
+    return {step: steps[step] for step in sorted(steps) if steps[step].is_dir()}
+
+
+def newest_of(checkpoints: dict[int, Path]) -> Path | None:
+    """Return the checkpoint with the highest step; None if there is none."""
+    return checkpoints[max(checkpoints)] if checkpoints else None
