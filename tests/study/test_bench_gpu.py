@@ -260,6 +260,7 @@ def test_a_phase_has_the_peak_of_its_duration_only(steps):
     assert set(report["phase_seconds"]) == {"rollout", "sleep"}
 
 
+@pytest.mark.slow
 def test_the_first_steps_need_torch_and_transformers_only(bench, tmp_path):
     """On a machine without TRL, PEFT, pydantic, pandas and vLLM."""
     result = tmp_path / "result.json"

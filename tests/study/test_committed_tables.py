@@ -14,8 +14,6 @@ from multirole_study.paper.results import Results
 FOLDER = Path(__file__).parents[2] / "results"
 QUICK = {
     "tables": ("table_1", "table_1_checks", "ip_against_sp", "table_3", "table_3_differences", "compute"),
-    "mechanisms": ("skills", "gradient_signal"),
-    "study": ("matched_updates", "judges", "controls"),
     "rates": ("rates_tuning", "rates_scores", "rates_answers"),
 }
 """Notebook -> the items that are computed in seconds; the others are slow."""

@@ -67,6 +67,7 @@ def agrees(measured, role, name, **exact):
         assert abs(getattr(mean, moment) - value) < 4 * getattr(error, moment) + 1e-9, (role, name, moment)
 
 
+@pytest.mark.slow
 def test_the_last_turn_has_the_moments_of_enumeration(measured):
     """Its reply decides the outcome: given k, Q(x) = 1 and Q(y) = 0, so that Var(A) = p (1 - p)."""
     variance = sum(p * LAST[k] * (1 - LAST[k]) for k, p in P_OF_K.items())
@@ -85,6 +86,7 @@ def test_the_last_turn_has_the_moments_of_enumeration(measured):
     agrees(measured, "last", "permuted", within=0.0)
 
 
+@pytest.mark.slow
 def test_an_earlier_turn_has_the_effect_of_enumeration(measured):
     """Given the other turn, "x" and "y" differ by Q(x) - Q(y) = the difference of the last turn's chances."""
     variance = FIRST * (1 - FIRST) * sum(p * (LAST[k + 1] - LAST[k]) ** 2 for k, p in {0: 1 - FIRST, 1: FIRST}.items())
@@ -95,6 +97,7 @@ def test_an_earlier_turn_has_the_effect_of_enumeration(measured):
     agrees(measured, "first", "joint_return", square=squares)
 
 
+@pytest.mark.slow
 def test_tokens_per_row_count_what_is_sampled(measured):
     """An episode has 3 turns of 2 tokens. A fork of a first turn samples it and the last one, a fork of the last one it alone."""
     costs = measured.tokens_per_row

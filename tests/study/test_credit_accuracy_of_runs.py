@@ -20,6 +20,7 @@ from multirole_study.paper.output import Table, write_figure
 SMALL = Sizes(replies=2, tails=4, branches=2, episodes=2)
 
 
+@pytest.mark.slow
 def test_a_run_is_measured_and_existing_rows_are_kept(run_folder, monkeypatch):
     monkeypatch.setattr(measurement, "CHUNK", 1)
     measurement.measure_run(run_folder, [4], 2, SMALL)

@@ -38,6 +38,7 @@ def test_a_user_supplied_workflow_rows_and_reward(tmp_path):
     assert "\nanswer: " in played
 
 
+@pytest.mark.slow
 def test_a_stock_script_becomes_multi_role_in_under_ten_lines(tmp_path):
     scripts = [(EXAMPLES / name).read_text().splitlines() for name in ("grpo_stock.py", "grpo_multirole.py")]
     changed = [line for line in difflib.ndiff(*scripts) if line.startswith("+ ") and line.strip() != "+"]

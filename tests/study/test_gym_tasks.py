@@ -187,6 +187,7 @@ def test_the_last_number_of_a_text_is_read_as_a_reader_would():
     assert [task.extract(text) for text in texts] == ["1234", "5", "-5", "3", "1234567.5", "5"]
 
 
+@pytest.mark.slow
 def test_every_kind_gives_its_own_answer_the_full_score_in_the_sandbox():
     kinds = [kind for kind in load_gym().factory.DATASETS if kind not in ("composite", "zebra_puzzles", *SLOW)]
     for kind in kinds:

@@ -49,6 +49,7 @@ def test_the_parameter_cell_lists_every_setting_with_its_default_and_help(notebo
     assert lines == [str(parameter) for parameter in listed]
 
 
+@pytest.mark.slow
 def test_a_toy_cell_runs_to_done_and_its_notebook_stays_small(tmp_path):
     done = papermill(
         tmp_path, workflow="eval_opt", policy="ip", max_steps=2, n_problems=2, num_generations=2, n_validation=4, eval_steps=2

@@ -120,6 +120,7 @@ def test_a_workflow_is_compared_with_the_single_agent_of_the_grid(tiny):
         assert gaps[4] == pytest.approx(end("orch_workers", "sp") - end("single", "sp", **changed))
 
 
+@pytest.mark.slow
 def test_two_bases_of_one_scale_are_compared_by_seed(tiny):
     """A second base whose numbers are those of the first plus 1, 2 and 3 in three of the seeds: +2 [2 − 2.484, 2 + 2.484]."""
     first = pd.DataFrame(answers(tiny))

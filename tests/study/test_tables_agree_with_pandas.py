@@ -424,6 +424,7 @@ def test_a_grid_without_a_finished_run_has_dashes(tmp_path):
     assert (made["table_1"].shown["IP"] == "–").all()
 
 
+@pytest.mark.slow
 def test_a_grid_of_one_task_has_the_tables_of_that_task(folder, built_tables, tmp_path):
     """An example is scale tiny-r, whose base knows only arithmetic."""
     one = without(folder, [], tmp_path)
