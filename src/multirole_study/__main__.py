@@ -265,10 +265,11 @@ def role_value(argv: list[str]) -> int:
         if options.figure is not None and options.figure.suffix not in (".png", ".pdf", ".svg"):
             raise ValueError(f"--figure must end in .png, .pdf or .svg, got {options.figure}.")
         from multirole_study import plan as planner
-        from multirole_study.paper.role_value_table import as_text, measure, plot
+        from multirole_study.measurements.role_value_of_run import measure_roles
+        from multirole_study.paper.role_value_table import as_text, plot
 
         settled = planner.settled(evaluation.cell, launch)
-        table = measure(evaluation, settled, options.problems, options.draws, options.turns)
+        table = measure_roles(evaluation, settled, options.problems, options.draws, options.turns)
         sys.stdout.write(f"{as_text(table)}\n")
         if options.out is not None:
             table.to_csv(options.out, index=False)

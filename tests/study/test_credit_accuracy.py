@@ -8,16 +8,14 @@ from multirole.rollout.rollout import WorkflowError
 from multirole.types import Problem
 from multirole_study.measurements.credit_accuracy import (
     MEASURED,
-    Moments,
     SeededReplay,
     Seeds,
     Sizes,
     measure_credit,
-    moments_of,
-    parts_of,
     place_of,
     stage_end,
 )
+from multirole_study.measurements.credit_moments import Moments, moments_of, parts_of
 from multirole_study.tasks.tiny_chain import PROMPTS
 
 FIRST, N = 0.6, 8

@@ -6,7 +6,8 @@ import pytest
 from trainers import table
 
 from multirole_study.measurements import credit_of_run as measurement
-from multirole_study.measurements.credit_accuracy import MEASURED, PARTS, Sizes
+from multirole_study.measurements.credit_accuracy import MEASURED, Sizes
+from multirole_study.measurements.credit_moments import PARTS
 from multirole_study.paper.credit_accuracy_table import (
     DECLARED,
     EVERY,

@@ -15,18 +15,15 @@ from multirole_study.experiment.launch import Launch
 from multirole_study.experiment.run_folder import TURN_EFFECTS_FILE
 from multirole_study.experiment.settings import UserError
 from multirole_study.inspector import collect
-from multirole_study.paper import pack
-from multirole_study.paper.role_value_table import (
+from multirole_study.measurements.role_value_of_run import (
     N_TURN_DRAWS,
     as_recorded,
-    as_text,
-    measure,
-    plot,
+    measure_roles,
     row_of,
     shares_of,
-    value_figure,
-    value_table,
 )
+from multirole_study.paper import pack
+from multirole_study.paper.role_value_table import as_text, plot, value_figure, value_table
 
 INTERVENTIONS = [
     ("generator", "resample"), ("generator", "base"), ("aggregator", "resample"), ("aggregator", "base"), ("aggregator", "twin"),
@@ -35,7 +32,9 @@ INTERVENTIONS = [
 
 @pytest.fixture(scope="module")
 def measured(run_folder):
-    return measure(Evaluation(SMALL_RUN, checkpoints="0,4"), Launch(results_dir=str(run_folder.parents[1])), 4, 2, 2)
+    return measure_roles(
+        Evaluation(SMALL_RUN, checkpoints="0,4"), Launch(results_dir=str(run_folder.parents[1])), 4, 2, 2
+    )
 
 
 def test_every_role_and_intervention_of_each_checkpoint(run_folder, measured):
@@ -125,7 +124,7 @@ def test_the_table_is_in_percent_with_intervals():
 
 def test_other_checkpoints_stay_in_the_file(run_folder, measured):
     before = table(run_folder, "role_value")
-    again = measure(Evaluation(SMALL_RUN, checkpoints="4"), Launch(results_dir=str(run_folder.parents[1])), 4, 2)
+    again = measure_roles(Evaluation(SMALL_RUN, checkpoints="4"), Launch(results_dir=str(run_folder.parents[1])), 4, 2)
     pd.testing.assert_frame_equal(again, measured[measured["step"] == 4].reset_index(drop=True))
     pd.testing.assert_frame_equal(table(run_folder, "role_value"), before)
 
@@ -133,9 +132,9 @@ def test_other_checkpoints_stay_in_the_file(run_folder, measured):
 def test_what_cannot_work_is_refused(run_folder):
     launch = Launch(results_dir=str(run_folder.parents[1]))
     with pytest.raises(ValueError, match="`adapters` must be 'own'"):
-        measure(Evaluation(SMALL_RUN, adapters="base"), launch, 4, 1)
+        measure_roles(Evaluation(SMALL_RUN, adapters="base"), launch, 4, 1)
     with pytest.raises(ValueError, match="`--problems` must be at least 2"):
-        measure(Evaluation(SMALL_RUN), launch, 1, 1)
+        measure_roles(Evaluation(SMALL_RUN), launch, 1, 1)
     with pytest.raises(ValueError, match="is not finished. Train it first"):
         role_value(["-p", "results_dir", "nowhere"])
 

@@ -24,9 +24,9 @@ def measure_run(
     `n_problems` training problems is measured. Problems already in the file are not measured again. The steps take turns, so that
     all have the same problems if the measurement is killed.
 
-    The other arguments and errors are those of `MeasuredRun`; also raises ValueError for fewer than two problems.
+    The other arguments and errors are those of `MeasuredRun.read`; also raises ValueError for fewer than two problems.
     """
-    run, path = MeasuredRun(folder, steps, model), folder / CREDIT_FILE
+    run, path = MeasuredRun.read(folder, steps, model), folder / CREDIT_FILE
     if n_problems < 2:
         raise ValueError(f"`--problems` must be at least 2, for an interval, got {n_problems}.")
     with run.open() as trainer:

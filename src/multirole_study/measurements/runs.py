@@ -5,27 +5,46 @@ from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from multirole.types import Problem
 from multirole_study.experiment.base_models import check_base_of_run, model_of_run
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import CellTrainer, load_adapters, make_trainer
+from multirole_study.experiment.launch import ONE_PROCESS, Launch
 from multirole_study.experiment.run_folder import adapters_folder, claim, read_config, recorded_start, saved_steps
 
 
 class MeasuredRun:
-    """A run and the steps at which it is measured, by default all that it has saved.
+    """A run and the steps at which it is measured.
 
-    `model` is the folder of the base if the run had a user-supplied one. Raises ValueError for steps whose adapters the run has not kept, and as
-    `cell_of` does.
+    Args:
+        folder: the run's folder, which receives the measurement.
+        cell: the run's cell.
+        adapters: step -> its adapters, from `adapters_of`.
+        launch: how the run's trainer is started.
     """
 
-    def __init__(self, folder: Path, steps: Sequence[int] | None, model: str | None = None) -> None:
-        self.folder, self.cell, self.adapters = folder, cell_of(folder, model), adapters_of(folder, steps)
+    def __init__(
+        self, folder: Path, cell: Cell, adapters: dict[int, Path | None], launch: Launch = ONE_PROCESS
+    ) -> None:  # fmt: skip
+        self.folder, self.cell, self.adapters, self.launch = folder, cell, adapters, launch
+
+    @classmethod
+    def read(cls, folder: Path, steps: Sequence[int] | None, model: str | None = None) -> "MeasuredRun":
+        """Return the run of a folder and some steps, by default all that it has saved; errors are those of `cell_of` and `adapters_of`.
+
+        `model` is the folder of the base if the run had a user-supplied one.
+        """
+        return cls(folder, cell_of(folder, model), adapters_of(folder, steps))
 
     @contextmanager
-    def open(self) -> Iterator[CellTrainer]:
-        """Context manager: the run's trainer. Until it ends no other process may write to the run's folder (ValueError)."""
+    def open(self, problems: list[Problem] | None = None) -> Iterator[CellTrainer]:
+        """Context manager: the run's trainer. Until it ends no other process may write to the run's folder (ValueError).
+
+        The trainer has only these problems, which are not tried first; by default it has those of the cell.
+        """
         with claim(self.folder), TemporaryDirectory() as scratch:
-            trainer = make_trainer(self.cell, scratch, started=recorded_start(self.folder))
+            started, both = recorded_start(self.folder), None if problems is None else (problems, problems)
+            trainer = make_trainer(self.cell, scratch, self.launch, problems=both, started=started)
             self.untrained = Path(scratch, "untrained")
             trainer.peft_model.save_pretrained(self.untrained)
             try:

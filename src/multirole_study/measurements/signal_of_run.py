@@ -61,9 +61,9 @@ def rows_of(gradients: AdapterGradients) -> Iterator[dict[str, object]]:
 def measure_run(folder: Path, steps: Sequence[int] | None, n_batches: int, model: str | None = None) -> Path:
     """Measure a run at some steps and write `gradient_signal.parquet` into its folder, which keeps its rows of other steps.
 
-    The arguments and errors are those of `MeasuredRun`.
+    The arguments and errors are those of `MeasuredRun.read`.
     """
-    run, path = MeasuredRun(folder, steps, model), folder / SIGNAL_FILE
+    run, path = MeasuredRun.read(folder, steps, model), folder / SIGNAL_FILE
     with run.open() as trainer:
         for step in run.adapters:
             run.load(trainer, step)

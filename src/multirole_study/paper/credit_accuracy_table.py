@@ -12,7 +12,7 @@ import pandas as pd
 import yaml
 
 from multirole_study.labels import POLICY_NAMES, WORKFLOW_NAMES
-from multirole_study.measurements.credit_accuracy import PARTS, Moments, parts_of
+from multirole_study.measurements.credit_moments import PARTS, Moments, parts_of
 from multirole_study.paper.gradient_signal_table import verdict
 from multirole_study.paper.output import STYLE, Plate, Table, formatted, how_many
 
