@@ -386,7 +386,7 @@ def paper(argv: list[str]) -> int:
     parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help=only)
     page = "write only the results pages, from existing tables and figures"
     parser.add_argument("--page", action="store_true", help=page)
-    options = parser.parse_args(argv)
+    options, parameters = _read(parser, argv)
     folder = options.folder
     from multirole_study.paper.grid import Grid
     from multirole_study.paper.notebooks import notebooks_of, run_notebooks
@@ -399,7 +399,7 @@ def paper(argv: list[str]) -> int:
         if not options.page:
             if "tables" in notebooks_of(folder):  # the others read no run of the grid
                 lines += [f"missing: {name}" for name in Results(folder).missing()]
-            lines += [f"{path} is written" for path in run_notebooks(folder, options.only)]
+            lines += [f"{path} is written" for path in run_notebooks(folder, options.only, parameters)]
             lines.append(f"{folder}/tables and {folder}/figures are written")
         page_of = (
             folder / "page.yaml",
@@ -408,37 +408,6 @@ def paper(argv: list[str]) -> int:
         if not options.only and all(path.exists() for path in page_of):
             lines.append(f"{publish(folder)} is written")
     sys.stdout.writelines(f"{line}\n" for line in lines)
-    return 0
-
-
-def questions(argv: list[str]) -> int:
-    """Answer the declared questions of claims_smollm2.yaml from packed results, one column per folder."""
-    parser = _parser(questions)
-    parser.add_argument(
-        "folders", type=Path, nargs="+", help="<results_dir>/<scale>, such as results/tiny-r results/smollm2"
-    )
-    parser.add_argument("--task", default="math", help="the task of the runs (default: math)")
-    out = "also write the answers as questions.md and .csv, and the figures answers.png and scales.png (validation accuracy), into this folder"
-    parser.add_argument("--out", type=Path, metavar="FOLDER", help=out)
-    options = parser.parse_args(argv)
-    from multirole_study.experiment.storage import write_text
-    from multirole_study.paper.answers_figure import answers_figure
-    from multirole_study.paper.output import write_figure
-    from multirole_study.paper.questions import columns_of, table, values_of
-    from multirole_study.paper.results import Results
-    from multirole_study.paper.scales_figure import scales_figure
-
-    with user_errors():
-        columns = columns_of(options.folders, options.task)
-        answers = table(columns, options.task)
-        if options.out is not None:
-            options.out.mkdir(parents=True, exist_ok=True)
-            write_text(options.out / "questions.md", answers)
-            write_text(options.out / "questions.csv", values_of(columns).to_csv(index=False, float_format="%.6g"))
-            bases = [Results(folder) for folder in options.folders]
-            for figure in (answers_figure(columns, options.task), scales_figure(bases, options.task)):
-                write_figure(figure, options.out)
-        sys.stdout.write(answers)
     return 0
 
 
@@ -468,7 +437,7 @@ GROUPS: dict[str, tuple[Callable[[list[str]], int], ...]] = {
     "prepare and train": (plan, doctor, fetch, train, evaluate),
     "look into a run": (inspect, role_value, signal, credit),
     "serve models": (serve, vllm_server),
-    "build results of many runs": (pack, paper, questions),
+    "build results of many runs": (pack, paper),
 }
 """Heading of `multirole --help` -> its commands."""
 COMMANDS = {command.__name__: command for group in GROUPS.values() for command in group}

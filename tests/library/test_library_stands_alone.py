@@ -246,7 +246,7 @@ CELL = "-p workflow voting -p policy ip"
 ARGUMENTS = {
     "plan": CELL, "doctor": CELL, "fetch": "tiny-r", "train": f"{CELL} -p max_steps 1", "evaluate": CELL, "inspect": "nowhere",
     "role_value": CELL, "signal": "nowhere", "credit": "nowhere", "serve": "nowhere", "vllm_server": CELL, "pack": "nowhere",
-    "paper": "nowhere", "questions": "nowhere",
+    "paper": "nowhere",
 }  # fmt: skip
 
 

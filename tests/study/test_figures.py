@@ -240,7 +240,7 @@ def test_curves_are_smoothed_and_scaled_as_the_captions_say():
     assert typical(pd.DataFrame({0: noisy, 1: noisy, 2: 0 * noisy})).tolist() == [4, 3, 4, 4, 4, 6, 8]
 
 
-READERS = ["tables", "figures", "mechanisms", "study", "clock", "rates", "credit", "compare"]
+READERS = ["tables", "figures", "mechanisms", "study", "clock", "rates", "credit", "compare", "questions"]
 
 
 @pytest.mark.parametrize("name", READERS)

@@ -193,12 +193,25 @@ def test_one_cell_of_a_notebook_is_run_by_its_name(grid_results, tmp_path, monke
     assert sorted(path.name for path in folder.glob("*/*")) == ["table_7.csv", "table_7.md", "table_7.tex"]
 
 
+def test_a_parameter_that_no_notebook_to_be_run_has_is_refused(grid_results, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    with pytest.raises(UserError, match="`folder` is not a parameter of the notebooks to be run, tables"):
+        run_notebooks(grid_results, ["table_7"], {"folder": "runs/tiny-r"})
+    with pytest.raises(UserError, match="`results` is not a parameter"):  # it is the folder
+        run_notebooks(grid_results, ["table_7"], {"results": "runs/tiny-r"})
+
+
 def test_a_study_has_the_notebooks_of_its_kind():
     kinds = {
         place: notebooks_of(ROOT / "results" / place)
         for place in ("tiny-r", "clock/tiny-r", "rates/tiny-r", "credit/tiny-r")
     }
-    assert list(kinds.values()) == [("tables", "figures", "mechanisms", "study"), ("clock",), ("rates",), ("credit",)]
+    assert list(kinds.values()) == [
+        ("tables", "figures", "mechanisms", "study", "questions"),
+        ("clock",),
+        ("rates",),
+        ("credit",),
+    ]
 
 
 def test_results_outside_a_clone_or_without_a_run_are_refused(grid_results, tmp_path, monkeypatch):

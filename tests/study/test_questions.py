@@ -8,13 +8,12 @@ import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from notebook_cells import computed, drawn, linked
 
-from multirole_study.__main__ import questions
 from multirole_study.compare.estimates import differences
 from multirole_study.compare.intervals import t_interval
 from multirole_study.compare.measures import MEASURES, start_and_change
 from multirole_study.compare.verdicts import decide
-from multirole_study.experiment.settings import UserError
 from multirole_study.paper.answers_figure import answers_figure
 from multirole_study.paper.grid import Grid, Study
 from multirole_study.paper.questions import (
@@ -23,10 +22,10 @@ from multirole_study.paper.questions import (
     _cell,
     answer,
     answers,
+    as_text,
     columns_of,
     difference_of_bases,
     question_of,
-    table,
 )
 from multirole_study.paper.results import Results
 from multirole_study.paper.scales_figure import over_optimizer_steps, scales_figure
@@ -94,7 +93,7 @@ def test_every_line_of_tiny_r_has_an_answer_and_a_place_in_the_table(tiny):
         is_shown_only = row in falls_of_one_policy or row in read_before
         assert (row["verdict"] == "–") == is_shown_only
         assert row["verdict"] in ("yes", "no", "undecided", "equivalent", "–")
-    text = table(columns_of([tiny.folder]))
+    text = as_text(columns_of([tiny]))
     assert text.count("10 seeds") == len(rows) and f"version {DECLARED['version']}" in text
 
 
@@ -133,8 +132,8 @@ def test_two_bases_of_one_scale_are_compared_by_seed(tiny):
     assert difference[whole][["mean", "low", "high", "seeds"]].to_numpy() == pytest.approx(
         np.tile([2.0, -0.484138, 4.484138, 3.0], (sum(whole), 1))
     )
-    assert "| tiny-r | tiny-r | tiny-r − tiny-r |" in table(columns_of([tiny.folder, tiny.folder]))
-    assert "| line | tiny-r | smollm2 |\n" in table(columns_of([tiny.folder, ROOT / "results/smollm2"]))
+    assert "| tiny-r | tiny-r | tiny-r − tiny-r |" in as_text(columns_of([tiny, tiny]))
+    assert "| line | tiny-r | smollm2 |\n" in as_text(columns_of([tiny, Results(ROOT / "results/smollm2")]))
 
 
 def test_the_base_of_a_grid_is_its_model_or_its_scale():
@@ -174,11 +173,12 @@ def test_later_seeds_count_where_the_first_decide_nothing(tiny, monkeypatch, nam
     assert list(values.index) == [seed for seed in first + later if seed != 99][:used]
 
 
-def test_another_task_has_its_own_runs_and_name(tiny, tmp_path, capsys):
+def test_another_task_has_its_own_runs_and_name(tiny, tmp_path):
     """The change of Voting's aggregator at tiny-r on programs, from the tables of its roles."""
-    assert questions([str(tiny.folder), "--task", "code", "--out", str(tmp_path)]) == 0
-    text = capsys.readouterr().out
-    assert text.startswith("Task: code.") and "Validation accuracy on code" in (tmp_path / "scales.md").read_text()
+    made = linked(tiny.folder, tmp_path / "tiny-r")
+    assert computed("questions", made, "questions", task="code")["questions"].text.startswith("Task: code.")
+    assert (made / "questions.md").read_text().rstrip().endswith("--only questions -p task code`")
+    assert drawn("questions", made, "scales", task="code")["scales"].caption.startswith("Validation accuracy on code")
     (row,) = (
         row for row in answers(tiny, "code") if (row["question"], row["line"]) == ("skill", "Voting, selects, SP")
     )
@@ -187,14 +187,14 @@ def test_another_task_has_its_own_runs_and_name(tiny, tmp_path, capsys):
         for seed in tiny.grid.seeds
     ]
     assert row["seeds"] == len(tiny.grid.seeds) and list(row["by seed"]) == by_hand
-    with pytest.raises(UserError, match="`task` must be one of math, code, .* got 'latin'"):
-        questions([str(tiny.folder), "--task", "latin"])
+    with pytest.raises(ValueError, match="`task` must be one of math, code, .* got 'latin'"):
+        columns_of([tiny], "latin")
 
 
 def test_a_scale_without_questions_is_refused(tmp_path):
     Grid("0.6b").write(tmp_path)
-    with pytest.raises(UserError, match=r"declared for the scales tiny-r, smollm2, got runs of 0\.6b\."):
-        questions([str(tmp_path / "0.6b")])
+    with pytest.raises(ValueError, match=r"declared for the scales tiny-r, smollm2, got runs of 0\.6b\."):
+        columns_of([Results(tmp_path / "0.6b")])
 
 
 def test_programs_repeat_the_cells_of_arithmetic(study):
@@ -296,16 +296,23 @@ def test_the_page_of_smollm2_has_the_runs_on_programs():
     assert f"{mean} % [{low}, {high}]" in page
 
 
-def test_the_command_makes_its_folder_and_repeats_the_committed_answers(tmp_path, capsys):
-    folders = [ROOT / "results/tiny-r", ROOT / "results/smollm2"]
-    assert questions([*map(str, folders), "--out", str(tmp_path / "new")]) == 0
-    written = (tmp_path / "new/questions.md").read_text(encoding="utf-8")
-    assert capsys.readouterr().out == written == (folders[1] / "questions.md").read_text(encoding="utf-8")
-    numbers_of = [pd.read_csv(folder / "questions.csv") for folder in (tmp_path / "new", folders[1])]
-    pd.testing.assert_frame_equal(*numbers_of)
-    assert {path.name for path in (tmp_path / "new").iterdir()} == {
-        "answers.md", "answers.pdf", "answers.png", "questions.csv", "questions.md", "scales.md", "scales.pdf", "scales.png",
-    }  # fmt: skip
+@pytest.mark.parametrize(
+    ("place", "compared", "task"),
+    [
+        ("smollm2", ["tiny-r", "smollm2"], "math"),
+        ("programs/smollm2", ["tiny-r", "programs/smollm2"], "code"),
+        ("vain/tiny-r", ["tiny-r", "vain/tiny-r"], "math"),
+        ("seed1/tiny-r", ["tiny-r", "seed1/tiny-r", "seed2/tiny-r"], "math"),
+    ],
+)
+def test_the_notebook_repeats_the_committed_answers(place, compared, task, tmp_path):
+    committed, made = ROOT / "results" / place, linked(ROOT / "results" / place, tmp_path / "made")
+    folders = " ".join(str(made if name == place else ROOT / "results" / name) for name in compared)
+    computed("questions", made, "questions", folders=folders, task=task)
+    assert (made / "questions.csv").read_text() == (committed / "questions.csv").read_text()
+    texts = [(folder / "questions.md").read_text().split("\n\nComputed in cell") for folder in (made, committed)]
+    assert texts[0][0] == texts[1][0]
+    assert f"-p folders '{' '.join(f'results/{name}' for name in compared)}' -p task {task}`" in texts[1][1]
 
 
 def test_a_line_of_one_seed_has_no_interval():
@@ -324,7 +331,7 @@ def test_accuracy_is_drawn_over_the_optimizer_steps_of_all_adapters(tiny):
 
 def test_the_figure_of_answers_fills_the_marks_of_decided_lines(tiny):
     """Three bases, of which one has no run on math of Eval-Opt: a mark per line that has runs, at its mean in points."""
-    columns = columns_of([tiny.folder, ROOT / "results/vain/tiny-r", ROOT / "results/smollm2"])
+    columns = columns_of([tiny, *(Results(ROOT / "results" / name) for name in ("vain/tiny-r", "smollm2"))])
     panels = answers_figure(columns).figure.axes
     rows = [row for column in columns for row in column.to_dict("records") if row["seeds"]]
     for axes, question in zip(panels, DECLARED["questions"], strict=False):

@@ -29,10 +29,10 @@ def computed(notebook: str, results: Path, *only: str, **parameters: str) -> dic
     return run_cells(notebook, results, *only, **parameters).tables
 
 
-def drawn(notebook: str, results: Path, *only: str) -> dict[str, Plate]:
+def drawn(notebook: str, results: Path, *only: str, **parameters: str) -> dict[str, Plate]:
     """The figures that the cells of a notebook draw; no file of them is written, which would take long."""
     with patch("multirole_study.paper.writer.write_figure"), patch("multirole_study.paper.writer.Image"):
-        return run_cells(notebook, results, *only).figures
+        return run_cells(notebook, results, *only, **parameters).figures
 
 
 def run_cells(notebook: str, results: Path, *only: str, **parameters: str) -> Writer:

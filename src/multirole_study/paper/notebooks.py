@@ -1,6 +1,7 @@
 """Run the notebooks that compute every table and figure from packed results (`multirole paper results/<scale>`)."""
 
-from collections.abc import Iterable
+import ast
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import nbformat
@@ -14,13 +15,15 @@ from multirole_study.paper.results import Results
 
 OF_A_GRID = ("tables", "figures", "mechanisms")
 OF_A_STUDY = {
-    "paper": (*OF_A_GRID, "study"),
+    "paper": (*OF_A_GRID, "study", "questions"),
     "clock": ("clock",),
     "rates": ("rates",),
     "leaderboard": ("credit",),
     "compare": ("compare",),
 }
 """Kind of a study (`Declaration.command`) -> the notebooks that compute its tables and figures."""
+BY_NAME = ("questions",)
+"""Notebooks that are run only if they are asked for, because their parameters name further results folders."""
 FOLDER = Path("notebooks")
 START_TIMEOUT = 600
 """Seconds that a kernel may take to start, on a busy machine."""
@@ -37,7 +40,16 @@ def items_of(notebook: NotebookNode) -> list[str]:
     return [cell.id for cell in notebook.cells if {"table", "figure"} & set(cell.metadata.get("tags", ()))]
 
 
-def run_notebooks(folder: Path, only: Iterable[str] = ()) -> list[Path]:
+def parameters_of(notebook: NotebookNode) -> set[str]:
+    """Return the names that the cell tagged `parameters` declares."""
+    sources = [cell.source for cell in notebook.cells if "parameters" in cell.metadata.get("tags", ())]
+    declared = [statement for source in sources for statement in ast.parse(source).body]
+    return {statement.target.id for statement in declared if isinstance(statement, ast.AnnAssign)}
+
+
+def run_notebooks(
+    folder: Path, only: Iterable[str] = (), parameters: Mapping[str, object] | None = None
+) -> list[Path]:  # fmt: skip
     """Compute all tables and figures of a results folder `<results_dir>/<scale>`, and return what was written besides them.
 
     Each notebook is run by papermill and written, with a page of its code and output, into the folder. They hold no times and no random
@@ -46,9 +58,11 @@ def run_notebooks(folder: Path, only: Iterable[str] = ()) -> list[Path]:
 
     Args:
         only: names of notebooks, which are run alone, or of tables and figures: then only their cells are run, and no notebook is written.
+            By default, all notebooks of the folder but those in `BY_NAME`.
+        parameters: parameters besides `results`, which is the folder; each notebook gets those that it declares.
 
     Raises:
-        UserError: outside a clone, without a finished run, and for a name that no notebook of the folder has.
+        UserError: outside a clone, without a finished run, and for a name or parameter that no notebook to be run has.
     """
     names, only = notebooks_of(folder), list(only)
     if missing := [name for name in names if not (FOLDER / f"{name}.ipynb").is_file()]:
@@ -64,22 +78,32 @@ def run_notebooks(folder: Path, only: Iterable[str] = ()) -> list[Path]:
     if unknown := [name for name in only if name not in notebooks and name not in items]:
         known = did_you_mean(unknown[0], [*notebooks, *items]) or f" There are {', '.join([*notebooks, *items])}."
         raise UserError(f"No notebook of {folder} is called or computes {unknown[0]!r}.{known}")
+    chosen = {items.get(name, name) for name in only} | set(only) & set(notebooks) or set(names) - set(BY_NAME)
+    declared = {name: parameters_of(notebooks[name]) - {"results"} for name in names if name in chosen}
+    for name in parameters or {}:
+        if not any(name in of_notebook for of_notebook in declared.values()):
+            known = sorted(set().union(*declared.values()))
+            advice = did_you_mean(name, known) or f" Besides `results` they have {', '.join(known) or 'none'}."
+            raise UserError(f"`{name}` is not a parameter of the notebooks to be run, {', '.join(declared)}.{advice}")
     written = []
-    for name, notebook in notebooks.items():
+    for name, known_here in declared.items():
+        notebook = notebooks[name]
+        given = {key: text for key, text in (parameters or {}).items() if key in known_here}
         asked = [item for item in only if items.get(item) == name]
         if name in only or not only:
-            written += write_executed(execute(notebook, folder), folder / f"{name}.ipynb")
-        elif asked:
+            written += write_executed(execute(notebook, folder, given), folder / f"{name}.ipynb")
+        else:
             left_out = set(items_of(notebook)) - set(asked)
             notebook.cells = [cell for cell in notebook.cells if cell.id not in left_out]
-            execute(notebook, folder)
+            execute(notebook, folder, given)
     return written
 
 
-def execute(notebook: NotebookNode, folder: Path) -> NotebookNode:
-    """Execute a notebook on a results folder."""
+def execute(notebook: NotebookNode, folder: Path, parameters: Mapping[str, object]) -> NotebookNode:
+    """Execute a notebook on a results folder, with further parameters."""
+    given = {"results": str(folder), **parameters}
     return execute_notebook(
-        notebook, None, {"results": str(folder)}, kernel_name="python3", progress_bar=False, start_timeout=START_TIMEOUT
+        notebook, None, given, kernel_name="python3", progress_bar=False, start_timeout=START_TIMEOUT
     )
 
 

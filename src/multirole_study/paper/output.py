@@ -55,6 +55,15 @@ class Plate:
     caption: str
 
 
+@dataclass(frozen=True)
+class Page:
+    """A text with several small tables, and their numbers."""
+
+    name: str
+    text: str
+    values: pd.DataFrame
+
+
 Row = dict[str, object]
 """One number of a table: the keys of its line, "number" (its column), "unit", "value", and its interval or range."""
 
@@ -127,6 +136,12 @@ def write_tables(tables: Iterable[Table], folder: Path, footer: str = "") -> Non
         write_text(folder / f"{table.name}.md", paragraphs(f"# {table.title}", table._repr_markdown_(), footer))
         write_text(folder / f"{table.name}.tex", latex(table))
         write_text(folder / f"{table.name}.csv", table.values.to_csv(index=False, float_format="%.6g"))
+
+
+def write_page(page: Page, folder: Path, footer: str = "") -> None:
+    """Write the text, which ends with the footer, as `<name>.md`, and the numbers as `<name>.csv`."""
+    write_text(folder / f"{page.name}.md", paragraphs(page.text.rstrip("\n"), footer))
+    write_text(folder / f"{page.name}.csv", page.values.to_csv(index=False, float_format="%.6g"))
 
 
 def write_figure(plate: Plate, folder: Path, footer: str = "") -> None:

@@ -16,7 +16,7 @@ from multirole_study.compare.measures import MEASURES
 from multirole_study.compare.verdicts import Rule
 from multirole_study.labels import POLICY_NAMES, WORKFLOW_NAMES
 from multirole_study.paper.grid import Study
-from multirole_study.paper.output import MISSING
+from multirole_study.paper.output import MISSING, Page
 from multirole_study.paper.results import Results, Run
 
 DECLARED = yaml.safe_load(Path(__file__).with_name("claims_smollm2.yaml").read_text(encoding="utf-8"))
@@ -144,9 +144,8 @@ def name_of(line: dict, policy: str) -> str:
     return ", ".join(names)
 
 
-def columns_of(folders: list[Path], task: str = DECLARED["task"]) -> list[pd.DataFrame]:
-    """Return the answers of several results folders on a task, a table for each. Raises ValueError for a scale without declared questions."""
-    bases = [Results(folder) for folder in folders]
+def columns_of(bases: list[Results], task: str = DECLARED["task"]) -> list[pd.DataFrame]:
+    """Return the answers of several bases on a task, a table for each. Raises ValueError for a scale without declared questions."""
     if unknown := {results.grid.scale for results in bases} - set(DECLARED["scales"]):
         raise ValueError(
             f"The questions of claims_smollm2.yaml are declared for the scales {', '.join(DECLARED['scales'])}, got runs of {', '.join(sorted(unknown))}."
@@ -154,7 +153,12 @@ def columns_of(folders: list[Path], task: str = DECLARED["task"]) -> list[pd.Dat
     return [pd.DataFrame(answers(results, task)).assign(scale=results.grid.scale) for results in bases]
 
 
-def table(columns: list[pd.DataFrame], task: str = DECLARED["task"]) -> str:
+def answers_page(columns: list[pd.DataFrame], task: str = DECLARED["task"]) -> Page:
+    """Build the page `questions` of the answers of several bases (`columns_of`)."""
+    return Page("questions", as_text(columns, task), values_of(columns))
+
+
+def as_text(columns: list[pd.DataFrame], task: str = DECLARED["task"]) -> str:
     """Format the answers of several bases (`columns_of`) as Markdown: a table for each question, with a column for each base.
 
     Two bases of one scale have a third column: the second minus the first, paired by seed, without a verdict.

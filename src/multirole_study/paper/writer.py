@@ -2,7 +2,8 @@
 
 import hashlib
 import os
-from collections.abc import Iterable
+import shlex
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -11,7 +12,17 @@ from matplotlib.figure import Figure
 
 from multirole_study.labels import task_name
 from multirole_study.paper.captions import DECLARED, FIGURES, sentences
-from multirole_study.paper.output import Plate, Row, Table, pivoted, write_figure, write_tables
+from multirole_study.paper.output import (
+    Page,
+    Plate,
+    Row,
+    Table,
+    paragraphs,
+    pivoted,
+    write_figure,
+    write_page,
+    write_tables,
+)
 from multirole_study.paper.results import Results
 
 
@@ -36,19 +47,23 @@ def shown_path(folder: Path) -> str:
 class Writer:
     """Write tables and figures below the results that they are computed from, each with a footer that says how, and show them.
 
-    `<results>/tables/` and `<results>/figures/` receive the files. An item is named by its cell's id.
+    `<results>/tables/` and `<results>/figures/` receive the files, and `<results>/` those of a `Page`. An item is named by its cell's id.
 
     Args:
         notebook: name of the notebook, such as "tables".
         packed: the results that the cells read.
         others: further results folders that the cells read.
+        parameters: parameters of the notebook that decide what its cells compute, besides `results`.
     """
 
-    def __init__(self, notebook: str, packed: Results, *others: str | Path) -> None:
+    def __init__(
+        self, notebook: str, packed: Results, *others: str | Path, parameters: Mapping[str, str] | None = None
+    ) -> None:
         self.notebook, self.packed = notebook, packed
         folders = [packed.folder, *map(Path, others)]
         self.inputs = " and ".join(f"`{shown_path(folder)}` (SHA-256 {checksum(folder)})" for folder in folders)
-        self.tables: dict[str, Table] = {}
+        self.options = "".join(f" -p {name} {shlex.quote(text)}" for name, text in (parameters or {}).items())
+        self.tables: dict[str, Table | Page] = {}
         self.figures: dict[str, Plate] = {}
         """Name of a file -> what was written to it, and the same of tables."""
 
@@ -56,7 +71,7 @@ class Writer:
         """Say how an item is computed: the cell, the packed inputs with their checksum, and the command."""
         return (
             f"Computed in cell `{cell}` of `notebooks/{self.notebook}.ipynb` from {self.inputs}: "
-            f"`multirole paper {shown_path(self.packed.folder)} --only {cell}`"
+            f"`multirole paper {shown_path(self.packed.folder)} --only {cell}{self.options}`"
         )
 
     def table(self, cell: str, values: Iterable[Row] | pd.DataFrame, **facts: object) -> None:
@@ -81,8 +96,8 @@ class Writer:
         caption = FIGURES[cell].format(**sentences(self.packed), **named, **facts)
         self.finished(cell, Plate(cell if task is None else f"{cell}_{task}", figure, caption))
 
-    def finished(self, cell: str, made: Table | Plate) -> None:
-        """Write and show a table or figure that has its caption; a table without lines is not written."""
+    def finished(self, cell: str, made: Table | Plate | Page) -> None:
+        """Write and show a table, figure or page that has its caption; a table without lines is not written."""
         footer, folder = self.footer(cell), self.packed.folder
         if isinstance(made, Plate):
             write_figure(made, folder / "figures", footer)
@@ -90,6 +105,10 @@ class Writer:
             display(
                 Image(folder / "figures" / f"{made.name}.png", alt=made.name), Markdown(f"{made.caption}\n\n{footer}")
             )
+        elif isinstance(made, Page):
+            write_page(made, folder, footer)
+            self.tables[made.name] = made
+            display(Markdown(paragraphs(made.text, footer)))
         elif len(made.shown):
             write_tables([made], folder / "tables", footer)
             self.tables[made.name] = made
