@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from measuring import alone, shown, spread, write
+from measuring import alone, shown, spread, training_rows, write
 
 HERE = Path(__file__).resolve().parents[1]
 WORKFLOWS = ["single", "voting", "eval_opt"]
@@ -75,7 +75,7 @@ def make_trainer(workflow: str, model: str, folder: str, bf16: bool):
 
 def roll_out(trainer) -> tuple[list, float, int]:
     """Roll out an iteration; return its episodes, CPU-seconds and number of sampled tokens."""
-    rows = vars(trainer).get("rows", trainer.train_dataset)  # older commits add the index to the dataset itself
+    rows = training_rows(trainer)
     inputs = [rows[i] for i in range(N_PROBLEMS) for _ in range(N_EPISODES)]
     started = time.process_time()
     episodes = trainer._generate_and_score_completions(inputs)
