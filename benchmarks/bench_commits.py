@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from measuring import alone, shown, spread, training_rows, write
+from measuring import alone, rest, shown, spread, training_rows, write
 
 CELLS = ["voting sp math", "voting ip math", "eval_opt sp math", "eval_opt ip math", "orch_workers sp math",
          "orch_workers ip math", "single sp math"]  # fmt: skip
@@ -73,7 +73,7 @@ def measure(workflow: str, policy: str, problems: str, share: float) -> dict:
             inputs = [rows[i] for i in range(N_PROBLEMS) for _ in range(N_EPISODES)]
             started = time.process_time()
             episodes = trainer._generate_and_score_completions(inputs)
-            trainer.player.rest()
+            rest(trainer)
             seconds["rollout"] = time.process_time() - started
             rows = trainer.prepare_rows(episodes)
             ids = list(dict.fromkeys(row.episode.problem.id for row in rows))

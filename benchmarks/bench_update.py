@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from measuring import alone, shown, spread, training_rows, write
+from measuring import alone, rest, shown, spread, training_rows, write
 
 HERE = Path(__file__).resolve().parents[1]
 WORKFLOWS = ["single", "voting", "eval_opt"]
@@ -80,7 +80,7 @@ def roll_out(trainer) -> tuple[list, float, int]:
     started = time.process_time()
     episodes = trainer._generate_and_score_completions(inputs)
     seconds = time.process_time() - started
-    trainer.player.rest()
+    rest(trainer)
     return episodes, seconds, sum(len(turn.completion_ids) for episode in episodes for turn in episode.turns)
 
 
@@ -99,7 +99,7 @@ def record(workflow: str, model: str, path: str) -> dict:
 
 def read_episodes(path: str) -> list:
     """Read the episodes that `record` has stored."""
-    from multirole.types import Answer, Episode, Problem, Reward, Turn
+    from multirole import Answer, Episode, Problem, Reward, Turn
 
     def turn_of(values: dict) -> Turn:
         return Turn(

@@ -27,6 +27,14 @@ def training_rows(trainer: Any) -> Any:
     return next(getattr(trainer, name) for name in names if hasattr(trainer, name))
 
 
+def rest(trainer: Any) -> None:
+    """Free the memory of a trainer's engine, by the method that its commit has."""
+    if hasattr(trainer, "player"):
+        trainer.player.rest()
+    else:
+        trainer._rest_engine()
+
+
 def spread(values: list[float]) -> dict[str, float]:
     """Return minimum, median and maximum."""
     return {"min": min(values), "median": statistics.median(values), "max": max(values)}
