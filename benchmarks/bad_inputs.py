@@ -12,7 +12,8 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "support"))
+TESTS = Path(__file__).parents[1] / "tests"
+sys.path[:0] = [str(TESTS / "support"), str(TESTS / "study")]  # of which test_checkpoints has some inputs
 import bad_inputs
 from bad_inputs import END, ENDS, START, table
 

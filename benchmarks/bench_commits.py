@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from measuring import alone, shown, spread, write
+from measuring import alone, rest, shown, spread, training_rows, write
 
 CELLS = ["voting sp math", "voting ip math", "eval_opt sp math", "eval_opt ip math", "orch_workers sp math",
          "orch_workers ip math", "single sp math"]  # fmt: skip
@@ -69,11 +69,11 @@ def measure(workflow: str, policy: str, problems: str, share: float) -> dict:
         for _ in range(2):
             trainer.peft_model.load_state_dict(weights)
             trainer.optimizer.state.clear()
-            rows = getattr(trainer, "rows", trainer.train_dataset)  # older commits have no `rows`
+            rows = training_rows(trainer)
             inputs = [rows[i] for i in range(N_PROBLEMS) for _ in range(N_EPISODES)]
             started = time.process_time()
             episodes = trainer._generate_and_score_completions(inputs)
-            trainer.player.rest()
+            rest(trainer)
             seconds["rollout"] = time.process_time() - started
             rows = trainer.prepare_rows(episodes)
             ids = list(dict.fromkeys(row.episode.problem.id for row in rows))

@@ -147,7 +147,7 @@ def iterations_of(workflow: str, policy: str) -> dict:
         return rows
 
     trainer.prepare_rows = count
-    trainer.adapter_learning_rate = lambda adapter, call: 0.0
+    trainer.adapter_learning_rate = lambda adapter: 0.0
 
     def work() -> None:
         trainer.training_step(trainer.model, [dict(row) for row in batch])

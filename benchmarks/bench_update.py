@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from measuring import alone, shown, spread, write
+from measuring import alone, rest, shown, spread, training_rows, write
 
 HERE = Path(__file__).resolve().parents[1]
 WORKFLOWS = ["single", "voting", "eval_opt"]
@@ -75,12 +75,12 @@ def make_trainer(workflow: str, model: str, folder: str, bf16: bool):
 
 def roll_out(trainer) -> tuple[list, float, int]:
     """Roll out an iteration; return its episodes, CPU-seconds and number of sampled tokens."""
-    rows = vars(trainer).get("rows", trainer.train_dataset)  # older commits add the index to the dataset itself
+    rows = training_rows(trainer)
     inputs = [rows[i] for i in range(N_PROBLEMS) for _ in range(N_EPISODES)]
     started = time.process_time()
     episodes = trainer._generate_and_score_completions(inputs)
     seconds = time.process_time() - started
-    trainer.player.rest()
+    rest(trainer)
     return episodes, seconds, sum(len(turn.completion_ids) for episode in episodes for turn in episode.turns)
 
 
@@ -99,7 +99,7 @@ def record(workflow: str, model: str, path: str) -> dict:
 
 def read_episodes(path: str) -> list:
     """Read the episodes that `record` has stored."""
-    from multirole.types import Answer, Episode, Problem, Reward, Turn
+    from multirole import Answer, Episode, Problem, Reward, Turn
 
     def turn_of(values: dict) -> Turn:
         return Turn(

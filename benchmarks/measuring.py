@@ -6,6 +6,7 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -18,6 +19,20 @@ def alone(script: str, *arguments: str, checkout: Path = ROOT, python: str = sys
     if completed.returncode:
         raise RuntimeError(f"{' '.join(arguments)} failed in {checkout}:\n{completed.stderr[-3000:]}")
     return json.loads(completed.stdout.splitlines()[-1])
+
+
+def training_rows(trainer: Any) -> Any:
+    """Return a trainer's indexed training rows, under the name that they have in its commit."""
+    names = ("train_rows", "rows", "train_dataset")  # the last: older commits add the index to the dataset itself
+    return next(getattr(trainer, name) for name in names if hasattr(trainer, name))
+
+
+def rest(trainer: Any) -> None:
+    """Free the memory of a trainer's engine, by the method that its commit has."""
+    if hasattr(trainer, "player"):
+        trainer.player.rest()
+    else:
+        trainer._rest_engine()
 
 
 def spread(values: list[float]) -> dict[str, float]:

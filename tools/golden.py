@@ -140,7 +140,8 @@ def only_in_one(old: Path, new: Path) -> list[str]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("commits", nargs=2, metavar=("OLD", "NEW"))
+    parser.add_argument("old", metavar="OLD")
+    parser.add_argument("new", metavar="NEW")
     parser.add_argument("--only", nargs="+", choices=CASES, default=list(CASES), metavar="CASE")
     parser.add_argument(
         "--keep", type=Path, metavar="FOLDER", help="keep the runs here; finished ones are not trained again"
@@ -150,7 +151,7 @@ def main() -> int:
         root = Path(scratch)
         packed = packed_model(root / "packed")
         finished = []
-        for commit in options.commits:
+        for commit in (options.old, options.new):
             sha = subprocess.run(
                 ["git", "rev-parse", "--short", commit], capture_output=True, text=True, check=True
             ).stdout.strip()

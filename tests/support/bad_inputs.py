@@ -157,7 +157,8 @@ def _parameters() -> dict[str, dict[str, Case]]:
         }
         words = [word for one in types if get_origin(one) is Literal for word in get_args(one)]
         for value in [3, ["x"]] if words else wrong[types[0]]:
-            add("wrong type", command, name, value)
+            if (name, value) != ("checkpoints", 3):  # the number of an iteration
+                add("wrong type", command, name, value)
         for word in words:
             add("unknown word", command, name, word + "x", f"`{name}`", f"Did you mean '{word}'?")
         step = 1 if int in types else 1e-3
