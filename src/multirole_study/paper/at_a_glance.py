@@ -58,18 +58,18 @@ def cell(line: Mapping[str, Any], column: str, results: Path) -> Cell:
         raise ValueError(f"at_a_glance.yaml has no word for the verdicts {sorted(unknown)} of {line['claim']!r}.")
     words = [WORD_OF[verdict] for verdict in rows["verdict"]]
     word, n_agree = word_of_most(words)
-    is_post_hoc = word != "untested" and "rule" in rows and (rows["rule"] == "looked at afterwards").all()
+    is_post_hoc = word not in ("untested", "not testable") and "rule" in rows and (rows["rule"] == "looked at afterwards").all()
     return Cell(word, n_agree, len(words), bool(is_post_hoc))
 
 
 def verdicts_of_claim(line: Mapping[str, Any], column: str, results: Path) -> pd.DataFrame:
-    """Return a line for each policy of a claim in the column's regime; a vacuous verdict becomes a dash. None if the regime was not run."""
+    """Return a line for each policy of a claim in the column's regime; a vacuous verdict becomes "vacuous". None if the regime was not run."""
     table = pd.read_csv(results / COLUMNS[column]["scale"] / "tables/claims.csv")
     rows = table[(table["claim"] == line["rule"]) & (table["regime"] == COLUMNS[column]["regime"])]
     rows = rows.drop_duplicates("policy")
     if "policies" in line:
         rows = rows[rows["policy"].isin(line["policies"])]
-    return rows.assign(verdict=rows["verdict"].where(rows["vacuous"].isna(), "–"))
+    return rows.assign(verdict=rows["verdict"].where(rows["vacuous"].isna(), "vacuous"))
 
 
 def word_of_most(words: list[str]) -> tuple[str, int]:
