@@ -86,7 +86,7 @@ def test_a_cell_counts_a_policy_once_and_marks_rules_made_afterwards(results):
     assert shown(rule="peaks") == "undecided (0 of 2)"
     assert shown(rule="peaks", policies=["sp"]) == "contradicted"
     assert shown(rule="falls") == "not testable", "a vacuous verdict"
-    assert shown(rule="drifts") == "contradicted†"
+    assert shown(rule="drifts") == "no difference†"
     assert str(cell({"rule": "peaks"}, "smollm2", results)).startswith("untested")
     source = {"table": "answers.csv", "where": {"question": "steps"}, "each": ["arm"]}
     assert shown(miniature=source) == "reproduced (2 of 3)"
