@@ -58,7 +58,9 @@ def cell(line: Mapping[str, Any], column: str, results: Path) -> Cell:
         raise ValueError(f"at_a_glance.yaml has no word for the verdicts {sorted(unknown)} of {line['claim']!r}.")
     words = [WORD_OF[verdict] for verdict in rows["verdict"]]
     word, n_agree = word_of_most(words)
-    is_post_hoc = word not in ("untested", "not testable") and "rule" in rows and (rows["rule"] == "looked at afterwards").all()
+    is_post_hoc = (
+        word not in ("untested", "not testable") and "rule" in rows and (rows["rule"] == "looked at afterwards").all()
+    )
     return Cell(word, n_agree, len(words), bool(is_post_hoc))
 
 
