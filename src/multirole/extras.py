@@ -3,8 +3,10 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.metadata import PackageNotFoundError, requires
 from importlib.util import find_spec
+from typing import Any
 
 DISTRIBUTIONS = {"yaml": "pyyaml", "IPython": "ipython", "reasoning_gym": "reasoning-gym"}
 """Module -> the distribution that brings it, where their names differ."""
@@ -53,3 +55,14 @@ def needed_by(user: str) -> Iterator[None]:
         if advice is None:
             raise
         raise ModuleNotFoundError(advice, name=error.name) from error
+
+
+def import_named(option: str, name: str, place: str) -> Any:
+    """Import the object at `place`, "module:attribute", which `name` means in an option; ValueError if it cannot be imported."""
+    module, _, attribute = place.partition(":")
+    try:
+        with needed_by("it"):
+            return getattr(import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        reason = f"{type(error).__name__}: {str(error).rstrip('.')}"
+        raise ValueError(f"`{option}={name!r}` cannot be loaded: {reason}.") from error

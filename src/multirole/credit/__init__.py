@@ -13,7 +13,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from multirole.credit import estimators
-from multirole.extras import needed_by
+from multirole.extras import import_named
 
 if TYPE_CHECKING:
     from multirole.credit.estimator import CreditEstimator
@@ -30,10 +30,10 @@ def load_estimator(name: str) -> "type[CreditEstimator]":
     """
     from multirole.credit.estimator import CreditEstimator  # it imports torch, which the names do not need
 
-    module_name, _, attribute = str(name).partition(":")
-    if not attribute and name not in ESTIMATORS:
+    is_of_package = not str(name).partition(":")[2]
+    if is_of_package and name not in ESTIMATORS:
         raise ValueError(f"`credit` must be one of {list(ESTIMATORS)} or 'module:Class', got {name!r}.")
-    if not attribute:
+    if is_of_package:
         module = import_module(f"{estimators.__name__}.{name}")
         (estimator,) = [
             value
@@ -41,12 +41,7 @@ def load_estimator(name: str) -> "type[CreditEstimator]":
             if isinstance(value, type) and issubclass(value, CreditEstimator) and value.__module__ == module.__name__
         ]
         return estimator
-    try:
-        with needed_by("it"):
-            estimator = getattr(import_module(module_name), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        reason = f"{type(error).__name__}: {str(error).rstrip('.')}"
-        raise ValueError(f"`credit={name!r}` cannot be loaded: {reason}.") from error
+    estimator = import_named("credit", name, name)
     if not (isinstance(estimator, type) and issubclass(estimator, CreditEstimator)):
         raise TypeError(f"`credit={name!r}` must name a subclass of `multirole.CreditEstimator`, got {estimator!r}.")
     return estimator

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, entry_points, version
 from typing import TYPE_CHECKING, Any
 
 from multirole.engines.protocol import Request
-from multirole.extras import command_for, needed_by
+from multirole.extras import command_for, import_named
 
 if TYPE_CHECKING:
     from multirole.engines.protocol import Model, ModelEngine
@@ -35,14 +35,14 @@ VLLM_VERSIONS = ("0.31.0", "0.32.0")
 
 def engines() -> dict[str, str]:
     """Return the "module:Class" of each engine that has a name. ValueError if two packages register one name."""
-    found = dict(BUILT_IN)
+    registered = dict(BUILT_IN)
     for point in entry_points(group=GROUP):
-        if found.setdefault(point.name, point.value) != point.value:
+        if registered.setdefault(point.name, point.value) != point.value:
             raise ValueError(
-                f"The engine {point.name!r} is registered twice, as {found[point.name]!r} and as {point.value!r}. Rename one of them in the "
+                f"The engine {point.name!r} is registered twice, as {registered[point.name]!r} and as {point.value!r}. Rename one of them in the "
                 f'entry points "{GROUP}" of its package, or uninstall that package.'
             )
-    return found
+    return registered
 
 
 def auto_engine(has_vllm: bool, is_float32: bool, is_served: bool) -> str:
@@ -98,12 +98,7 @@ def check_engine(name: str) -> None:
             CPU_ENGINE not in known
         )
         raise ValueError(f"`engine` must be 'auto', one of {sorted(known)} or 'module:Class', got {name!r}.{advice}")
-    try:
-        with needed_by("it"):
-            _imported(place)
-    except (ImportError, AttributeError, ValueError) as error:
-        reason = f"{type(error).__name__}: {str(error).rstrip('.')}"
-        raise ValueError(f"`engine={name!r}` cannot be loaded: {reason}.") from error
+    import_named("engine", name, place)
 
 
 def has_cuda() -> bool:

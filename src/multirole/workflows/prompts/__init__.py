@@ -32,10 +32,10 @@ def template(prompts: str, name: str) -> Template:
 def folder_of(prompts: str) -> Path:
     """Return the folder of a set: one of this package, the user's, or one of another package."""
     inside = Path(str(files(__package__).joinpath(prompts or "general")))
-    own = Path(prompts).expanduser()
+    users_folder = Path(prompts).expanduser()
     package, colon, folder = prompts.partition(":")
-    if inside.is_dir() or own.is_dir() or not (colon and package.isidentifier() and find_spec(package)):
-        return inside if inside.is_dir() else own
+    if inside.is_dir() or users_folder.is_dir() or not (colon and package.isidentifier() and find_spec(package)):
+        return inside if inside.is_dir() else users_folder
     return Path(str(files(package).joinpath(folder)))
 
 
