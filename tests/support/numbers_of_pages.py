@@ -55,8 +55,8 @@ def looked_up(source: dict[str, Any]) -> list[float]:
 
 def said(text: str) -> list[tuple[float, int]]:
     """Return each number in a text with its decimals."""
-    found = [number.replace("−", "-").replace(",", "") for number in NUMBER.findall(text)]
-    return [(float(number), len(number.partition(".")[2])) for number in found]
+    texts = [number.replace("−", "-").replace(",", "") for number in NUMBER.findall(text)]
+    return [(float(number), len(number.partition(".")[2])) for number in texts]
 
 
 def check(page: str) -> None:

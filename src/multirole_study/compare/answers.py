@@ -85,12 +85,12 @@ def judged(question: Question, numbers: Sequence[pd.DataFrame]) -> list[Answer]:
     ]  # a line without a verdict counts in the correction
     ps = _corrected(question, [interval.p for interval in intervals])
     p_matches = _corrected(question, [interval.p_match for interval in intervals])
-    found = []
+    answered = []
     for part, pairs, estimate, why, p, p_match in zip(read, there, estimates, missing, ps, p_matches, strict=True):
         rule = question.rule._replace(alpha=question.looks.alpha(len(part), question.rule.alpha))
         verdict = why or estimate.verdict or decide(estimate.interval._replace(p=p, p_match=p_match), rule)
-        found.append(Answer(verdict, estimate.interval, p, len(pairs), part, estimate.text, estimate.unit))
-    return found
+        answered.append(Answer(verdict, estimate.interval, p, len(pairs), part, estimate.text, estimate.unit))
+    return answered
 
 
 def _corrected(question: Question, p_values: list[float]) -> list[float]:

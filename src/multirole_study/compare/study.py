@@ -201,7 +201,7 @@ class CompareStudy:
         """Return a row per question and line: question, workflow, task, arm, minus, seeds, value, low, high, p (after correction), and verdict."""
         rows = []
         for declared in self.questions:
-            for (place, arm, minus), given in zip(self.lines(declared), self.answers(results, declared), strict=True):
+            for (place, arm, minus), answer in zip(self.lines(declared), self.answers(results, declared), strict=True):
                 keys = {
                     "question": declared.name,
                     "workflow": place[0],
@@ -209,7 +209,7 @@ class CompareStudy:
                     "arm": arm,
                     "minus": minus or "",
                 }
-                mean, low, high, *_ = given.interval
-                numbers = {"seeds": given.pairs, "value": mean, "low": low, "high": high, "p": given.p}
-                rows.append(keys | numbers | {"verdict": given.verdict})
+                mean, low, high, *_ = answer.interval
+                numbers = {"seeds": answer.pairs, "value": mean, "low": low, "high": high, "p": answer.p}
+                rows.append(keys | numbers | {"verdict": answer.verdict})
         return pd.DataFrame(rows)

@@ -35,8 +35,8 @@ def current_name(name: str, value: object = None) -> str:
 def with_current_names(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values by the settings' names. None under one of two names does not count; ValueError for a setting with two values."""
     renamed: dict[str, Any] = {}
-    for given, value in values.items():
-        name = current_name(given, value)
+    for name_in_use, value in values.items():
+        name = current_name(name_in_use, value)
         if renamed.get(name) is not None and value is not None:
             old = next(old for old in values if old != name and current_name(old, values[old]) == name)
             raise ValueError(f"`{old}` is an earlier name of `{name}`, and both have a value. Write {name!r} only.")

@@ -101,14 +101,14 @@ def answer(results: Results, study: ClockStudy, place: Place, declared: dict) ->
     """Answer one question at one place by the declared rules."""
     names = [declared["arm"], *([declared["minus"]] if "minus" in declared else [])]
     arms = [{place[:2]: runs_of(results, study, place, name)} for name in names]
-    (given,) = engine.answers(question := question_of(declared), [engine.Line(*arms)])
-    if given.verdict == NOT_RUN:
+    (answered,) = engine.answers(question := question_of(declared), [engine.Line(*arms)])
+    if answered.verdict == NOT_RUN:
         return Answer(NOT_RUN, NOT_RUN)
-    if not len(given.numbers):
-        return Answer(given.verdict, f"{given.pairs} of {LOOKS.at[0]} seeds", seeds=given.pairs)
-    interval = given.interval
-    seeds = interval.seeds if question.estimate == "mean" else len(given.numbers)
-    return Answer(given.verdict, given.text or text_of(given), *interval[:3], seeds)
+    if not len(answered.numbers):
+        return Answer(answered.verdict, f"{answered.pairs} of {LOOKS.at[0]} seeds", seeds=answered.pairs)
+    interval = answered.interval
+    seeds = interval.seeds if question.estimate == "mean" else len(answered.numbers)
+    return Answer(answered.verdict, answered.text or text_of(answered), *interval[:3], seeds)
 
 
 def text_of(given: engine.Answer) -> str:

@@ -88,22 +88,22 @@ def run_notebooks(
     written = []
     for name, known_here in declared.items():
         notebook = notebooks[name]
-        given = {key: text for key, text in (parameters or {}).items() if key in known_here}
+        its_parameters = {key: text for key, text in (parameters or {}).items() if key in known_here}
         asked = [item for item in only if items.get(item) == name]
         if name in only or not only:
-            written += write_executed(execute(notebook, folder, given), folder / f"{name}.ipynb")
+            written += write_executed(execute(notebook, folder, its_parameters), folder / f"{name}.ipynb")
         else:
             left_out = set(items_of(notebook)) - set(asked)
             notebook.cells = [cell for cell in notebook.cells if cell.id not in left_out]
-            execute(notebook, folder, given)
+            execute(notebook, folder, its_parameters)
     return written
 
 
 def execute(notebook: NotebookNode, folder: Path, parameters: Mapping[str, object]) -> NotebookNode:
     """Execute a notebook on a results folder, with further parameters."""
-    given = {"results": str(folder), **parameters}
+    all_parameters = {"results": str(folder), **parameters}
     return execute_notebook(
-        notebook, None, given, kernel_name="python3", progress_bar=False, start_timeout=START_TIMEOUT
+        notebook, None, all_parameters, kernel_name="python3", progress_bar=False, start_timeout=START_TIMEOUT
     )
 
 

@@ -107,8 +107,8 @@ class Tables:
     @property
     def functions(self) -> dict[str, Callable[..., object]]:
         """Return name -> function, for a template."""
-        own = (self.line, self.lines, self.verdicts, self.runs, self.effect, self.answer, self.answers)
-        return {function.__name__: function for function in (*own, span, total)}
+        methods = (self.line, self.lines, self.verdicts, self.runs, self.effect, self.answer, self.answers)
+        return {function.__name__: function for function in (*methods, span, total)}
 
     @cache  # noqa: B019  (one instance per page)
     def _read(self, name: str) -> pd.DataFrame:

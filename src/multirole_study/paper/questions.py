@@ -76,8 +76,8 @@ def answer(
         stages += [DECLARED["later_seeds"].get(results.grid.scale, [])]
     question = question_of(declared, line, tuple(tuple(stage) for stage in stages if stage))
     read = [seed for stage in stages for seed in stage]
-    (given,) = judged(question, [question.numbers(*line_of(results, study, declared, line, policy, task, read))])
-    return given
+    (judged_line,) = judged(question, [question.numbers(*line_of(results, study, declared, line, policy, task, read))])
+    return judged_line
 
 
 def parameters_of(results: Results, study: Study | None, name: str) -> dict[str, object] | None:
@@ -113,8 +113,8 @@ def answers(results: Results, task: str = DECLARED["task"]) -> Iterator[dict[str
     for question in DECLARED["questions"]:
         for line in question["lines"]:
             for policy in question["policies"]:
-                given = answer(results, study, question, line, policy, task)
-                interval = given.interval
+                judged_line = answer(results, study, question, line, policy, task)
+                interval = judged_line.interval
                 is_judged = (
                     interval.seeds
                     and policy in question.get("judged", question["policies"])
@@ -124,12 +124,12 @@ def answers(results: Results, task: str = DECLARED["task"]) -> Iterator[dict[str
                     "question": question["name"],
                     "line": name_of(line, policy),
                     "base": results.grid.base,
-                    "by seed": differences(given.numbers).set_index("seed")["value"],
+                    "by seed": differences(judged_line.numbers).set_index("seed")["value"],
                     "mean": interval.mean,
                     "low": interval.low,
                     "high": interval.high,
                     "seeds": interval.seeds,
-                    "verdict": given.verdict if is_judged else MISSING,
+                    "verdict": judged_line.verdict if is_judged else MISSING,
                 }
 
 
