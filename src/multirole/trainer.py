@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput, denumpify_detensorize
 
+from multirole.bases.gguf_folder import local_base
 from multirole.callbacks import Iteration, OptimizerStep, require_value
 from multirole.chat.templates import Renderer, chat_template, check_chats
 from multirole.credit import credit_callbacks
@@ -89,7 +90,7 @@ class MultiRoleGRPOTrainer(StockHooks):
 
     Args:
         model (`str`, `PreTrainedModel` or `PeftModel`):
-            As in TRL. A `PeftModel` must hold an adapter for each name of the policy map or, for a policy with one adapter, the adapter
+            As in TRL, or the path of a GGUF file, which is converted once (docs/bases.md). A `PeftModel` must hold an adapter for each name of the policy map or, for a policy with one adapter, the adapter
             "default". Otherwise pass `peft_config`.
         workflow ([`Workflow`]):
             Any object with `name`, `roles` (role to its number of slots) and `async def run(problem, call) -> Answer`.
@@ -169,6 +170,8 @@ class MultiRoleGRPOTrainer(StockHooks):
         credit = credit_callbacks(args, callbacks or [])
         self.role_betas = kl_weights(args, self.policy)
         self._set_train_rows(train_dataset, args)
+        if isinstance(model, str):
+            model = local_base(model)
         peft_model = with_adapters(model, peft_config, self.adapters, args)
         args.check(ties_embeddings=peft_model.config.tie_word_embeddings)
         if args.device.type == "cpu":
