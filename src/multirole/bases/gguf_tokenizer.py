@@ -13,8 +13,8 @@ from multirole.bases.gguf_header import Header
 
 CONTROL, USER_DEFINED = 3, 4
 """GGUF's types of tokens that are never part of a text, and of those that are never split."""
-PADDING = ("<|endoftext|>", "<|finetune_right_pad_id|>", "<|pad|>", "<pad>", "[PAD]", "<unk>")
-"""Names of tokens for padding, where a file names none that can be used."""
+PADDING = ("<|endoftext|>", "<|finetune_right_pad_id|>", "<|pad|>", "<pad>", "[PAD]")
+"""Names of special tokens for padding, where a file names none that can be used."""
 REPLY = "Yes, of course."
 WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{digits}| ?[^\s\p{{L}}\p{{N}}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 """The pattern of Llama 3 and of Qwen2 (`Qwen2Converter` of transformers), which differ in how many digits are one word."""
@@ -73,12 +73,10 @@ def build_tokenizer(header: Header) -> PreTrainedTokenizerFast:
     tokenizer.chat_template = fields.get("tokenizer.chat_template")
     end = named("eos")
     tokenizer.eos_token = end_of_turn(tokenizer) or end
-    named_padding = named("padding", "unknown")
-    usable = [token for token in (named_padding, *PADDING, end) if token in tokenizer.get_vocab()]
-    tokenizer.pad_token = next(
-        (token for token in usable if token not in (tokenizer.eos_token, tokenizer.bos_token)),
-        named_padding or tokenizer.eos_token,
-    )
+    special = {token.content for token in tokenizer.added_tokens_decoder.values() if token.special}
+    candidates = (named("padding"), named("unknown"), *PADDING, end)
+    usable = (token for token in candidates if token in special - {tokenizer.eos_token})
+    tokenizer.pad_token = next(usable, tokenizer.eos_token)
     return tokenizer
 
 
