@@ -61,7 +61,12 @@ def test_the_settings_are_those_of_the_scale_of_its_size(file):
 )
 def test_the_nearest_scale(sizes, scale, monkeypatch):
     tiny = base_config.config_of(base_config.embedded_model())
-    config = dict(zip(base_config.SIZES, sizes, strict=True)) | {"model_type": "qwen3", "tie_word_embeddings": True, "num_key_value_heads": 8, "head_dim": 64}
+    config = dict(zip(base_config.SIZES, sizes, strict=True)) | {
+        "model_type": "qwen3",
+        "tie_word_embeddings": True,
+        "num_key_value_heads": 8,
+        "head_dim": 64,
+    }
     monkeypatch.setattr(base_config, "config_of", lambda model: config if model == "this" else tiny)
     assert scale_of("this") == scale
 
@@ -91,7 +96,9 @@ def test_names_on_the_hub(tmp_path, monkeypatch):
     (tmp_path / "a" / "b").mkdir(parents=True)
     assert hub_name("a/b") is None and recorded_name("a/b") == "b" and recorded_name("c/d@1") == "c/d@1"
     asked = []
-    LlamaConfig(hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, vocab_size=99).save_pretrained(tmp_path)
+    LlamaConfig(
+        hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=4, vocab_size=99
+    ).save_pretrained(tmp_path)
 
     def download(repo, name, revision=None, local_files_only=False):
         asked.append((repo, name, revision))
@@ -99,7 +106,11 @@ def test_names_on_the_hub(tmp_path, monkeypatch):
 
     monkeypatch.setattr("huggingface_hub.hf_hub_download", download)
     cell = Cell("single", "sp", model="me/mine@v2")
-    assert {*asked} == {("me/mine", "config.json", "v2")} and cell.scale == "tiny-r" and cell.to_dict()["model"] == "me/mine@v2"
+    assert (
+        {*asked} == {("me/mine", "config.json", "v2")}
+        and cell.scale == "tiny-r"
+        and cell.to_dict()["model"] == "me/mine@v2"
+    )
     snapshot = tmp_path / "snapshots" / "abc123"
     snapshot.mkdir(parents=True)
     for name in ("config.json", "tokenizer_config.json", "model.safetensors"):

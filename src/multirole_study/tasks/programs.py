@@ -46,8 +46,15 @@ EDGES: dict[str, list[Arguments]] = {
 
 def _steps_of_a_list() -> Iterator[Step]:
     yield "even numbers in xs", lambda xs: [x for x in xs if x % 2 == 0]
-    yield "negative numbers in xs", lambda xs: [x for x in xs if x < 0]
-    for k in (2, 5):
+    yield "numbers in xs whose absolute value is greater than 4", lambda xs: [x for x in xs if abs(x) > 4]
+    yield "numbers in xs that differ from the number directly before them", lambda xs: [b for a, b in pairwise(xs) if a != b]  # fmt: skip
+    yield "numbers in xs that are less than the number directly after them", lambda xs: [a for a, b in pairwise(xs) if a < b]  # fmt: skip
+    yield "numbers at even positions of xs (the first number has position 0)", lambda xs: xs[::2]
+    for k in (3, 4):
+        yield f"numbers in xs that are divisible by {k}", lambda xs, k=k: [x for x in xs if x % k == 0]  # type: ignore[misc]
+    for k in (0, 3, 6):
+        yield f"numbers in xs that are less than {k}", lambda xs, k=k: [x for x in xs if x < k]  # type: ignore[misc]
+    for k in (1, 2, 4, 5, 7):
         yield f"numbers in xs that are greater than {k}", lambda xs, k=k: [x for x in xs if x > k]  # type: ignore[misc]
     yield "squares of the odd numbers in xs", lambda xs: [x * x for x in xs if x % 2]
     yield "numbers in xs that occur exactly once", lambda xs: [x for x in xs if xs.count(x) == 1]
@@ -75,7 +82,12 @@ def _results_of_numbers() -> Iterator[Result]:
 
 def _steps_of_a_text() -> Iterator[Step]:
     yield "words of s that start with a vowel, in upper or lower case", lambda s: [w for w in s.split() if w[0].lower() in "aeiou"]  # fmt: skip
-    for k in (3, 5):
+    for letter in "eno":
+        yield f"words of s that contain the letter '{letter}', in lower case", lambda s, c=letter: [w for w in s.split() if c in w]  # type: ignore[misc]  # fmt: skip
+    yield "words of s at odd positions (the first word has position 0)", lambda s: s.split()[1::2]
+    yield "words of s that are shorter than the longest word of s", lambda s: [w for w in s.split() if len(w) < max(map(len, s.split()))]  # fmt: skip
+    yield "words of s that end with a vowel", lambda s: [w for w in s.split() if w[-1] in "aeiou"]
+    for k in (2, 3, 4, 5):
         yield f"words of s that have more than {k} letters", lambda s, k=k: [w for w in s.split() if len(w) > k]  # type: ignore[misc]
     yield "words of s that begin with a capital letter", lambda s: [w for w in s.split() if w[0].isupper()]
     yield "words of s that read the same backwards, in lower case", lambda s: [w.lower() for w in s.split() if w.lower() == w.lower()[::-1]]  # fmt: skip
@@ -96,7 +108,11 @@ def _results_of_words() -> Iterator[Result]:
 
 
 def _steps_of_a_dictionary() -> Iterator[Step]:
-    for k in (2, 6):
+    yield "entries of d whose value is negative", lambda d: [(n, v) for n, v in d.items() if v < 0]
+    yield "entries of d whose value is less than 5", lambda d: [(n, v) for n, v in d.items() if v < 5]
+    for letter in "ai":
+        yield f"entries of d whose key contains the letter '{letter}'", lambda d, c=letter: [(n, v) for n, v in d.items() if c in n]  # type: ignore[misc]  # fmt: skip
+    for k in (2, 4, 6, 8):
         yield f"entries of d whose value is greater than {k}", lambda d, k=k: [(n, v) for n, v in d.items() if v > k]  # type: ignore[misc]
     yield "entries of d whose value is even", lambda d: [(n, v) for n, v in d.items() if v % 2 == 0]
     yield "entries of d whose key has more than 3 letters", lambda d: [(n, v) for n, v in d.items() if len(n) > 3]
@@ -139,7 +155,7 @@ def _programs() -> Iterator[Spec]:
                 yield Spec(signature, sentence, function)
 
 
-TABLE = Table(NAME, "code", QUESTION, (_programs,), INPUTS, n_tests=10, edges=EDGES)
+TABLE = Table(NAME, "code", QUESTION, (_programs,), INPUTS, n_tests=10, edges=EDGES, validation_share=3)
 
 
 @dataclass(frozen=True)

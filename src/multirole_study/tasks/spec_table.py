@@ -21,8 +21,6 @@ Arguments = tuple
 Function = Callable[..., object]
 N_PROBES = 200
 """The number of inputs that distinguish functions and supply the tests."""
-VALIDATION_SHARE = 6
-"""One function in six belongs to the validation split."""
 
 
 class Spec(NamedTuple):
@@ -44,6 +42,7 @@ class Table:
         groups: generators of the functions.
         inputs: generators of random arguments by signature.
         edges: arguments by signature that every function is tested on.
+        validation_share: one function in so many belongs to the validation split.
         n_tests: the smallest number of tests.
     """
 
@@ -54,6 +53,7 @@ class Table:
     inputs: Mapping[str, Callable[[random.Random], Arguments]]
     n_tests: int
     edges: Mapping[str, Sequence[Arguments]] = field(default_factory=dict)
+    validation_share: int = 6
 
     @cache  # noqa: B019  (tables are made once, at import)
     def probes(self, signature: str) -> list[Arguments]:
@@ -101,7 +101,7 @@ class Table:
         """Return the problems by split, shuffled."""
         splits: dict[str, list[Problem]] = {"train": [], "validation": []}
         for key, spec in self.specs().items():
-            splits[split_of(json.dumps(key), VALIDATION_SHARE)].append(self.to_problem(spec))
+            splits[split_of(json.dumps(key), self.validation_share)].append(self.to_problem(spec))
         for split, problems in splits.items():
             random.Random(f"{self.name}/{split}").shuffle(problems)
         return splits
