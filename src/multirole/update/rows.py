@@ -67,13 +67,13 @@ def problem_order(n_rows: int, num_generations: int, length: int, seed: int, shu
 
 
 def episode_rows(episodes: list[Episode], policy: dict[str, str], masks_truncated: bool) -> list[Row]:
-    """Return one row per turn with its episode's advantage, in the order of the episodes; with `masks_truncated`, truncated turns are masked."""
+    """Return one row per turn with its advantage, in the order of the episodes; with `masks_truncated`, truncated turns are masked."""
     return [
         Row(
             episode,
             turn,
             policy[turn.role],
-            advantage=episode.advantage,
+            advantage=episode.advantage_of(turn),
             is_masked=masks_truncated and turn.finish_reason == "length",
         )
         for episode in episodes

@@ -29,6 +29,7 @@ class ShapleyCredit(CreditEstimator):
     """
 
     replays_episodes = True
+    why_one_reward = "divides one reward of the episode between its roles"
 
     def __init__(self) -> None:
         self.values: dict[int, dict[str, float]] = {}
