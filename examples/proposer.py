@@ -1,6 +1,7 @@
-"""Train a proposer and a solver on opposed rewards. It takes a minute on a CPU.
+"""Train a proposer and a solver on opposed rewards. It takes a minute or two on a CPU.
 
     python examples/proposer.py
+    python examples/proposer.py frozen      # the base model solves, and only the proposer is trained
 
 The proposer says how long a sum is to be, and four solvers compute it. A solver is paid for being right, the proposer for a sum that half of
 the solvers get right: a sum that is always or never right teaches nothing. So each reply has a reward of its own, which the reward function
@@ -55,7 +56,7 @@ class Propose:
         return Answer(tries[0].text)
 
 
-def halves(completions, episodes, seed, **kwargs):
+def halves(completions, episodes, seed, log_metric, **kwargs):
     """One number per turn: 1 or 0 for a solver, and for the proposer 1 if half of them are right, 0 if all or none are."""
     rewards = []
     for episode, start in zip(episodes, seed, strict=True):
@@ -64,10 +65,14 @@ def halves(completions, episodes, seed, **kwargs):
         right = [float(boxed(turn.text) == sum_of(start, n_steps)[1]) for turn in tries]
         share = sum(right) / len(right) if right else 0.0
         rewards.append([1 - abs(2 * share - 1), *right])
+    asked = [n for n in (length_of(episode.turns[0].text) for episode in episodes) if n]
+    log_metric("steps", sum(asked) / len(asked))
     return rewards
 
 
 if __name__ == "__main__":
+    import sys
+
     from datasets import Dataset
     from peft import LoraConfig
 
@@ -75,7 +80,7 @@ if __name__ == "__main__":
     from multirole_study import embedded_model
 
     args = MultiRoleGRPOConfig(
-        "out/proposer", policy="ip", generation_batch_size=48, num_generations=16, max_steps=12, max_completion_length=192,
+        "out/proposer", policy={"proposer": "a", "solver": "frozen" if "frozen" in sys.argv else "b"}, generation_batch_size=48, num_generations=16, max_steps=12, max_completion_length=192,
         learning_rate=2e-3, logging_steps=1, save_strategy="no", report_to="none", disable_tqdm=True,
     )  # fmt: skip
     trainer = MultiRoleGRPOTrainer(
@@ -83,6 +88,5 @@ if __name__ == "__main__":
         peft_config=LoraConfig(r=16, lora_alpha=16, target_modules="all-linear"),
     )  # fmt: skip
     trainer.train()
-    for role in Propose.roles:
-        rewards = [round(line[f"{role}/reward"], 2) for line in trainer.state.log_history if f"{role}/reward" in line]
-        print(f"reward of the {role}: {rewards}")
+    for name in ("proposer/reward", "solver/reward", "steps"):
+        print(f"{name}: {[round(line[name], 2) for line in trainer.state.log_history if name in line]}")

@@ -50,6 +50,8 @@ from multirole.metrics.completions_table import save_separately
 from multirole.metrics.evaluation import score_shares
 from multirole.metrics.iteration import UpdateMetrics
 from multirole.options import MultiRoleGRPOConfig
+from multirole.partners import Partners
+from multirole.policy import served_part, shown
 from multirole.rollout.player import Player
 from multirole.rollout.rollout import Attempt, WorkflowError, answer_ids, last_turns, transcript
 from multirole.saving.checkpoints import (
@@ -234,6 +236,7 @@ class StockHooks(GRPOTrainer):
     entropy_coef: float | dict[str, float]  # of each adapter, if there are several
     policy: dict[str, str]
     adapters: list[str]
+    partners: Partners
     passes: ModelPasses
     correction: Correction | None
     player: Player
@@ -261,7 +264,9 @@ class StockHooks(GRPOTrainer):
         """
         self.underway = Underway()
         self._last_grad_norm, self._last_lr = torch.tensor(0.0), 0.0  # what HF's loop logs
-        run = PolicyMap(self.policy, gather_objects(StartClock().started)[0])  # of the first process
+        run = PolicyMap(
+            self.policy, gather_objects(StartClock().started)[0], self.partners.past_numbers
+        )  # of the first process
         self.clock = run.clock
         """The clock of chat templates, which a resumed run takes over from its checkpoint."""
         args.router_aux_loss_coef = 0.0
@@ -294,7 +299,7 @@ class StockHooks(GRPOTrainer):
         self._last_world_entropy = by_adapter(self.adapters, math.inf)
         fields = {f"paper_{key}": self._paper.get(key) for key in ("title", "id")}
         self._card = functools.partial(
-            write_card, source=self.peft_model.config.name_or_path, policy=self.policy, workflow=workflow_name,
+            write_card, source=self.peft_model.config.name_or_path, policy={role: shown(value) for role, value in self.policy.items()}, adapter=self.adapters[0], workflow=workflow_name,
             name=Path(args.hub_model_id or args.output_dir).name, hub_id=args.hub_model_id, tags=self._tag_names,
             trainer=fields | {"trainer_name": self._name, "trainer_citation": self._paper.get("citation")},
         )  # fmt: skip
@@ -615,7 +620,7 @@ class StockHooks(GRPOTrainer):
             "strip_thoughts",
         )
         facts = {
-            "policy": self.policy, "eos_token_ids": self.eos_token_ids, "has_own_render": self.has_own_render,
+            "policy": served_part(self.policy), "eos_token_ids": self.eos_token_ids, "has_own_render": self.has_own_render,
             "started": self.clock.started,
         }  # fmt: skip
         facts |= {name: vars(args)[name] for name in options}
@@ -623,7 +628,10 @@ class StockHooks(GRPOTrainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         adapters = set(self.peft_model.peft_config)
-        check_checkpoint(Path(resume_from_checkpoint), self.policy, adapters, self.is_fsdp_enabled)
+        check_checkpoint(
+            Path(resume_from_checkpoint), self.policy, adapters, self.is_fsdp_enabled, self.partners.served,
+            self.partners.past_numbers,
+        )  # fmt: skip
         with loading_on_host(self.peft_model):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
         self.clock.started = saved_args(Path(resume_from_checkpoint)).get("started", self.clock.started)

@@ -98,7 +98,8 @@ class Turn:
     workflow sets it for turns that are verdicts, selections or plans; for every other turn the rollout records
     "answered" or "unparsed" from the task's answer extraction. `is_right` says whether the turn by itself was right, None if it
     has not been judged. `version` is the number of iterations for which the adapter had been trained when it sampled the turn; None outside a trainer.
-    `reply` has the tool calls of a turn that was called with `tools`.
+    `reply` has the tool calls of a turn that was called with `tools`. A turn that an endpoint has played has this model's tokens of its text, NaN as
+    log-probs, and in `billed` the tokens of prompt and reply that the server counted.
     """
 
     role: str
@@ -113,6 +114,7 @@ class Turn:
     is_right: bool | None = None
     version: int | None = None
     reply: Reply | None = None
+    billed: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)

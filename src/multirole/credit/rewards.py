@@ -52,6 +52,6 @@ def set_rewards(
             episode.reward = replace(episode.reward, value=value)
         if episode.reward is not None and episode.answer is not None and episode.answer.reason is not None:
             episode.reward = replace(episode.reward, reason=episode.answer.reason)
-    for episode, values in zip(episodes, of_turns or [], strict=of_turns is not None):
+    for episode, of_episode in zip(episodes, of_turns or [], strict=of_turns is not None):
         if episode.reward is not None:
-            episode.reward = replace(episode.reward, turns=tuple(weighted(values, weights).tolist()))
+            episode.reward = replace(episode.reward, turns=tuple(weighted(of_episode, weights).tolist()))

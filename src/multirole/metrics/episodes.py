@@ -129,15 +129,33 @@ def surrogate_loss(episodes: list[Episode], advantages: list[float], loss_type: 
 def text_metrics(rows: list[Row]) -> dict[str, float]:
     """Compute the text metrics of one role's rows (lengths, finish reasons, outcomes, advantages)."""
     advantages = torch.tensor([row.advantage for row in rows], dtype=torch.float64)  # (N,)
+    of_turns = turn_metrics([(row.episode, row.turn) for row in rows])
+    of_turns.pop("turns")
+    of_advantages = {"advantage_mean": advantages.mean().item(), "advantage_abs": advantages.abs().mean().item()}
+    first = {name: of_turns.pop(name) for name in ("tokens", "reward")}
+    return {"rows": len(rows)} | first | of_advantages | of_turns
+
+
+def turn_metrics(turns: Sequence[tuple[Episode, Turn]]) -> dict[str, float]:
+    """Compute the text metrics of one role's turns, given with their episodes."""
     return {
-        "rows": len(rows),
-        "tokens": sum(len(row.turn.completion_ids) for row in rows),
-        "reward": mean_of_turns((row.episode, row.turn) for row in rows),
-        "advantage_mean": advantages.mean().item(),
-        "advantage_abs": advantages.abs().mean().item(),
-        "length_mean": sum(len(row.turn.completion_ids) for row in rows) / len(rows),
-        "truncated_rate": sum(row.turn.finish_reason == "length" for row in rows) / len(rows),
-        "unparsed_rate": sum(row.turn.outcome == "unparsed" for row in rows) / len(rows),
+        "turns": len(turns),
+        "tokens": sum(len(turn.completion_ids) for _, turn in turns),
+        "reward": mean_of_turns(turns),
+        "length_mean": sum(len(turn.completion_ids) for _, turn in turns) / len(turns),
+        "truncated_rate": sum(turn.finish_reason == "length" for _, turn in turns) / len(turns),
+        "unparsed_rate": sum(turn.outcome == "unparsed" for _, turn in turns) / len(turns),
+    }
+
+
+def billed_tokens(turns: Sequence[tuple[Episode, Turn]]) -> dict[str, float]:
+    """Sum the tokens that endpoints counted for prompts and replies; {} if none has played."""
+    billed = [turn.billed for _, turn in turns if turn.billed is not None]
+    if not billed:
+        return {}
+    return {
+        f"billed_{name}_tokens": sum(counts)
+        for name, counts in zip(("prompt", "completion"), zip(*billed), strict=True)
     }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from accelerate import Accelerator
 from torch import Tensor
 
-from multirole.metrics.episodes import accuracy, mean_reward, n_failed, overflow_rate, role_rewards
+from multirole.metrics.episodes import accuracy, billed_tokens, mean_reward, n_failed, overflow_rate, role_rewards
 from multirole.options import MultiRoleGRPOConfig
 from multirole.types import Episode
 from multirole.update.processes import gather_objects
@@ -71,6 +71,8 @@ def evaluation_metrics(
     metrics = {f"{prefix}_reward": mean_reward(episodes)}
     metrics |= {f"{prefix}_rewards/{name}/mean": value for name, value in means.items()}
     metrics |= {f"{prefix}_{role}/reward": value for role, value in role_rewards(episodes).items()}
+    turns = [(episode, turn) for episode in episodes for turn in episode.turns]
+    metrics |= {f"{prefix}_{name}": value for name, value in billed_tokens(turns).items()}
     if (fraction := accuracy(episodes)) is not None:
         metrics[f"{prefix}_accuracy"] = fraction
     metrics[f"{prefix}_prompt_overflow_rate"] = overflow_rate(episodes)

@@ -67,7 +67,7 @@ def problem_order(n_rows: int, num_generations: int, length: int, seed: int, shu
 
 
 def episode_rows(episodes: list[Episode], policy: dict[str, str], masks_truncated: bool) -> list[Row]:
-    """Return one row per turn with its advantage, in the order of the episodes; with `masks_truncated`, truncated turns are masked."""
+    """Return one row per turn of the roles in `policy`, with its advantage, in the order of the episodes; with `masks_truncated`, truncated turns are masked."""
     return [
         Row(
             episode,
@@ -78,6 +78,7 @@ def episode_rows(episodes: list[Episode], policy: dict[str, str], masks_truncate
         )
         for episode in episodes
         for turn in episode.turns
+        if turn.role in policy
     ]
 
 

@@ -50,6 +50,7 @@ class BranchCredit(CreditEstimator):
             for episode in episodes
             if episode.reward is not None
             for turn in episode.turns
+            if trainer.policy[turn.role] in trainer.adapters
             for draw in range(1, self.n_branches)
         ]
         played = play_forks(trainer, forks, trainer.state.global_step)
