@@ -22,8 +22,9 @@ class Trainer(Protocol):
 
     Attributes:
         workflow: as it was passed.
-        policy: role -> adapter.
+        policy: role -> the adapter that it trains, or its partner as text (`multirole.policy`).
         adapters: the names of the adapters that are trained.
+        partners: the roles that are not trained; `partners.served` are the names of all adapters that play.
         peft_model: the model without the wrappers of accelerate.
         state: HF's; `state.global_step` is the number of finished iterations.
     """

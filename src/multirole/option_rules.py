@@ -54,7 +54,15 @@ CHOICES = {
     "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
 }
 """Values of fields of `GRPOConfig` that TRL checks only after the first rollout, or not at all."""
-POSITIVE = ("micro_batch_tokens", "max_prompt_tokens", "max_turns", "max_completion_length", "num_iterations")
+POSITIVE = (
+    "micro_batch_tokens",
+    "max_prompt_tokens",
+    "max_turns",
+    "max_completion_length",
+    "num_iterations",
+    "past_every",
+    "past_selves",
+)
 POSITIVE_OR_NONE = ("step_tokens", "step_rows")
 """Numbers of 1 or more."""
 NOT_NEGATIVE = ("max_failed_episodes", "max_staleness", "vllm_server_max_retries")
@@ -76,6 +84,12 @@ FACTS = {
     "has_eval_dataset": "whether there is an `eval_dataset`",
     "thought_reward": "name of a reward function that reads thoughts, or None",
     "roles": "the workflow's roles",
+    "partner_roles": "the roles that are played and not trained",
+    "local_partners": "those of them that this run's base model plays",
+    "frozen_adapter_roles": "those that saved adapters play",
+    "past_roles": "those that past selves play",
+    "endpoint_roles": "those that servers play",
+    "replaying_credit": "name of an estimator that plays episodes again, or None",
     "n_new_adapters": "number of adapters that are added to the base",
     "base_change": "`init_lora_weights` of new adapters, if it moves a part of the base's weights into them; else None",
     "ties_embeddings": "whether the model's head and embeddings are one matrix",
@@ -206,6 +220,24 @@ RULES = [
                                      for role, weight in role_beta.items() if not weight >= 0)),
     Rule(lambda role_beta, roles: set(role_beta or {}) <= set(roles),
          lambda role_beta, roles: f"`role_beta` names {sorted(set(role_beta) - set(roles))}, but the roles are {list(roles)}."),
+    Rule(lambda role_beta, partner_roles: not set(role_beta or {}) & set(partner_roles),
+         lambda role_beta, partner_roles: (
+             f"`role_beta` weighs the KL penalty of {sorted(set(role_beta) & set(partner_roles))}, which `policy` does not train. Leave them out.")),
+    # roles that are not trained
+    Rule(lambda changed, past_roles: past_roles or not {"past_every", "past_selves"} & set(changed),
+         "`past_every={past_every}` and `past_selves={past_selves}` are for roles that past selves play, and `policy` has none. Write 'past:NAME' for "
+         "such a role, or leave them out."),
+    Rule(lambda max_staleness, past_roles: not (max_staleness and past_roles),
+         "`max_staleness={max_staleness}` plays episodes during the update, which copies the past selves that play {past_roles}. Leave it at 0."),
+    Rule(lambda is_sharded, past_roles, frozen_adapter_roles: not (is_sharded and (past_roles or frozen_adapter_roles)),
+         "FSDP2 shards the model, and frozen adapters and past selves were not made to work with it, but `policy` has them for "
+         "{frozen_adapter_roles}{past_roles}. Train with data parallelism, or write 'frozen', the base."),
+    Rule(lambda base_change, local_partners: not (base_change and local_partners),
+         "`init_lora_weights={base_change!r}` moves a part of the base's weights into the new adapters, so neither the base nor another adapter can "
+         "play {local_partners} on it. Use True."),
+    Rule(lambda replaying_credit, endpoint_roles: not (replaying_credit and endpoint_roles),
+         "{replaying_credit} replays episodes, and the endpoints that play {endpoint_roles} would have to be asked again for each of them. Use another "
+         "`credit`, such as 'outcome'."),
     # optimizer steps of an iteration
     Rule(lambda updates, step_tokens: (updates == "tokens") == (step_tokens is not None),
          "`step_tokens` must be set if `updates='tokens'` and only then, got {step_tokens} with updates={updates!r}: `updates='tokens'` needs "

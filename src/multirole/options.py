@@ -71,9 +71,11 @@ class MultiRoleGRPOConfig(GRPOConfig):
     - Fields that have no meaning here raise a ValueError that says why.
 
     Args:
-        policy (`str` or `dict[str, str]`, defaults to `"sp"`):
+        policy (`str` or `dict[str, Any]`, defaults to `"sp"`):
             Role to adapter map (paper section 3): `"sp"`, one adapter for all roles; `"ip"`, one for each role; or a map such as
-            `{"generator": "a", "aggregator": "b"}`, also as text, `"generator=a,aggregator=b"`.
+            `{"generator": "a", "aggregator": "b"}`, also as text, `"generator=a,aggregator=b"`. A role of a map may also be played without being trained:
+            by `"frozen"`, the base without an adapter; by `"frozen:FOLDER"`, a saved adapter; by `"past:a"`, earlier weights of the adapter `a`; or
+            by a model behind an OpenAI-compatible server, `{"url": "http://host:8000/v1", "model": "name", "key_env": "VARIABLE"}`.
         updates (`str`, defaults to `"per_batch"`):
             Optimizer steps of an adapter in an iteration. `"per_batch"`: one per `step_rows` rows (paper section 5.1: a role
             with three slots takes three). `"one"`: one on all its rows. `"tokens"`: one per about `step_tokens` completion tokens.
@@ -100,6 +102,9 @@ class MultiRoleGRPOConfig(GRPOConfig):
             KL weights of individual roles, which replace `beta`; also as text, `"judge=0.1,solver=0"`, or as JSON.
         micro_batch_tokens (`int`, defaults to `16384`):
             Largest number of tokens in one forward pass, padding included. Changes memory and speed, not the gradient.
+        past_every (`int`, defaults to `10`), past_selves (`int`, defaults to `4`):
+            For roles of the policy map that are played by `"past:NAME"`, earlier weights of the adapter NAME: the iterations between two copies, and the
+            number of copies that are kept. Each episode draws one of them.
         max_prompt_tokens (`int`, defaults to `2048`):
             A turn whose prompt is longer ends its episode without an answer.
         max_turns (`int`, defaults to `256`):
@@ -135,7 +140,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
             Unload adapters that other runs have left on the servers. By default such servers are refused.
     """
 
-    policy: dict[str, str] | str | None = "sp"  # with None, `TrlParser` takes text too
+    policy: dict[str, Any] | str | None = "sp"  # with None, `TrlParser` takes text too
     updates: Literal["per_batch", "one", "tokens"] = "per_batch"
     step_tokens: int | None = None
     step_rows: int | None = None
@@ -146,6 +151,8 @@ class MultiRoleGRPOConfig(GRPOConfig):
     process_reward: float = 0.0
     role_beta: dict[str, float] | str | None = None
     micro_batch_tokens: int = 16384
+    past_every: int = 10
+    past_selves: int = 4
     max_prompt_tokens: int = 2048
     max_turns: int = 256
     turn_seeds: Literal["position", "prompt"] = "position"

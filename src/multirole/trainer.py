@@ -49,8 +49,9 @@ from multirole.metrics.evaluation import (
     score_shares,
     warn_of_loss_as_metric,
 )
-from multirole.metrics.iteration import UpdateMetrics, log_iteration, role_metrics
+from multirole.metrics.iteration import UpdateMetrics, log_iteration, partner_metrics, role_metrics
 from multirole.options import MultiRoleGRPOConfig
+from multirole.partners import Partners
 from multirole.policy import adapter_names, parse_policy
 from multirole.rollout.play_ahead import RolloutsAhead, plays_during_update, staleness_metrics
 from multirole.rollout.player import Player
@@ -121,6 +122,7 @@ class MultiRoleGRPOTrainer(StockHooks):
     """
 
     problems: Problems
+    partners: Partners
 
     def __init__(
         self,
@@ -155,12 +157,14 @@ class MultiRoleGRPOTrainer(StockHooks):
         use_growing_segments()
         self.workflow = workflow
         policy = parse_policy("sp" if args.policy is None else args.policy, list(workflow.roles))
-        self.policy = named_adapters(model, policy)
+        self.policy = named_adapters(model, policy, adapter_names(policy))
         self.adapters = adapter_names(self.policy)
         args.check()
-        args.check(
-            **facts_before_loading(args, self.policy, model, peft_config, reward_funcs, train_dataset, eval_dataset)
+        self.partners = Partners(self.policy)
+        facts = facts_before_loading(
+            args, self.partners.trained, model, peft_config, reward_funcs, train_dataset, eval_dataset
         )
+        args.check(roles=list(self.policy), **facts, **self.partners.facts)
         check_dataset("train_dataset", train_dataset, reward_funcs)
         self._evaluation_sets = (
             eval_dataset,
@@ -168,11 +172,13 @@ class MultiRoleGRPOTrainer(StockHooks):
         )
         check_engine(args.engine)
         credit = credit_callbacks(args, callbacks or [])
+        self.partners.check(args, [*credit, *(callbacks or [])])
         self.role_betas = kl_weights(args, self.policy)
         self._set_train_rows(train_dataset, args)
         if isinstance(model, str):
             model = local_base(model)
         peft_model = with_adapters(model, peft_config, self.adapters, args)
+        self.partners.add_to(peft_model, args)
         args.check(ties_embeddings=peft_model.config.tie_word_embeddings)
         if args.device.type == "cpu":
             # transformers' is "cpu:0" where there are several processes, and torch loads no optimizer to that
@@ -218,13 +224,14 @@ class MultiRoleGRPOTrainer(StockHooks):
         self._step += 1  # TRL counts training steps here
         seconds = {"rollout": played - started, "update": time.perf_counter() - played}
         self._metrics["train"]["step_time"].append(sum(seconds.values()))
+        self.partners.past.end_iteration(self.state.global_step + 1)
         self._finish_iteration(Iteration(self.state.global_step + 1, episodes, rows, steps, seconds))
         return loss
 
     def prepare_rows(self, episodes: list[Episode]) -> list[Row]:
         """Return the iteration's rows in the order of training, with their advantages and the log-probs that the loss needs."""
         args = self.args
-        rows = episode_rows(episodes, self.policy, args.mask_truncated_completions)
+        rows = episode_rows(episodes, self.partners.trained, args.mask_truncated_completions)
         if not rows:
             has_sampled = bool(self.state.num_input_tokens_seen)
             report_no_turns(episodes, self.state.global_step + 1, args.max_prompt_tokens, has_sampled)
@@ -371,7 +378,9 @@ class MultiRoleGRPOTrainer(StockHooks):
         version = self.state.global_step
         # the adapters also change within an iteration
         weights = version, self._n_steps
-        return self.player.play(self.peft_model, version, weights, attempts, iteration, policy, replays)
+        players = self.partners.players(self.policy if policy is None else policy, version)
+        self.rollout.versions = self.partners.versions(version)
+        return self.player.play(self.peft_model, version, weights, attempts, iteration, players, replays)
 
     def _play_ahead(
         self, model: PeftModel, version: int, attempts: list[Attempt], iteration: int
@@ -406,6 +415,7 @@ class MultiRoleGRPOTrainer(StockHooks):
     def _finish_iteration(self, iteration: Iteration) -> None:
         """Write metrics per role into TRL's log, after the callbacks' `on_iteration_end`."""
         iteration.roles |= role_metrics(iteration.rows, list(self.policy))
+        iteration.roles |= partner_metrics(iteration.episodes, self.partners.roles)
         for role, values in self.update_metrics.weights.collect(gather_objects).items():
             iteration.roles[role] |= values
         is_main = self.accelerator.is_main_process
@@ -511,14 +521,17 @@ class MultiRoleGRPOTrainer(StockHooks):
         maker = engine or load_engine(args.engine, self.peft_model, self.passes.is_float32)
         engine_class = (maker if isinstance(maker, type) else type(maker)).__name__
         args.check(
-            is_sharded=self.is_sharded, engine_class=engine_class, plays_during_update=plays_during_update(maker)
+            is_sharded=self.is_sharded,
+            engine_class=engine_class,
+            plays_during_update=plays_during_update(maker),
+            **self.partners.facts,
         )
-        self.engine = engine or maker.from_trainer(self)
+        self.engine = self.partners.with_endpoints(engine or maker.from_trainer(self), self)
         tokenizer = (
             copy.deepcopy(self._tokenizer) if args.max_staleness else self._tokenizer
         )  # one thread, one tokenizer
         self.rollout = Rollout(
-            workflow, self.engine, tokenizer, self.policy, is_answer, args.seed, args.max_prompt_tokens, render,
+            workflow, self.engine, tokenizer, self.partners.players(self.policy, 0), is_answer, args.seed, args.max_prompt_tokens, render,
             args.max_turns, args.turn_seeds, args.max_failed_episodes, self._end_episode, args.strip_thoughts,
             n_embeddings=len(self.peft_model.get_input_embeddings().weight),
         )  # fmt: skip

@@ -67,17 +67,18 @@ def problem_order(n_rows: int, num_generations: int, length: int, seed: int, shu
 
 
 def episode_rows(episodes: list[Episode], policy: dict[str, str], masks_truncated: bool) -> list[Row]:
-    """Return one row per turn with its episode's advantage, in the order of the episodes; with `masks_truncated`, truncated turns are masked."""
+    """Return one row per turn of the roles in `policy`, with its advantage, in the order of the episodes; with `masks_truncated`, truncated turns are masked."""
     return [
         Row(
             episode,
             turn,
             policy[turn.role],
-            advantage=episode.advantage,
+            advantage=episode.advantage_of(turn),
             is_masked=masks_truncated and turn.finish_reason == "length",
         )
         for episode in episodes
         for turn in episode.turns
+        if turn.role in policy
     ]
 
 

@@ -17,7 +17,7 @@ from pydantic import PrivateAttr
 
 from multirole.credit import ESTIMATORS, load_estimator
 from multirole.option_rules import broken_rules
-from multirole.policy import parse_policy
+from multirole.policy import adapter_names, parse_policy, partner_facts
 from multirole.types import Workflow
 from multirole.workflows import WORKFLOWS
 from multirole_study.experiment.base_config import is_base, recorded_name, scale_of
@@ -270,12 +270,13 @@ class Cell(Settings):
             "task_label": self.task_label, "has_own_task": self._task is not None, "has_gym_task": self._gym is not None,
             "replays_episodes": self.credit in ESTIMATORS and self.replays_episodes,
         }  # fmt: skip
-        return [*broken_rules(dict(self) | {"roles": list(self.policy)}), *broken_rules(dict(self) | facts, RULES)]
+        of_library = {"roles": list(self.policy)} | partner_facts(self.policy)
+        return [*broken_rules(dict(self) | of_library), *broken_rules(dict(self) | facts, RULES)]
 
     @property
     def ticks(self) -> int:
         """The number of ticks of the learning-rate schedule."""
-        return self.max_steps * (len(set(self.policy.values())) if self.lr_clock != "iteration" else 1)
+        return self.max_steps * (len(adapter_names(self.policy)) if self.lr_clock != "iteration" else 1)
 
     def remarks(self) -> list[str]:
         """Return a sentence for each setting that is allowed and does less than its name says; a run prints them when it starts."""

@@ -326,7 +326,10 @@ class Recording(MultiRoleCallback):
     ) -> None:
         """Add the outcome of every problem, and write the first `N_INSPECTED` episodes' turns token by token."""
         self.take_sampled_tokens(trainer)  # discarded: tokens sampled by the evaluation count for no iteration
-        rows = [Row(e, turn, trainer.policy[turn.role]) for e in episodes[:N_INSPECTED] for turn in e.turns]
+        adapters = (
+            dict.fromkeys(trainer.policy, trainer.adapters[0]) | trainer.partners.trained
+        )  # a partner's are not read
+        rows = [Row(e, turn, adapters[turn.role]) for e in episodes[:N_INSPECTED] for turn in e.turns]
         base_logprobs = trainer.logprobs_of(rows, base=True)  # every process computes a share
         if step := trainer.state.global_step:
             trainer.save_adapters()  # a collective: every process has a shard
