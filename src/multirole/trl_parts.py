@@ -39,7 +39,6 @@ from multirole.callbacks import MultiRoleCallback, require_value
 from multirole.chat.templates import StartClock
 from multirole.credit.advantages import groups_of_equal_rewards
 from multirole.credit.rewards import answers_as_completions, leave_out_failed, set_rewards, with_equal_columns
-from multirole.engines.protocol import EngineError, RequestRefused
 from multirole.inputs.adapters import train_only
 from multirole.inputs.epochs import EpochCount
 from multirole.inputs.problems import INDEX, checked_evaluation, to_row
@@ -49,8 +48,8 @@ from multirole.metrics.completions_table import save_separately
 from multirole.metrics.evaluation import score_shares
 from multirole.metrics.iteration import UpdateMetrics
 from multirole.options import MultiRoleGRPOConfig
-from multirole.rollout.player import Player
-from multirole.rollout.rollout import Attempt, WorkflowError, answer_ids, last_turns, transcript
+from multirole.rollout.player import PLAY_ERRORS, Player
+from multirole.rollout.rollout import Attempt, answer_ids, last_turns, transcript
 from multirole.saving.checkpoints import (
     PolicyMap,
     check_checkpoint,
@@ -211,6 +210,8 @@ class Underway:
         rewards: (N, F) of the episodes that were scored last, by reward function.
         micro_batch: whose loss is being computed; None outside of a loss.
         evaluation: the prefix and the table of completions of the evaluation that is logged next.
+        is_playing: whether the episodes of an iteration are being played.
+        has_unsaved: whether iterations were trained after the last checkpoint.
     """
 
     attempts: list[Attempt] = field(default_factory=list)
@@ -218,6 +219,8 @@ class Underway:
     rewards: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     micro_batch: MicroBatch | None = None
     evaluation: tuple[str, dict[str, Any]] | None = None
+    is_playing: bool = False
+    has_unsaved: bool = False
 
 
 class StockHooks(GRPOTrainer):
@@ -307,7 +310,8 @@ class StockHooks(GRPOTrainer):
         self.forget_unlogged()
         try:
             return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
-        except (WorkflowError, EngineError, RequestRefused) as error:
+        except PLAY_ERRORS as error:
+            self._save_finished(trial)
             # their messages say where; a traceback would show this package
             raise error.with_traceback(None) from error.__cause__
         finally:
@@ -374,7 +378,9 @@ class StockHooks(GRPOTrainer):
 
     def _rollout_func(self, prompts: list, _: GRPOTrainer) -> dict[str, list]:
         """Play the iteration's episodes (TRL's hook). Returns the last turn of each episode of this process, with the episode."""
+        self.underway.is_playing = True
         self.underway.episodes = self.play_iteration(self.underway.attempts)
+        self.underway.is_playing = False
         start = self.accelerator.process_index * len(prompts)
         return last_turns(self.underway.episodes[start : start + len(prompts)], self._tokenizer.eos_token_id)
 
@@ -560,8 +566,18 @@ class StockHooks(GRPOTrainer):
         if self.args.should_save and target.exists():  # of an earlier run, perhaps with other adapters
             shutil.rmtree(target)
         self.accelerator.wait_for_everyone()
+        if self.player.ahead is not None and self.args.should_save:
+            target.mkdir(parents=True)
+            self.player.ahead.save(target, self.state.global_step)
         with rotating_by_step(self.state.global_step):
             super()._save_checkpoint(model, trial)
+        self.underway.has_unsaved = False
+
+    def _save_finished(self, trial: Any) -> None:
+        """Save a checkpoint if the episodes of the next iteration could not be played: the weights are still those of the finished iterations."""
+        if self.underway.is_playing and self.underway.has_unsaved and self.args.save_strategy in ("steps", "epoch"):
+            self._save_checkpoint(self.model, trial)
+            self.callback_handler.on_save(self.args, self.state, self.control)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         if self.is_world_process_zero():
@@ -602,6 +618,8 @@ class StockHooks(GRPOTrainer):
         check_checkpoint(Path(resume_from_checkpoint), self.policy, adapters, self.is_fsdp_enabled)
         with loading_on_host(self.peft_model):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
+        if self.player.ahead is not None:
+            self.player.ahead.load(Path(resume_from_checkpoint))
         self.clock.started = saved_args(Path(resume_from_checkpoint)).get("started", self.clock.started)
         self.player.forget_published()
 
