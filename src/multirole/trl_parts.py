@@ -58,7 +58,7 @@ from multirole.saving.checkpoints import (
     resume_argument,
     rotating_by_step,
 )
-from multirole.saving.layout import SERVING, last_checkpoint, saved_args
+from multirole.saving.layout import SERVING, last_checkpoint, owes_evaluation, saved_args
 from multirole.saving.model_card import write_card
 from multirole.types import Episode
 from multirole.update.entropy import StepEntropy, by_adapter, next_coef, value_of, with_value
@@ -210,7 +210,7 @@ class Underway:
         rewards: (N, F) of the episodes that were scored last, by reward function.
         micro_batch: whose loss is being computed; None outside of a loss.
         evaluation: the prefix and the table of completions of the evaluation that is logged next.
-        is_playing: whether the episodes of an iteration are being played.
+        is_playing, is_evaluating: whether the episodes of an iteration, or of an evaluation, are being played.
         has_unsaved: whether iterations were trained after the last checkpoint.
     """
 
@@ -220,6 +220,7 @@ class Underway:
     micro_batch: MicroBatch | None = None
     evaluation: tuple[str, dict[str, Any]] | None = None
     is_playing: bool = False
+    is_evaluating: bool = False
     has_unsaved: bool = False
 
 
@@ -261,8 +262,8 @@ class StockHooks(GRPOTrainer):
         """
         self.underway = Underway()
         self._last_grad_norm, self._last_lr = torch.tensor(0.0), 0.0  # what HF's loop logs
-        run = PolicyMap(self.policy, gather_objects(StartClock().started)[0])  # of the first process
-        self.clock = run.clock
+        self.run_state = PolicyMap(self.policy, gather_objects(StartClock().started)[0])  # of the first process
+        self.clock = self.run_state.clock
         """The clock of chat templates, which a resumed run takes over from its checkpoint."""
         args.router_aux_loss_coef = 0.0
         beta, args.beta = (
@@ -273,7 +274,7 @@ class StockHooks(GRPOTrainer):
             warnings.filterwarnings("ignore", message=".*rollout_func.*")  # the experimental hook that this stands on
             super().__init__(
                 model=model, reward_funcs=[checked_reward(function) for function in reward_funcs], args=args,
-                callbacks=[*callbacks, run], rollout_func=self._rollout_func, **arguments,
+                callbacks=[*callbacks, self.run_state], rollout_func=self._rollout_func, **arguments,
             )  # fmt: skip
         args.beta = beta  # for logs and records; TRL's loss reads `self.beta`
         self.callback_handler.callbacks.insert(0, EpochCount(self))
@@ -308,6 +309,7 @@ class StockHooks(GRPOTrainer):
         if resume_from_checkpoint is True and (last := last_checkpoint(Path(self.args.output_dir))):
             resume_from_checkpoint = str(last)
         self.forget_unlogged()
+        eval_on_start = self.args.eval_on_start
         try:
             return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
         except PLAY_ERRORS as error:
@@ -315,6 +317,7 @@ class StockHooks(GRPOTrainer):
             # their messages say where; a traceback would show this package
             raise error.with_traceback(None) from error.__cause__
         finally:
+            self.args.eval_on_start = eval_on_start
             self.player.stop()
 
     # ---- what the loop defines
@@ -535,7 +538,10 @@ class StockHooks(GRPOTrainer):
     ) -> dict[str, float]:
         # with persistent workers, HF would return the loader of the first dataset that was passed for every other one
         self.__dict__.pop("_eval_dataloaders", None)
-        return super().evaluate(self._evaluation_set(eval_dataset), ignore_keys, metric_key_prefix)
+        self.underway.is_evaluating = True
+        metrics = super().evaluate(self._evaluation_set(eval_dataset), ignore_keys, metric_key_prefix)
+        self.underway.is_evaluating = False
+        return metrics
 
     def predict(
         self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
@@ -574,10 +580,18 @@ class StockHooks(GRPOTrainer):
         self.underway.has_unsaved = False
 
     def _save_finished(self, trial: Any) -> None:
-        """Save a checkpoint if the episodes of the next iteration could not be played: the weights are still those of the finished iterations."""
-        if self.underway.is_playing and self.underway.has_unsaved and self.args.save_strategy in ("steps", "epoch"):
+        """Save a checkpoint if episodes could not be played and iterations were trained since the last one.
+
+        The weights are those after the last iteration. If the episodes were those of an evaluation, the resumed run begins with it, but not if
+        the evaluation was to choose the best checkpoint, which HF does after an iteration only.
+        """
+        args, underway = self.args, self.underway
+        owes = underway.is_evaluating and args.eval_strategy != "no" and args.metric_for_best_model is None
+        if underway.has_unsaved and (underway.is_playing or owes) and args.save_strategy in ("steps", "epoch"):
+            self.run_state.owes_evaluation = owes
             self._save_checkpoint(self.model, trial)
-            self.callback_handler.on_save(self.args, self.state, self.control)
+            self.run_state.owes_evaluation = False
+            self.callback_handler.on_save(args, self.state, self.control)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         if self.is_world_process_zero():
@@ -620,6 +634,7 @@ class StockHooks(GRPOTrainer):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
         if self.player.ahead is not None:
             self.player.ahead.load(Path(resume_from_checkpoint))
+        self.args.eval_on_start |= owes_evaluation(Path(resume_from_checkpoint))
         self.clock.started = saved_args(Path(resume_from_checkpoint)).get("started", self.clock.started)
         self.player.forget_published()
 

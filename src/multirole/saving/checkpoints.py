@@ -16,20 +16,24 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from multirole.chat.templates import StartClock
-from multirole.saving.layout import newest_of, numbered_checkpoints, saved_adapters, saved_args
+from multirole.saving.layout import OWES_EVALUATION, newest_of, numbered_checkpoints, saved_adapters, saved_args
 
 OF_WHOLE, OF_SHARDED = "optimizer.pt", "pytorch_model_fsdp*"
 """Files of a checkpoint whose model was whole in each process, and of one whose model FSDP2 had sharded."""
 
 
 class PolicyMap(TrainerCallback, ExportableState):
-    """Callback that saves the policy map and the start of the run in the `trainer_state.json` of every checkpoint."""
+    """Callback that saves the policy map and the start of the run in the `trainer_state.json` of every checkpoint.
+
+    `owes_evaluation`: the evaluation of the checkpoint's step is still to be done.
+    """
 
     def __init__(self, policy: dict[str, str], started: str | None = None) -> None:
-        self.policy, self.clock = policy, StartClock(started)
+        self.policy, self.clock, self.owes_evaluation = policy, StartClock(started), False
 
     def state(self) -> dict[str, Any]:
-        return {"args": {"policy": self.policy, "started": self.clock.started}, "attributes": {}}
+        due = {OWES_EVALUATION: True} if self.owes_evaluation else {}
+        return {"args": {"policy": self.policy, "started": self.clock.started}, "attributes": {}} | due
 
 
 def check_checkpoint(folder: Path, policy: dict[str, str], model_adapters: set[str], is_sharded: bool) -> None:
