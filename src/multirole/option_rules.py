@@ -276,8 +276,6 @@ RULES = [
     Rule(lambda max_staleness, ignore_data_skip: not (max_staleness and ignore_data_skip),
          "`max_staleness={max_staleness}` plays the problems that come next in the run's order, but `ignore_data_skip=True` would restart that order "
          "when a run is resumed. Leave it at False."),
-    Rule(lambda max_staleness, world_size: not max_staleness or world_size == 1,
-         "`max_staleness={max_staleness}` works in one process only, but this run has {world_size}. Leave it at 0, or train in one process."),
     Rule(lambda max_staleness, is_sharded: not (max_staleness and is_sharded),
          "`max_staleness={max_staleness}` needs the whole model in one process, but FSDP2 shards it. Leave it at 0, or train without FSDP2."),
     Rule(lambda max_staleness, engine_class, plays_during_update: not max_staleness or plays_during_update,

@@ -222,6 +222,7 @@ class MultiRoleGRPOTrainer(StockHooks):
         steps, loss = self.update(model, rows)
         return_freed_memory(self.passes.base)
         self._step += 1  # TRL counts training steps here
+        self.underway.has_unsaved = True
         seconds = {"rollout": played - started, "update": time.perf_counter() - played}
         self._metrics["train"]["step_time"].append(sum(seconds.values()))
         self.partners.past.end_iteration(self.state.global_step + 1)

@@ -30,5 +30,5 @@ def test_the_arguments_resolve_to_the_path_that_the_documentation_names():
     assert settled == {
         "second runner": True, "async scheduling": True, "chunked prefill": True,
         "tokens of a step": chosen["vllm_max_num_batched_tokens"], "sequences": chosen["vllm_max_num_seqs"], "graphs": "FULL_AND_PIECEWISE", "largest graph": 512, "LoRA dtype": "torch.bfloat16",
-        "LoRA slots": 3, "sleep mode": True,
+        "LoRA slots": 3, "sleep mode": True, "autotune": False,
     }  # fmt: skip

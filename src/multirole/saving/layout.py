@@ -11,6 +11,9 @@ SERVING = "serving.json"
 STATE_OF_RUN = "PolicyMap"
 """Name of the callback (`checkpoints.PolicyMap`) whose state a checkpoint's `trainer_state.json` holds."""
 
+OWES_EVALUATION = "owes_evaluation"
+"""Key of that state in a checkpoint whose step is still to be evaluated, since its evaluation failed."""
+
 
 def saved_adapters(folder: Path) -> dict[str, Path]:
     """Return the adapters in a folder that `save_model` or a checkpoint wrote, with their folders.
@@ -22,11 +25,18 @@ def saved_adapters(folder: Path) -> dict[str, Path]:
 
 
 def saved_args(folder: Path) -> dict[str, Any]:
-    """Return what `PolicyMap` saved in a checkpoint; {} if there is nothing."""
+    """Return the policy map and the start of the run that a checkpoint holds; {} if there is nothing."""
+    return _state_of_run(folder).get("args", {})
+
+
+def owes_evaluation(folder: Path) -> bool:
+    """Return whether a run that resumes from a checkpoint must evaluate first."""
+    return OWES_EVALUATION in _state_of_run(folder)
+
+
+def _state_of_run(folder: Path) -> dict[str, Any]:
     file = folder / "trainer_state.json"
-    if not file.exists():
-        return {}
-    return json.loads(file.read_text())["stateful_callbacks"].get(STATE_OF_RUN, {}).get("args", {})
+    return json.loads(file.read_text())["stateful_callbacks"].get(STATE_OF_RUN, {}) if file.exists() else {}
 
 
 def last_checkpoint(folder: Path) -> Path | None:
