@@ -1,10 +1,11 @@
 """Select the runs of an arm from packed results, and read a measure of each."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from multirole_study.compare.corrections import ALL_CELLS
 from multirole_study.compare.measures import Measure
 
 if TYPE_CHECKING:
@@ -53,3 +54,13 @@ def numbers_of(
             rows.append(row)
     read = ["value", *(["minus"] if minus is not None and not measure.is_paired else [])]
     return pd.DataFrame(rows, columns=["workflow", "task", "seed", *read]).astype(dict.fromkeys(read, float))
+
+
+def mean_by_seed(parts: Sequence[pd.DataFrame], seeds: Sequence[int]) -> pd.DataFrame:
+    """Return a row per seed that every part has, with the mean over the parts, in the order of `seeds`; `parts` are as `numbers_of` returns them."""
+    numbers = pd.concat([part.dropna() for part in parts])
+    by_seed = numbers.groupby("seed")
+    read = [name for name in ("value", "minus") if name in numbers]
+    means = by_seed[read].mean()[by_seed.size() == len(parts)]
+    means = means.loc[[seed for seed in seeds if seed in means.index]].reset_index()
+    return means.assign(workflow=ALL_CELLS, task=", ".join(dict.fromkeys(numbers["task"])))

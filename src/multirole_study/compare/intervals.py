@@ -20,7 +20,7 @@ from multirole_study.compare.rules import ALPHA, MARGIN, RULES
 SMALLEST_SD = 1e-9
 """Numbers that spread less are equal up to rounding. Accuracies on few problems can be, in few seeds."""
 PERMUTATIONS = 9999
-"""The largest number of permutations in a rank correlation's test; if more are possible, so many are drawn at random."""
+"""The largest number of permutations in a test; if more are possible, so many are drawn at random."""
 
 
 class Interval(NamedTuple):
@@ -102,6 +102,18 @@ def resampled(values: np.ndarray, statistic: Callable[[np.ndarray], float]) -> I
     draws = rng.integers(len(values), size=(RULES["resamples"], len(values)))
     low, high = np.nanquantile([statistic(values[draw]) for draw in draws], [ALPHA / 2, 1 - ALPHA / 2])
     return NO_UNITS._replace(mean=statistic(values), low=float(low), high=float(high), seeds=len(values))
+
+
+def sign_flip_p(values: pd.Series | np.ndarray | list[float]) -> float:
+    """Return the two-sided p of "the mean of paired differences is 0" by flipping their signs, exact for at most 13 of them.
+
+    Of differences that are -1, 0 or 1 it is McNemar's exact test.
+    """
+    test = permutation_test(
+        (np.asarray(values, float),), np.mean, permutation_type="samples", n_resamples=PERMUTATIONS,
+        rng=np.random.default_rng(0),
+    )  # fmt: skip
+    return float(test.pvalue)
 
 
 def seeds_needed(sd: float, effect: float) -> int | None:
