@@ -54,8 +54,15 @@ CHOICES = {
     "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
 }
 """Values of fields of `GRPOConfig` that TRL checks only after the first rollout, or not at all."""
-POSITIVE = ("micro_batch_tokens", "max_prompt_tokens", "max_turns", "max_completion_length", "num_iterations")
-POSITIVE_OR_NONE = ("step_tokens", "step_rows")
+POSITIVE = (
+    "micro_batch_tokens",
+    "max_prompt_tokens",
+    "max_turns",
+    "max_completion_length",
+    "num_iterations",
+    "lr_ticks",
+)
+POSITIVE_OR_NONE = ("step_tokens", "step_rows", "max_sampled_tokens")
 """Numbers of 1 or more."""
 NOT_NEGATIVE = ("max_failed_episodes", "max_staleness", "vllm_server_max_retries")
 """Numbers of 0 or more."""
@@ -161,6 +168,11 @@ def idle_correction(changed: Mapping[str, Any]) -> str | None:
     )
 
 
+def listed(roles: Any) -> Any:
+    """Return roles that are written as text, "generator,aggregator", as a list, and anything else unchanged."""
+    return [role.strip() for role in roles.split(",")] if isinstance(roles, str) else roles
+
+
 POSITIVE_INTEGER = "`NAME` must be a positive integer, got {NAME!r}."
 OPTIMIZER_ADVICE = "Use an optimizer with a schedule, such as 'adamw_torch'."
 SET_AFTERWARDS = (
@@ -207,6 +219,13 @@ RULES = [
     Rule(lambda role_beta, roles: set(role_beta or {}) <= set(roles),
          lambda role_beta, roles: f"`role_beta` names {sorted(set(role_beta) - set(roles))}, but the roles are {list(roles)}."),
     # optimizer steps of an iteration
+    Rule(lambda role_order: role_order is None or (
+             isinstance(listed(role_order), list) and role_order and all(isinstance(role, str) for role in listed(role_order))),
+         "`role_order` must be a list of roles, such as ['generator', 'aggregator'], got {role_order!r}."),
+    Rule(lambda role_order, roles: set(listed(role_order) or ()) <= set(roles),
+         lambda role_order, roles: f"`role_order` names {sorted(set(listed(role_order)) - set(roles))}, but the roles are {list(roles)}."),
+    Rule(lambda target_kl: target_kl is None or (isinstance(target_kl, (int, float)) and target_kl > 0),
+         "`target_kl` must be a positive number of nats per token, such as 0.05, got {target_kl!r}."),
     Rule(lambda updates, step_tokens: (updates == "tokens") == (step_tokens is not None),
          "`step_tokens` must be set if `updates='tokens'` and only then, got {step_tokens} with updates={updates!r}: `updates='tokens'` needs "
          "`step_tokens`, such as 4096, and nothing else uses it."),
@@ -224,6 +243,15 @@ RULES = [
     Rule(lambda accumulated_steps: accumulated_steps == 1,
          "`accelerator_config` sets `num_steps={accumulated_steps}` for gradient accumulation, but an iteration takes its optimizer steps itself, on "
          "mini-batches of any size. Leave it out, and set `generation_batch_size`."),
+    # the schedule
+    Rule(lambda lr_ticks, lr_wraps: lr_ticks > 1 or not lr_wraps,
+         "`lr_wraps=True` is for a schedule that ends before the run does, which needs `lr_ticks` above 1, got {lr_ticks}. Leave it out."),
+    Rule(lambda lr_ticks, max_sampled_tokens: lr_ticks == 1 or max_sampled_tokens is None,
+         "`max_sampled_tokens={max_sampled_tokens}` reads the schedule at the share of the budget that is spent, and `lr_ticks={lr_ticks}` at a count "
+         "of iterations. Leave out one of the two."),
+    Rule(lambda max_staleness, max_sampled_tokens: not max_staleness or max_sampled_tokens is None,
+         "`max_sampled_tokens={max_sampled_tokens}` counts what was sampled before an iteration, and `max_staleness={max_staleness}` samples later ones "
+         "meanwhile. Leave max_staleness at 0."),
     # importance weights
     Rule(lambda changed, old_logprobs: old_logprobs != "sampled" or not idle_correction(changed),
          lambda changed, old_logprobs: (

@@ -125,19 +125,22 @@ def test_a_question_may_pool_its_arms_as_well(grid_results):
     assert list(by_arm["arm"]) == ["isolated", "shared"] and line["value"] == pytest.approx(by_arm["value"].mean())
 
 
-def test_paired_falls_are_tested_by_flipping_signs():
-    """Five seeds fall under one arm alone: 2 of 2^5 sign patterns are as extreme. McNemar's test of one more in the other direction."""
+def test_paired_falls_are_tested_by_mcnemar_s_test(grid_results):
+    """Only the discordant pairs count: five of five on one side have p = 2 / 2^5, seven of eight 2 * 9 / 2^8."""
 
     def p(*differences: int) -> float:
         numbers = pd.DataFrame({"workflow": "w", "task": "t", "seed": range(len(differences)), "value": differences})
         return ESTIMATES["paired_shares"](numbers.assign(minus=0)).interval.p
 
     assert p(1, 1, 1, 1, 1, 0, 0) == pytest.approx(2 / 2**5)
-    assert p(1, 1, 1, 1, 1, 1, 1, -1) == pytest.approx(2 * 9 / 2**8)
-    assert p(2, 1, 1, 0) == pytest.approx(2 / 2**3) and p(0, 0, 0) == 1.0
-    assert ESTIMATES["paired_shares"](
-        pd.DataFrame({"workflow": "w", "task": "t", "seed": [0, 1], "value": [1.0, 0.5], "minus": [0.0, 0.5]})
-    ).interval.mean == pytest.approx(0.5)
+    assert p(1, 1, 1, 1, 1, 1, 1, -1) == pytest.approx(2 * 9 / 2**8) and p(0, 0, 0) == 1.0
+    (line,) = pooled(grid_results, measure="falls", estimate="paired_shares", pooled="places").to_dict("records")
+    assert (line["seeds"], line["p"], line["verdict"]) == (
+        6,
+        1.0,
+        "undecided",
+    )  # pairs of two workflows and three seeds
+    assert line["value"] == pytest.approx(1 / 6)  # one of the three of isolated Voting
 
 
 def test_two_studies_of_one_folder_have_the_notebooks_of_both(grid_results, tmp_path):

@@ -56,11 +56,16 @@ def numbers_of(
     return pd.DataFrame(rows, columns=["workflow", "task", "seed", *read]).astype(dict.fromkeys(read, float))
 
 
-def mean_by_seed(parts: Sequence[pd.DataFrame], seeds: Sequence[int]) -> pd.DataFrame:
-    """Return a row per seed that every part has, with the mean over the parts, in the order of `seeds`; `parts` are as `numbers_of` returns them."""
+def of_whole_seeds(parts: Sequence[pd.DataFrame], seeds: Sequence[int]) -> pd.DataFrame:
+    """Return the numbers of the seeds that every part has, in the order of `seeds`; `parts` are as `numbers_of` returns them."""
     numbers = pd.concat([part.dropna() for part in parts])
-    by_seed = numbers.groupby("seed")
+    counts = numbers.groupby("seed").size()
+    whole = numbers[numbers["seed"].isin(counts.index[counts == len(parts)])]
+    return whole.sort_values("seed", key=lambda column: column.map(list(seeds).index), kind="stable")
+
+
+def mean_by_seed(numbers: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per seed, in their order, with the mean of its numbers."""
     read = [name for name in ("value", "minus") if name in numbers]
-    means = by_seed[read].mean()[by_seed.size() == len(parts)]
-    means = means.loc[[seed for seed in seeds if seed in means.index]].reset_index()
+    means = numbers.groupby("seed", sort=False)[read].mean().reset_index()
     return means.assign(workflow=ALL_CELLS, task=", ".join(dict.fromkeys(numbers["task"])))

@@ -19,8 +19,8 @@ from multirole_study.compare.intervals import (
     Interval,
     difference_of_shares,
     exact_share,
+    mcnemar_p,
     resampled,
-    sign_flip_p,
     t_interval,
 )
 from multirole_study.compare.rules import ALPHA, MARGIN, RULES
@@ -93,9 +93,9 @@ def shares(numbers: pd.DataFrame) -> Estimate:
 
 
 def paired_shares(numbers: pd.DataFrame) -> Estimate:
-    """Compare how often paired runs of two arms show a pattern, by an exact test that flips the signs of the seeds' differences."""
+    """Compare how many of the paired runs of two arms show a pattern, by McNemar's exact test; the interval is Student's, over the pairs."""
     values = differences(numbers)["value"]
-    return Estimate(t_interval(values)._replace(p=sign_flip_p(values)))
+    return Estimate(t_interval(values)._replace(p=mcnemar_p(values)), unit="pairs")
 
 
 def span(interval: Interval) -> str:

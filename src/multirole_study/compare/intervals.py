@@ -20,7 +20,7 @@ from multirole_study.compare.rules import ALPHA, MARGIN, RULES
 SMALLEST_SD = 1e-9
 """Numbers that spread less are equal up to rounding. Accuracies on few problems can be, in few seeds."""
 PERMUTATIONS = 9999
-"""The largest number of permutations in a test; if more are possible, so many are drawn at random."""
+"""The largest number of permutations in a rank correlation's test; if more are possible, so many are drawn at random."""
 
 
 class Interval(NamedTuple):
@@ -104,18 +104,6 @@ def resampled(values: np.ndarray, statistic: Callable[[np.ndarray], float]) -> I
     return NO_UNITS._replace(mean=statistic(values), low=float(low), high=float(high), seeds=len(values))
 
 
-def sign_flip_p(values: pd.Series | np.ndarray | list[float]) -> float:
-    """Return the two-sided p of "the mean of paired differences is 0" by flipping their signs, exact for at most 13 of them.
-
-    Of differences that are -1, 0 or 1 it is McNemar's exact test.
-    """
-    test = permutation_test(
-        (np.asarray(values, float),), np.mean, permutation_type="samples", n_resamples=PERMUTATIONS,
-        rng=np.random.default_rng(0),
-    )  # fmt: skip
-    return float(test.pvalue)
-
-
 def seeds_needed(sd: float, effect: float) -> int | None:
     """Return the pairs of seeds that a paired t test needs to find an effect with probability `power`; None if more than 1,000."""
     for n in range(2, 1001):
@@ -142,6 +130,13 @@ def difference_of_shares(a: int, n: int, b: int, m: int) -> Interval:
     low, high = confint_proportions_2indep(a, n, b, m, method="newcomb", alpha=ALPHA)
     p = min(1.0, 2 * min(one_sided_fisher(a, b, n, m)))
     return NO_UNITS._replace(mean=a / n - b / m, low=float(low), high=float(high), p=p, seeds=n)
+
+
+def mcnemar_p(differences: pd.Series | np.ndarray | list[int]) -> float:
+    """Return the two-sided p of McNemar's exact test, from the differences of paired outcomes: 1 where only the first of a pair shows the pattern, -1, or 0."""
+    signs = np.sign(np.asarray(differences, float))
+    apart = int(abs(signs).sum())
+    return float(binomtest(int((signs > 0).sum()), apart).pvalue) if apart else 1.0
 
 
 def one_sided_fisher(a: int, b: int, n: int, m: int) -> tuple[float, float]:

@@ -5,6 +5,7 @@ study.table(Results("results/tiny-r"))
 """
 
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
@@ -15,7 +16,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
 from multirole_study.compare.answers import Answer, Question, judged
-from multirole_study.compare.arms import Place, Runs, find_runs, mean_by_seed
+from multirole_study.compare.arms import Place, Runs, find_runs, mean_by_seed, of_whole_seeds
 from multirole_study.compare.corrections import ALL_CELLS
 from multirole_study.compare.looks import Looks
 from multirole_study.compare.measures import MEASURES
@@ -47,10 +48,10 @@ class DeclaredQuestion:
     Args:
         measure: a name of `measures.MEASURES`; `role`, `metric`, `flat`, `gain` and `last` are its options.
         arm, minus: names of arms, or lists of them; one `minus` serves all arms.
-        pooled: "places" makes one line of each arm's workflows and tasks, "arms" one of all its arms as well. A seed's number is the mean over
-            them, and a seed without all of these runs is not read.
-        estimate: "mean" of a difference (default), "shares" of two arms by Fisher's test, "paired_shares" of two arms by an exact test
-            paired by seed, or the "share" of one arm.
+        pooled: "places" makes one line of each arm's workflows and tasks, "arms" one of all its arms as well. Seeds without all of these runs are
+            not read. A seed's number is the mean over its runs.
+        estimate: "mean" of a difference (default), "shares" of two arms by Fisher's test, "paired_shares" of two arms by McNemar's exact test
+            of the pairs of runs, or the "share" of one arm.
         sign: -1 where the question asks whether the number is smaller.
         at: the bound, by default 0; of a share without `minus`, one half.
         enough: the bound that is enough for a yes, such as -0.03 for "matches or exceeds".
@@ -217,8 +218,12 @@ class CompareStudy:
         if declared.pooled is None:
             return judged(question, [numbers(*line) for line in self.lines(declared)])
         of_pairs = [[numbers(place, *pair) for place in self.places(*pair)] for pair in declared.pairs]
-        families = of_pairs if declared.pooled == "places" else [list(chain.from_iterable(of_pairs))]
-        return judged(question, [mean_by_seed(parts, self.seeds) for parts in families])
+        pools = of_pairs if declared.pooled == "places" else [list(chain.from_iterable(of_pairs))]
+        read = [of_whole_seeds(parts, self.seeds) for parts in pools]
+        if declared.kind != "paired_shares":
+            return judged(question, [mean_by_seed(numbers) for numbers in read])
+        at = tuple(seeds * len(pools[0]) for seeds in question.looks.at)  # in pairs of runs
+        return judged(replace(question, looks=replace(question.looks, at=at)), read)
 
     def table(self, results: "Results") -> pd.DataFrame:
         """Return a row per question and line: question, workflow, task, arm, minus, seeds, value, low, high, p (after correction), and verdict."""
