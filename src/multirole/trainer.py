@@ -57,12 +57,14 @@ from multirole.rollout.play_ahead import RolloutsAhead, plays_during_update, sta
 from multirole.rollout.player import Player
 from multirole.rollout.replay import Replay
 from multirole.rollout.rollout import Attempt, Rollout, numbered_attempts, turn_seed, warn_of_silent_roles
+from multirole.schedule import schedule_callbacks
 from multirole.trl_parts import StockHooks
 from multirole.types import Episode, Workflow
 from multirole.update.adapter_gradient import AdapterGradient, RowGroup, scaled_rates, set_optimizer_mode
 from multirole.update.entropy import StepEntropy, step_entropy
 from multirole.update.gradients import clip
 from multirole.update.importance import Correction
+from multirole.update.kl_bound import KLBound
 from multirole.update.noise import disable_noise, warn_of_noise
 from multirole.update.passes.logprobs import check_head, check_rows
 from multirole.update.passes.model_passes import MicroBatch, ModelPasses
@@ -76,7 +78,16 @@ from multirole.update.processes import (
     save_every_adapter,
 )
 from multirole.update.reference import Reference
-from multirole.update.rows import Row, collate, episode_rows, later_rows, loss_mass, plan_steps, shuffled
+from multirole.update.rows import (
+    Row,
+    collate,
+    episode_rows,
+    later_rows,
+    loss_mass,
+    plan_steps,
+    rows_in_turn,
+    shuffled,
+)
 from multirole.update.scoring import score_rows
 from multirole.update.threads import use_fitting_threads
 
@@ -191,7 +202,7 @@ class MultiRoleGRPOTrainer(StockHooks):
             if not any(isinstance(function, str) for function in reward_funcs):
                 args.model_init_kwargs = None  # used; TRL would warn that they are not, or load reward models with them
         self.init_stock(
-            peft_model, reward_funcs, args, [*credit, *(callbacks or [])], workflow.name, train_dataset=train_dataset, eval_dataset=eval_dataset,
+            peft_model, reward_funcs, args, [*schedule_callbacks(args), *credit, *(callbacks or [])], workflow.name, train_dataset=train_dataset, eval_dataset=eval_dataset,
             processing_class=processing_class, reward_processing_classes=reward_processing_classes, optimizers=optimizers,
         )  # fmt: skip
         switched_off = disable_noise(self.peft_model, args.neftune_noise_alpha)
@@ -199,6 +210,7 @@ class MultiRoleGRPOTrainer(StockHooks):
             warn_of_noise(switched_off)
             warn_of_loss_as_metric(args)
         self._n_steps = 0  # optimizer steps that were taken
+        self.kl_bound = None if args.target_kl is None else KLBound(args.target_kl)
         self.update_metrics = UpdateMetrics(is_per_row=args.importance_sampling_level == "sequence")
         self._zero_reward = ZeroRewardWarning()
         self._set_up_passes(has_initial_adapters=isinstance(model, PeftModel) or changes_base(peft_config))
@@ -212,6 +224,7 @@ class MultiRoleGRPOTrainer(StockHooks):
         Returns the mean loss of the optimizer steps, detached.
         """
         started = time.perf_counter()
+        tokens = self.rollout.sampled_tokens, self.rollout.read_tokens
         model.train()
         set_optimizer_mode(self.optimizer, "train")
         episodes = self._generate_and_score_completions(inputs)
@@ -226,7 +239,10 @@ class MultiRoleGRPOTrainer(StockHooks):
         seconds = {"rollout": played - started, "update": time.perf_counter() - played}
         self._metrics["train"]["step_time"].append(sum(seconds.values()))
         self.partners.past.end_iteration(self.state.global_step + 1)
-        self._finish_iteration(Iteration(self.state.global_step + 1, episodes, rows, steps, seconds))
+        iteration = Iteration(self.state.global_step + 1, episodes, rows, steps, seconds)
+        counts = self.rollout.sampled_tokens - tokens[0], self.rollout.read_tokens - tokens[1]
+        iteration.sampled_tokens, iteration.read_tokens = map(sum, zip(*gather_objects(counts), strict=True))
+        self._finish_iteration(iteration)
         return loss
 
     def prepare_rows(self, episodes: list[Episode]) -> list[Row]:
@@ -246,7 +262,10 @@ class MultiRoleGRPOTrainer(StockHooks):
 
     def update(self, model: nn.Module, rows: list[Row]) -> tuple[list[OptimizerStep], Tensor]:
         """Take every optimizer step of every adapter; return the steps and their mean loss, detached."""
-        steps = plan_steps(rows, self.adapters, self.args)
+        trained = rows_in_turn(rows, self.args.role_order, self.state.global_step)
+        steps = plan_steps(trained, self.adapters, self.args)
+        if self.kl_bound is not None:
+            self.kl_bound.begin()
         for callback in self.multirole_callbacks:
             callback.on_update_begin(self, rows, steps)
         if self.args.old_logprobs == "recomputed":  # of the steps that callbacks have changed
@@ -259,8 +278,13 @@ class MultiRoleGRPOTrainer(StockHooks):
             lr = self.adapter_learning_rate(adapter)
             if mini_batches or not optimizer_steps:
                 self._last_lr = lr
-            for mini_batch in mini_batches * self.args.num_iterations:
-                step, loss = self.optimizer_step(model, adapter, mini_batch.rows, mini_batch.divisor, lr)
+            for i, mini_batch in enumerate(mini_batches * self.args.num_iterations):
+                step_rows = mini_batch.rows
+                if self.kl_bound is not None and i:
+                    step_rows = self.kl_bound.within(step_rows, self.logprobs_of)
+                if not step_rows:
+                    continue
+                step, loss = self.optimizer_step(model, adapter, step_rows, mini_batch.divisor, lr)
                 optimizer_steps.append(step)
                 losses.append(loss)
         self.update_metrics.loss.write_to(self._metrics["train"])
@@ -423,6 +447,8 @@ class MultiRoleGRPOTrainer(StockHooks):
         if iteration.number == 1 and iteration.rows and is_main:
             called = {turn.role for episode in iteration.episodes for turn in episode.turns}
             warn_of_silent_roles(self.workflow, called, "in the first iteration", n_overflows(iteration.episodes))
+        for role, values in (self.kl_bound.metrics() if self.kl_bound is not None else {}).items():
+            iteration.roles[role] |= values
         for counts in gather_objects(self.passes.take_counts()):
             for name, n in counts.items():
                 iteration.repeated_passes[name] = iteration.repeated_passes.get(name, 0) + n
@@ -432,6 +458,9 @@ class MultiRoleGRPOTrainer(StockHooks):
         if self.player.ahead is not None:
             for name, value in staleness_metrics(iteration.rows, self.state.global_step).items():
                 self._metrics["train"][name].append(value)
+        if self.budget is not None:
+            for name, n in self.budget.spent.items():
+                self._metrics["train"][f"spent/{name}"] = [n]
         self._zero_reward.count(iteration.episodes, is_main)
 
     def evaluation_loop(

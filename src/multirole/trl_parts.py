@@ -63,6 +63,7 @@ from multirole.saving.checkpoints import (
 )
 from multirole.saving.layout import SERVING, last_checkpoint, owes_evaluation, saved_args
 from multirole.saving.model_card import write_card
+from multirole.schedule import TokenBudget
 from multirole.types import Episode
 from multirole.update.entropy import StepEntropy, by_adapter, next_coef, value_of, with_value
 from multirole.update.importance import Correction
@@ -291,6 +292,7 @@ class StockHooks(GRPOTrainer):
             )  # fmt: skip
         args.beta = beta  # for logs and records; TRL's loss reads `self.beta`
         self.callback_handler.callbacks.insert(0, EpochCount(self))
+        self.budget = next((c for c in self.callback_handler.callbacks if isinstance(c, TokenBudget)), None)
         self.peft_model: PeftModel = self.model
         """The model without the wrappers of accelerate."""
         self.num_iterations = 1  # the passes over a mini-batch are in `update`
@@ -322,7 +324,10 @@ class StockHooks(GRPOTrainer):
         if resume_from_checkpoint is True and (last := last_checkpoint(Path(self.args.output_dir))):
             resume_from_checkpoint = str(last)
         self.forget_unlogged()
-        eval_on_start = self.args.eval_on_start
+        eval_on_start, max_steps = self.args.eval_on_start, self.args.max_steps
+        if self.budget is not None:
+            checkpoint = Path(resume_from_checkpoint) if isinstance(resume_from_checkpoint, str) else None
+            self.args.max_steps = self.budget.begin(checkpoint) or max_steps
         try:
             return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
         except PLAY_ERRORS as error:
@@ -330,7 +335,7 @@ class StockHooks(GRPOTrainer):
             # their messages say where; a traceback would show this package
             raise error.with_traceback(None) from error.__cause__
         finally:
-            self.args.eval_on_start = eval_on_start
+            self.args.eval_on_start, self.args.max_steps = eval_on_start, max_steps
             self.player.stop()
 
     # ---- what the loop defines

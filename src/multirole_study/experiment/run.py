@@ -134,7 +134,7 @@ def _train(cell: Cell, launch: Launch, folder: Path, stop: Stop, callbacks: list
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             processes().wait_for_everyone()  # a launcher ends the first as soon as another has stopped
             stop.end()
-            if not gather_objects(any(row["step"] == cell.max_steps for row in recorder.tables["eval"]))[0]:
+            if not gather_objects(any(row["step"] == trainer.state.global_step for row in recorder.tables["eval"]))[0]:
                 trainer.evaluate()
         except FloatingPointError as error:  # a result, not a failure: a resumed run would diverge again
             outcome = {"state": "diverged", "iteration": trainer.state.global_step + 1, "reason": str(error)}
