@@ -190,7 +190,8 @@ def signal_figure(rows: pd.DataFrame, scale: str) -> Plate:
             ax.axvline(0, color="0.8", linewidth=0.8)
             for height, line in enumerate(lines.itertuples(index=False)):
                 here = rows[(rows[keys] == list(line)).all(axis=1) & (rows["other"] == "")]
-                _draw_line(ax, height, here.set_index(["statistic", "policy"]).sort_index(), statistic, policies)
+                estimates = {(row["statistic"], row["policy"]): row for row in here.to_dict("records")}
+                _draw_line(ax, height, estimates, statistic, policies)
             ax.set_xlabel(title)
         for height in range(1, len(lines)):
             if lines["workflow"].iloc[height] != lines["workflow"].iloc[height - 1]:
@@ -207,7 +208,7 @@ def signal_figure(rows: pd.DataFrame, scale: str) -> Plate:
         figure.legend(handles=marks, loc="outside upper center", ncols=len(marks))
         task, batches = DECLARED["scales"][scale]["task"], how_many(rows["batches"])
         about = f"{BASE_NAMES.get(scale, scale)}, {task}; one seed; lines are 95 % jackknife intervals over {batches} batches"
-        say_below(figure, f"{about}; shares of the mean gradient only where a signal is detected")
+        say_below(figure, f"{about}; shares of the mean gradient only where they have an interval")
     caption = (
         f"Signal and noise of the gradient by role, at {scale} on {DECLARED['scales'][scale]['task']}. Dots are estimates, lines 95 % jackknife intervals over {how_many(rows['batches'])} batches of one seed; a "
         f"bar is the role's share of rows. Only roles of a shared adapter have shares, and only roles with several slots have a coherence. Not measured: {missing(rows, scale)}."
@@ -215,18 +216,22 @@ def signal_figure(rows: pd.DataFrame, scale: str) -> Plate:
     return Plate("gradient_signal", figure, caption)
 
 
-def _draw_line(ax: Axes, height: float, by_statistic: pd.DataFrame, statistic: str, policies: list[str]) -> None:
-    """Draw a statistic of one role and checkpoint under each policy, in percent, or say why there is none."""
-    known = [policy for policy in policies if (statistic, policy) in by_statistic.index]
-    estimates = {policy: by_statistic.loc[(statistic, policy)].iloc[0] for policy in known}
-    drawn = {policy: row for policy, row in estimates.items() if not math.isnan(row["low"])}
+def _draw_line(
+    ax: Axes, height: float, estimates: dict[tuple[str, str], dict[str, float]], statistic: str, policies: list[str]
+) -> None:
+    """Draw a statistic of one role and checkpoint under each policy, in percent; `estimates` maps (statistic, policy) to a row."""
+    is_shared = statistic in OF_SHARED_ADAPTERS
+    drawn = {
+        policy: row
+        for policy in policies
+        if (row := estimates.get((statistic, policy))) is not None and not math.isnan(row["low"])
+    }
     for policy, row in drawn.items():
-        at = height + (
-            0.32 * (policies.index(policy) + 0.5 - len(policies) / 2) if statistic not in OF_SHARED_ADAPTERS else 0
-        )
+        at = height if is_shared else height + 0.32 * (policies.index(policy) + 0.5 - len(policies) / 2)
         ax.hlines(at, 100 * row["low"], 100 * row["high"], color=POLICY_COLOURS[policy], linewidth=1.5)
         ax.plot(100 * row["value"], at, "o", color=POLICY_COLOURS[policy], markersize=3.6)
-    if statistic in OF_SHARED_ADAPTERS and ("row_share", "sp") in by_statistic.index:
-        ax.plot(100 * by_statistic.loc[("row_share", "sp")]["value"].iloc[0], height, "|", color="black", markersize=9)
+    if is_shared and ("row_share", "sp") in estimates:
+        ax.plot(100 * estimates["row_share", "sp"]["value"], height, "|", color="black", markersize=9)
     if statistic == "coherence" and not drawn:
-        ax.text(0.5, height, "one slot", ha="center", va="center", transform=ax.get_yaxis_transform(), fontsize=6.5, color="0.55")  # fmt: skip
+        look = {"ha": "center", "va": "center", "fontsize": 6.5, "color": "0.55", "transform": ax.get_yaxis_transform()}
+        ax.text(0.5, height, "one slot", **look)
