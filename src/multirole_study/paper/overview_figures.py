@@ -67,7 +67,7 @@ def sharing_by_regime(rows: list[dict[str, object]], groups: Sequence[str], plac
     }
     shapes = [_entry(WORKFLOW_NAMES[name], marker=WORKFLOW_MARKERS[name], color="0.35") for name in WORKFLOWS]
     colours = [_entry(TASK_NAMES[name], marker="", ls="-", lw=4, color=TASK_COLOURS[name]) for name in TASK_NAMES]
-    return _panels(rows, groups, places, looks, [*shapes, *colours], ("SP", "IP"), "IP minus SP, points")  # fmt: skip
+    return _panels(rows, groups, places, looks, [*shapes, *colours], ("SP higher", "IP higher"), "IP minus SP, points")  # fmt: skip
 
 
 @plt.rc_context(STYLE)
@@ -121,12 +121,13 @@ def _draw_group(axes: Axes, middle: float, numbers: dict[Mark, dict[str, float]]
 
 
 def _missing(marks: list[Mark], there: set[Mark]) -> Iterator[list[Mark]]:
-    """Yield the marks that are not there: all of them, or those of each first part, such as a task."""
-    absent = [mark for mark in marks if mark not in there]
-    if len(absent) == len(marks):
-        yield absent
-    else:
-        yield from (list(group) for _, group in groupby(absent, key=lambda mark: mark[0]))
+    """Yield the marks that are not there: all of them, or neighbours with the same first part, such as a task."""
+    if not there:
+        yield marks
+        return
+    for (is_there, _), neighbours in groupby(marks, key=lambda mark: (mark in there, mark[0])):
+        if not is_there:
+            yield list(neighbours)
 
 
 def _what(marks: list[Mark]) -> str:

@@ -42,7 +42,6 @@ def draw_tuning(axes: Axes, results: Results, study: RateStudy) -> None:
         if chosen.rate is not None:
             axes.plot(chosen.rate, known[chosen.rate], ms=8, mfc="none", **look | {"ls": ""})
     axes.axvline(study.preset, color="0.85", lw=5, zorder=0, label="the preset's rate")
-    axes.plot([], [], "o", ms=8, mfc="none", color="0.35", label="the rate that the arm is scored at")
     axes.set_xscale("log", base=2)
     axes.set_xticks(study.rates, [f"{rate:g}" for rate in study.rates])
     axes.set_xlabel("learning rate")
@@ -76,7 +75,9 @@ def rate_figure(results: Results, study: RateStudy) -> Plate:
     tuning, scores = figure.subplots(1, 2, width_ratios=[1, 1])
     draw_tuning(tuning, results, study)
     draw_scores(scores, results, study)
-    figure.legend(*tuning.get_legend_handles_labels(), loc="outside upper center", ncols=3)
+    handles, labels = tuning.get_legend_handles_labels()
+    handles.append(plt.Line2D([], [], ls="", marker="o", ms=8, mfc="none", color="0.35"))
+    figure.legend(handles, [*labels, "the rate that the arm is scored at"], loc="outside upper center", ncols=3)
     seeds = f"n = {len(study.tuning.seeds)} seeds on the left, {len(study.scoring.seeds)} others on the right"
     base = BASE_NAMES.get(results.grid.base, results.grid.base)
     say_below(figure, f"{base}, {study.task}; {seeds}; means over seeds, lines on the right 95 % t intervals")
