@@ -4,7 +4,7 @@ A rule reads settings by their names, and facts that only a run knows (`FACTS`).
 when it is made, and the trainer applies each of the others as soon as it knows the facts, before it computes anything. Settings of another
 class that have the same names can be checked by the same rules (`broken_rules`), so this module imports neither torch nor TRL.
 
-To add a rule, add a line. docs/trl.md shows the table `REFUSED`.
+To add a rule, add a line. docs/trl_options.md shows the table `REFUSED`.
 """
 
 import inspect
