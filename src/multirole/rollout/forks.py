@@ -47,7 +47,6 @@ def play_forks(trainer: Trainer, forks: Sequence[Fork], iteration: int) -> list[
     """
     if any(fork.how == "base" for fork in forks):
         check_base_alone(trainer.peft_model, "Fork with how='resample' or 'twin'.")
-    trainer.args.check(replaying_credit="`play_forks`", endpoint_roles=trainer.partners.facts["endpoint_roles"])
     present = trainer.state.global_step
     trained = {role for role, adapter in trainer.policy.items() if adapter in trainer.adapters}
     turns = (turn for fork in forks for turn in fork.episode.turns if turn.role in trained)
