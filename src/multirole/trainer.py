@@ -403,6 +403,8 @@ class MultiRoleGRPOTrainer(StockHooks):
         version = self.state.global_step
         # the adapters also change within an iteration
         weights = version, self._n_steps
+        if replays is not None:
+            self.args.check(replaying_credit="A fork", endpoint_roles=self.partners.facts["endpoint_roles"])
         players = self.partners.players(self.policy if policy is None else policy, version)
         self.rollout.versions = self.partners.versions(version)
         return self.player.play(self.peft_model, version, weights, attempts, iteration, players, replays)
