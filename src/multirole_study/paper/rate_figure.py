@@ -16,15 +16,15 @@ from multirole_study.paper.rate_study import RateStudy
 from multirole_study.paper.rate_tables import end, runs_of, scored_problems, tuned
 from multirole_study.paper.results import Results
 
-SINGLE_COLOUR = "#029e73"
+SINGLE_COLOUR, MAP_COLOUR = "#029e73", "#6b6b6b"
 MARKERS, LINES = ("o", "s", "^", "D", "v", "P"), ("-", "--", ":", "-.")
 
 
 def looks(study: RateStudy) -> dict[str, dict[str, str]]:
     """Return the marks of every arm: its colour is that of its policy, or the single agent's, and marker and line differ within one colour."""
-    marks, seen = {}, dict.fromkeys([SINGLE_COLOUR, *POLICY_COLOURS.values()], 0)
+    marks, seen = {}, dict.fromkeys([SINGLE_COLOUR, MAP_COLOUR, *POLICY_COLOURS.values()], 0)
     for arm, about in study.arms.items():
-        colour = SINGLE_COLOUR if about.workflow == "single" else POLICY_COLOURS[about.policy]
+        colour = SINGLE_COLOUR if about.workflow == "single" else POLICY_COLOURS.get(about.policy, MAP_COLOUR)
         n, seen[colour] = seen[colour], seen[colour] + 1
         marks[arm] = {"color": colour, "marker": MARKERS[n % len(MARKERS)], "ls": LINES[n % len(LINES)]}
     return marks
