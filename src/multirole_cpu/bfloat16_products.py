@@ -13,8 +13,11 @@ def pack(weight: Tensor) -> Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(weight.bfloat16().contiguous(), None)
 
 
-def product(x: Tensor, packed: Tensor, addend: Tensor | None = None) -> Tensor:
-    """Multiply x (N, in) with the weight and add `addend` (N, out), summed in float32 and rounded once: (N, out), all bfloat16."""
+def product(x: Tensor, packed: Tensor, addend: Tensor | None = None, bias: Tensor | None = None) -> Tensor:
+    """Multiply x (N, in) with the weight and add `bias` (out,) and `addend` (N, out), summed in float32 and rounded once.
+
+    Everything is bfloat16, the result (N, out), too.
+    """
     if addend is None:
-        return torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
-    return torch.ops.mkldnn._linear_pointwise.binary(x, addend, packed, None, "add")
+        return torch.ops.mkldnn._linear_pointwise(x, packed, bias, "none", [], "")
+    return torch.ops.mkldnn._linear_pointwise.binary(x, addend, packed, bias, "add")

@@ -1,4 +1,4 @@
-"""Default engine on a CPU: a functional Qwen3 or Llama with a static KV cache and several adapters in one running batch.
+"""Default engine on a CPU: a functional decoder (`families`) with a static KV cache and several adapters in one running batch.
 
 Why it is faster than `model.generate` on the same rows: the cache is never concatenated or repeated per head,
 norm weights are folded into the projections, q/k/v and gate/up are one product each, finished rows leave at once, and
@@ -6,7 +6,7 @@ identical prompts are computed, stored and read once (`kv_cache`). `benchmarks/b
 
 A row's tokens depend only on its request, up to float rounding: products with another batch size may differ in the last bit
 (1e-7), which changes a token only if its uniform number falls that close to a boundary. The same calls in the same order give
-bit-identical results. Not supported: other models, biases, sliding windows, RoPE that depends on the length, DoRA.
+bit-identical results. Not supported: other models, sliding windows, RoPE that depends on the length, DoRA.
 """
 
 import math
@@ -28,10 +28,11 @@ from multirole.engines import check_idle, check_request, too_large
 from multirole.engines.protocol import Completion, Request
 from multirole.engines.sampling import sample, signed, uniform
 from multirole.update.passes.recomputation import is_out_of_memory
+from multirole_cpu.families import Served
 from multirole_cpu.half_model import cpu_has_bfloat16
 from multirole_cpu.kv_cache import Pool
 from multirole_cpu.prefix_cache import BLOCK, PrefixCache
-from multirole_cpu.qwen3 import Served, Span, Weights, check_supported, forward, make_weights, rope_table, unsupported
+from multirole_cpu.qwen3 import Span, Weights, check_supported, forward, make_weights, rope_table, unsupported
 
 PREFILL_TOKENS = 4096
 """Largest number of padded tokens in a prefill batch: bounds its memory, and is large enough for full speed."""
@@ -70,7 +71,7 @@ class PromptSpan:
 
 
 class TransformersEngine:
-    """Engine (`multirole.engines.protocol`) on copies of the weights of a `transformers` Qwen3 or Llama, with or without PEFT adapters.
+    """Engine (`multirole.engines.protocol`) on copies of the weights of one of `families`, with or without PEFT adapters.
 
     `publish` copies the weights, so the live model is never modified and may train between steps. `max_rows` is the number of
     requests running at once and `max_length` the largest prompt + max_tokens, in tokens. A completion ends with any of `eos_ids`.
@@ -131,10 +132,10 @@ class TransformersEngine:
         self.names = list(self.weights)
         c = model.config
         embed = self.weights[None].embed
-        self.empty_kv = embed.new_zeros(c.num_hidden_layers, 2, 0, c.num_key_value_heads, 0, c.head_dim)
+        self.rope = rope_table(model, self.max_length)
+        self.empty_kv = embed.new_zeros(c.num_hidden_layers, 2, 0, c.num_key_value_heads, 0, self.rope.cos.shape[1])
         self.eos_ids = self.eos_ids.to(embed.device)
         self.eps = c.rms_norm_eps
-        self.rope = rope_table(model, self.max_length)
         self.pools.clear()
         self.logits = embed.new_empty(0, 0, dtype=torch.float32)
         n_bytes = self.prefix_bytes

@@ -10,7 +10,7 @@ from multirole_cpu.half_model import half_model, is_covered
 
 
 class CPUPasses:
-    """A Llama or a Qwen3 in bfloat16, and heads with a large vocabulary, on a CPU."""
+    """One of `families` in bfloat16, and heads with a large vocabulary, on a CPU."""
 
     def bfloat16_model(
         self, base: PreTrainedModel, adapter: str | None, sums: PartSums | None

@@ -5,7 +5,8 @@ import torch
 from engine_checks import POLICY, make_requests, reference_logprobs, run_all
 from peft import LoraConfig
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM
+from toy_families import with_biases
+from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
 
 from multirole.inputs.adapters import add_adapters
 from multirole_cpu import bfloat16_products
@@ -24,12 +25,14 @@ def test_packed_products_round_once(n_rows):
     """oneDNN's packed product is the float32 product of the same factors, with the addend, rounded to bfloat16 once."""
     torch.manual_seed(0)
     x, weight = torch.randn(n_rows, 96).bfloat16(), torch.randn(160, 96).bfloat16()
-    addend = torch.randn(n_rows, 160).bfloat16()
+    addend, bias = torch.randn(n_rows, 160).bfloat16(), torch.randn(160).bfloat16()
     packed = bfloat16_products.pack(weight)
     exact = x.double() @ weight.double().t()
     for product, expected in (
         (bfloat16_products.product(x, packed), exact),
         (bfloat16_products.product(x, packed, addend), exact + addend),
+        (bfloat16_products.product(x, packed, addend, bias), exact + addend + bias),
+        (bfloat16_products.product(x, packed, bias=bias), exact + bias),
     ):
         assert product.dtype == torch.bfloat16
         assert ((product - expected).abs() <= expected.abs() * 2**-8 + 1e-3).all()
@@ -38,13 +41,20 @@ def test_packed_products_round_once(n_rows):
     assert torch.backends.mkldnn.matmul.fp32_precision != "bf16"
 
 
-def llama(tokenizer, gqa: int) -> nn.Module:
-    config = LlamaConfig(
-        vocab_size=len(tokenizer), hidden_size=96, intermediate_size=160, num_hidden_layers=3, head_dim=16,
+def decoder(model: type, config_class: type, tokenizer, gqa: int) -> nn.Module:
+    config = config_class(
+        vocab_size=len(tokenizer), hidden_size=96, intermediate_size=160, num_hidden_layers=3,
         num_attention_heads=2 * gqa, num_key_value_heads=2, max_position_embeddings=1024, initializer_range=0.1,
         eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id, bos_token_id=None,
     )  # fmt: skip
-    return LlamaForCausalLM(config)
+    return with_biases(model(config))
+
+
+FAMILIES = {
+    "qwen3": lambda tokenizer, make_model: make_model(POLICY).unload(),
+    "llama": lambda tokenizer, make_model: decoder(LlamaForCausalLM, LlamaConfig, tokenizer, 3),
+    "qwen2": lambda tokenizer, make_model: decoder(Qwen2ForCausalLM, Qwen2Config, tokenizer, 3),
+}
 
 
 def adapted(base: nn.Module, lora) -> nn.Module:
@@ -61,13 +71,12 @@ def adapted(base: nn.Module, lora) -> nn.Module:
 
 
 @needs_bfloat16
-@pytest.mark.parametrize("family", ["qwen3", "llama"])
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("targets", ["all-linear", ["q_proj", "v_proj", "down_proj"]])
 def test_logprobs_are_near_those_of_float32(make_model, tokenizer, family, targets):
     """Mean within 0.02 and largest within 0.15 nats of a float32 pass with the same weights; float32 itself is within 1e-5."""
     lora = LoraConfig(r=4, lora_alpha=8, target_modules=targets, task_type="CAUSAL_LM")
-    base = llama(tokenizer, 3) if family == "llama" else make_model(POLICY).unload()
-    model = adapted(base, lora)
+    model = adapted(FAMILIES[family](tokenizer, make_model), lora)
     engine = TransformersEngine(tokenizer.eos_token_id, max_rows=30, prefix_bytes=1 << 20)
     engine.publish(model, 0)
     assert engine.empty_kv.dtype == torch.bfloat16

@@ -156,7 +156,7 @@ class VLLMServerEngine:
     def from_trainer(cls, trainer: Trainer) -> "VLLMServerEngine":
         """Return the engine of a trainer, with its adapters published, so that a rank or path that a server refuses fails now."""
         args, model = trainer.args, trainer.peft_model
-        checked_configs(model, trainer.adapters)
+        checked_configs(model, trainer.partners.served)
         check_class(trainer)
         check_unchanged(trainer)
         options = ServerOptions(
@@ -168,7 +168,7 @@ class VLLMServerEngine:
         run = gather_objects(run_token(args.output_dir))[0]
         engine = cls(
             checked_urls(args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"),
-            trainer.adapters, longest, options, served_dtype(trainer), trainer.eos_token_ids, run,
+            trainer.partners.served, longest, options, served_dtype(trainer), trainer.eos_token_ids, run,
         )  # fmt: skip
         try:
             engine.publish(model, 0)

@@ -109,6 +109,12 @@ class RateStudy(Declaration):
         """Return the rate at which an arm is scored; None until it is chosen."""
         return self.arms[arm].rate if self.arms[arm].rate is not None else self.chosen.get(arm)
 
+    def arm_of(self, workflow: str, policy: str) -> str:
+        """Return the name of the first arm with this workflow and policy that is tuned."""
+        return next(
+            name for name, arm in self.arms.items() if (arm.workflow, arm.policy, arm.rate) == (workflow, policy, None)
+        )
+
     def phase(self, purpose: Purpose) -> Phase:
         """Return the phase of a purpose."""
         return self.tuning if purpose == "tuning" else self.scoring
