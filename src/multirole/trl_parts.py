@@ -139,7 +139,7 @@ PRIVATE = (
     Private(HF, "evaluation_loop", "overridden", "episodes on the evaluation problems, scored by the reward functions", "35a11f83d269fdca a0fe4d6536f8a84a"),
     Private(HF, "_load_from_checkpoint", "overridden", "refuses checkpoints of other adapters or another policy map", "4711d0506786db15 a2804e8d93a297e3"),
     Private(HF, "_load_best_model", "overridden", "loads every adapter, as a resumed run does", "0e183d55a9db7414"),
-    Private(GRPO, "_save_checkpoint", "overridden", "`save_total_limit` goes by steps, not by the clock", "ec91bde123649111"),
+    Private(GRPO, "_save_checkpoint", "overridden", "`save_total_limit` goes by steps, not by the clock; the adapters that play iterations in flight are saved", "ec91bde123649111"),
     Private(HF, "_push_from_checkpoint", "overridden", "also copies the adapters' folders", "b336b2f27274f0a5 2523da925347bd9a"),
     Private(HF, "_save", "overridden", "also writes what serving the adapters takes", "bf720120f407bab3 b136889e87928376"),
     Private("trl.trainer.base_trainer._BaseTrainer", "create_model_card", "overridden", "of several adapters, without local paths", "4f8a407fd9fd3f6e"),

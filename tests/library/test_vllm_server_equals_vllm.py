@@ -22,6 +22,7 @@ from multirole.callbacks import MultiRoleCallback
 from multirole.engines.vllm_colocate import VLLMEngine
 from multirole.engines.vllm_launch import serve_command, serve_environment
 from multirole.engines.vllm_server import ServerOptions, VLLMServerEngine
+from multirole.engines.vllm_server_client import check_servers
 from multirole.inputs.adapters import add_adapters
 from multirole.options import MultiRoleGRPOConfig
 from multirole.trainer import MultiRoleGRPOTrainer
@@ -156,7 +157,9 @@ def train_ahead(url: str, base: str, folder: str) -> None:
         torch.save((weights, turns.of_iteration), f"{folder}/{name}{trainer.accelerator.process_index}.pt")
 
 
-def test_two_processes_play_ahead_as_one_does_and_resume(url, base, tmp_path):
+def test_two_processes_play_ahead_as_one_does_and_resume(url, base, tmp_path, monkeypatch):
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    check_servers(url, STARTS)  # before the patience with the processes begins
     runs = {}
     for n in (1, 2):
         folder = tmp_path / str(n)
