@@ -20,7 +20,7 @@ import shutil
 import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -64,6 +64,7 @@ from multirole.saving.model_card import write_card
 from multirole.types import Episode
 from multirole.update.entropy import StepEntropy, by_adapter, next_coef, value_of, with_value
 from multirole.update.importance import Correction
+from multirole.update.passes.fast_passes import choose_kernels
 from multirole.update.passes.model_passes import MicroBatch, ModelPasses
 from multirole.update.processes import all_reduce, gather_objects
 from multirole.update.rows import problem_order
@@ -258,7 +259,7 @@ class StockHooks(GRPOTrainer):
         """
         self.underway = Underway()
         self._last_grad_norm, self._last_lr = torch.tensor(0.0), 0.0  # what HF's loop logs
-        run = PolicyMap(self.policy, gather_objects(StartClock().started)[0])  # of the first process
+        self.run_facts = run = PolicyMap(self.policy, gather_objects(StartClock().started)[0])  # of the first process
         self.clock = run.clock
         """The clock of chat templates, which a resumed run takes over from its checkpoint."""
         args.router_aux_loss_coef = 0.0
@@ -602,8 +603,15 @@ class StockHooks(GRPOTrainer):
         check_checkpoint(Path(resume_from_checkpoint), self.policy, adapters, self.is_fsdp_enabled)
         with loading_on_host(self.peft_model):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
-        self.clock.started = saved_args(Path(resume_from_checkpoint)).get("started", self.clock.started)
+        saved = saved_args(Path(resume_from_checkpoint))
+        self.clock.started = saved.get("started", self.clock.started)
+        self.use_kernels(saved.get("kernels"))
         self.player.forget_published()
+
+    def use_kernels(self, recorded: Mapping[str, Any] | None) -> None:
+        """Compute with the kernels that an earlier run has recorded (`run_facts.kernels`), if any: a choice of this start may give other bits."""
+        if recorded:
+            self.run_facts.kernels = choose_kernels(self.passes.base, self.passes.is_half, recorded)
 
     def _load_best_model(self) -> None:
         logger.info("Loading the best adapters from %s (%s).", self.state.best_model_checkpoint, self.state.best_metric)

@@ -23,13 +23,20 @@ OF_WHOLE, OF_SHARDED = "optimizer.pt", "pytorch_model_fsdp*"
 
 
 class PolicyMap(TrainerCallback, ExportableState):
-    """Callback that saves the policy map and the start of the run in the `trainer_state.json` of every checkpoint."""
+    """Callback that saves the policy map, the start of the run and its kernels in the `trainer_state.json` of every checkpoint.
+
+    `kernels` are those of `fast_passes.choose_kernels`, set when they have been chosen.
+    """
 
     def __init__(self, policy: dict[str, str], started: str | None = None) -> None:
         self.policy, self.clock = policy, StartClock(started)
+        self.kernels: dict[str, object] = {}
 
     def state(self) -> dict[str, Any]:
-        return {"args": {"policy": self.policy, "started": self.clock.started}, "attributes": {}}
+        return {
+            "args": {"policy": self.policy, "started": self.clock.started, "kernels": self.kernels},
+            "attributes": {},
+        }
 
 
 def check_checkpoint(folder: Path, policy: dict[str, str], model_adapters: set[str], is_sharded: bool) -> None:
