@@ -821,9 +821,9 @@ def smollm2(bench: Bench) -> None:
         seconds = seconds_of(lambda: run("train", *words))  # noqa: B023
         metrics = pd.read_parquet(next(folder.rglob("metrics.parquet"))).select_dtypes("number")
         bench.result[f"iterations of {policy}"] = json.loads(metrics.to_json(orient="records"))
-        parts = {"reward": ".3f", "rollout_seconds": ".1f", "update_seconds": ".1f"}
+        columns = {"reward": ".3f", "rollout_seconds": ".1f", "update_seconds": ".1f"}
         shown = "; ".join(
-            f"{name} {', '.join(format(value, how) for value in metrics[name])}" for name, how in parts.items()
+            f"{name} {', '.join(format(value, how) for value in metrics[name])}" for name, how in columns.items()
         )
         bench.add(
             f"Voting, {policy}, {options['max_steps']} iterations",
