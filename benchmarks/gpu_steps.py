@@ -783,7 +783,7 @@ def tiny(bench: Bench) -> None:
 
 
 def smollm2(bench: Bench) -> None:
-    """SmolLM2 trained for three iterations of Voting, isolated and shared, on real text: right answers, and log-probs of engine and trainer.
+    """SmolLM2 trained for three iterations of Voting, isolated and shared, on real text: reward, and seconds of rollout and update.
 
     `--smollm2` names a folder with the parts of its wheel, which may have been carried one after another.
     """
@@ -819,10 +819,16 @@ def smollm2(bench: Bench) -> None:
         options = cell | small | {"n_validation": 8 if bench.is_toy else 32, "results_dir": str(folder)}
         words = [word for name, value in options.items() for word in ("-p", name, str(value))]
         seconds = seconds_of(lambda: run("train", *words))  # noqa: B023
-        rows = pd.read_parquet(next(folder.rglob("iterations.parquet"))).select_dtypes("number")
-        bench.result[f"iterations of {policy}"] = json.loads(rows.to_json(orient="records"))
+        metrics = pd.read_parquet(next(folder.rglob("metrics.parquet"))).select_dtypes("number")
+        bench.result[f"iterations of {policy}"] = json.loads(metrics.to_json(orient="records"))
+        columns = {"reward": ".3f", "rollout_seconds": ".1f", "update_seconds": ".1f"}
+        shown = "; ".join(
+            f"{name} {', '.join(format(value, how) for value in metrics[name])}" for name, how in columns.items()
+        )
         bench.add(
-            f"Voting, {policy}, {options['max_steps']} iterations", seconds, notes="with the start and two validations"
+            f"Voting, {policy}, {options['max_steps']} iterations",
+            seconds,
+            notes=f"{shown}; with the start and two validations",
         )
 
 
