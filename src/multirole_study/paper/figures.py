@@ -258,7 +258,7 @@ def cliffs(cells: dict[str, tuple[str, str, str]], series: dict[str, list[dict[s
         validated.set_xlabel("iteration")
         validated.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
         if validated.get_lines():  # a grid may lack the cell
-            validated.legend(ncols=2, loc="upper left")
+            validated.legend(ncols=2, loc="best")
         above = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": 2, "fontsize": 7}
         measured[0].legend(handles=handles, title=at + cell_name(*cell), **above)
     for axes in grid[:-1, 0]:
