@@ -40,7 +40,8 @@ def test_a_run_names_its_scale_s_base(run_folder):
 def test_a_base_of_the_user_s_must_be_passed_and_is_checked(other_base):
     run, base = other_base
     with pytest.raises(
-        ValueError, match="was trained on the base model 'mybase'. Pass this model, a folder or a GGUF file, with `--model`"
+        ValueError,
+        match="was trained on the base model 'mybase'. Pass this model, a folder or a GGUF file, with `--model`",
     ):
         cell_of(run)
     assert locate(cell_of(run, str(base))) == base

@@ -329,7 +329,7 @@ MACHINES = {
     "vLLM too old": Case(PAPER | {"engine": "vllm"}, ("0.11.0",), patched={"multirole_study.experiment.hardware.version": lambda name: "0.11.0"}),
     "vLLM too new": Case(PAPER | {"engine": "vllm"}, ("1.0.0",), patched={"multirole_study.experiment.hardware.version": lambda name: "1.0.0+cu130"}),
     "no vLLM": Case(
-        PAPER | {"engine": "vllm"}, ("found none. engine='vllm' needs", "0.31.0 or 0.32.0 here, the versions that were tested. Install one"),
+        PAPER | {"engine": "vllm"}, ("found none. engine='vllm' needs", "0.31.0 or 0.32.0 or 0.33.0 here, the accepted versions. Install one"),
         patched={"multirole_study.experiment.hardware.installed": lambda *names: {}},
     ),
     "too little memory": Case(PAPER, ("does not fit", "0.25 GiB"), patched={"multirole_study.plan.this_device": lambda: ("CPU", 2**28)}),

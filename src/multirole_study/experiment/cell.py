@@ -17,7 +17,7 @@ from pydantic import PrivateAttr
 
 from multirole.credit import ESTIMATORS, load_estimator
 from multirole.option_rules import broken_rules
-from multirole.policy import parse_policy
+from multirole.policy import adapter_names, parse_policy, partner_facts
 from multirole.types import Workflow
 from multirole.workflows import WORKFLOWS
 from multirole_study.experiment.base_config import is_base, recorded_name, scale_of
@@ -91,6 +91,12 @@ class Cell(Settings):
 
     # how much is trained; an iteration is one batch of rollouts and all optimizer steps taken on it
     max_steps: int = option("number of iterations", 500, tiny=60, smollm2=16, qwen=16, ge=1, le=10**6)
+    max_sampled_tokens: int | None = option(
+        "budget of sampled tokens that ends a run before max_steps, and over which the schedule runs",
+        None,
+        ge=1,
+        le=10**12,
+    )
     n_problems: int = option("problems per iteration", 64, tiny=8, smollm2=4, qwen=4, ge=1, le=10**5)
     num_generations: int = option("episodes per problem, GRPO's group", 8, ge=2, le=10**4)
     learning_rate: float = option("peak learning rate", 2e-5, tiny=2e-3, smollm2=2e-4, qwen=1e-4, ge=0, le=10)
@@ -180,12 +186,27 @@ class Cell(Settings):
         "iteration",
         released="update_call",
     )
+    lr_clock_ticks: int | None = option(
+        "ticks of the schedule per iteration with a clock per update call, by default one per adapter",
+        None,
+        ge=1,
+        le=100,
+    )
     weight_decay: float = option("weight decay of AdamW (not in Table 7)", 0.01, ge=0, le=10**6)
     max_grad_norm: float = option("gradient norm at which an optimizer step is clipped", 1.0, ge=1e-6, le=1e30)
     updates: Literal["per_batch", "one", "tokens"] = option(
         "optimizer steps of an adapter, one per batch of episodes, one per iteration, or by step_tokens", "per_batch"
     )
     step_tokens: int | None = option("completion tokens per optimizer step, if updates is tokens", None, ge=1, le=10**9)
+    role_order: str | None = option(
+        "the roles that are trained one per iteration, in turn, such as generator,aggregator; all by default", None
+    )
+    target_kl: float | None = option(
+        "bound of the KL to the sampling policy at which a role takes no more steps in an iteration",
+        None,
+        gt=0,
+        le=10**6,
+    )
     minibatch_split: Literal["even", "sequential"] = option(
         "mini-batches of equal size, or full ones and a partial last one", "even", released="sequential"
     )
@@ -270,12 +291,20 @@ class Cell(Settings):
             "task_label": self.task_label, "has_own_task": self._task is not None, "has_gym_task": self._gym is not None,
             "replays_episodes": self.credit in ESTIMATORS and self.replays_episodes,
         }  # fmt: skip
-        return [*broken_rules(dict(self) | {"roles": list(self.policy)}), *broken_rules(dict(self) | facts, RULES)]
+        of_library = {"roles": list(self.policy)} | partner_facts(self.policy)
+        return [*broken_rules(dict(self) | of_library), *broken_rules(dict(self) | facts, RULES)]
 
     @property
     def ticks(self) -> int:
         """The number of ticks of the learning-rate schedule."""
-        return self.max_steps * (len(set(self.policy.values())) if self.lr_clock != "iteration" else 1)
+        return self.max_steps * self.ticks_per_iteration
+
+    @property
+    def ticks_per_iteration(self) -> int:
+        """The number of ticks of the schedule in an iteration, by `lr_clock` and `lr_clock_ticks`."""
+        if self.lr_clock == "iteration":
+            return 1
+        return self.lr_clock_ticks or len(adapter_names(self.policy))
 
     def remarks(self) -> list[str]:
         """Return a sentence for each setting that is allowed and does less than its name says; a run prints them when it starts."""

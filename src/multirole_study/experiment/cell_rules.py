@@ -26,6 +26,15 @@ RULES = [
          "`n_train` must be at least `n_problems` ({n_problems}), got {n_train}."),
     Rule(lambda warmup_steps, ticks, changed: warmup_steps <= ticks or "warmup_steps" not in changed,  # the preset's may exceed a trial
          "`warmup_steps` must be at most the {ticks} ticks of `max_steps`, got {warmup_steps}."),
+    Rule(lambda lr_clock_ticks, lr_clock: lr_clock_ticks is None or lr_clock != "iteration",
+         "`lr_clock_ticks={lr_clock_ticks}` sets the ticks of a clock per update call, and `lr_clock` is {lr_clock!r}. Write lr_clock='update_call_wrapped' or "
+         "'update_call' too."),
+    Rule(lambda max_sampled_tokens, lr_clock: max_sampled_tokens is None or lr_clock == "iteration",
+         "`max_sampled_tokens={max_sampled_tokens}` reads the schedule at the share of the budget that is spent, and `lr_clock={lr_clock!r}` at a count of "
+         "update calls. Leave out one of the two."),
+    Rule(lambda role_order, row_order, minibatch_split: role_order is None or (row_order, minibatch_split) == ("shuffled", "even"),
+         "`role_order={role_order!r}` trains one role per iteration, and the released code's row_order={row_order!r} and "
+         "minibatch_split={minibatch_split!r} cut the rows of all roles. Leave out one of the two."),
     Rule(lambda updates, minibatch_split: updates != "tokens" or minibatch_split != "sequential",
          "`updates='tokens'` has no full step to divide a partial one by. Write minibatch_split='even'."),
     Rule(lambda credit: credit in ESTIMATORS,

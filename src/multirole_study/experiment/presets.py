@@ -84,6 +84,8 @@ class PinnedModel:
     repo: str
     revision: str
     shape: Shape
+    download_gb: float
+    """GB (10^9 bytes) of its files on the Hub, rounded. Those of 0.6B and 1.7B repeat the tied head."""
     layer: str = "Qwen3DecoderLayer"
     """The class name of its decoder layers."""
     gguf: tuple[str, str] | None = None
@@ -92,25 +94,27 @@ class PinnedModel:
 
 MODELS = {  # paper sec 3; the paper pins no revision, these are the ones a follow-up (ASPECT) recorded
     "0.6b": PinnedModel(
-        "Qwen/Qwen3-0.6B", "025f7769d0cc53135b8051d32416c7bb42669467", Shape(28, 1024, 3072, 16, 8, 128, 151936)
+        "Qwen/Qwen3-0.6B", "025f7769d0cc53135b8051d32416c7bb42669467", Shape(28, 1024, 3072, 16, 8, 128, 151936), 1.5
     ),
     "1.7b": PinnedModel(
-        "Qwen/Qwen3-1.7B", "0060bc56d46589041c1048efd1a397421b1142b5", Shape(28, 2048, 6144, 16, 8, 128, 151936)
+        "Qwen/Qwen3-1.7B", "0060bc56d46589041c1048efd1a397421b1142b5", Shape(28, 2048, 6144, 16, 8, 128, 151936), 4.1
     ),
     "4b": PinnedModel(
-        "Qwen/Qwen3-4B", "531c80e289d6cff3a7cd8c0db8110231d23a6f7a", Shape(36, 2560, 9728, 32, 8, 128, 151936)
+        "Qwen/Qwen3-4B", "531c80e289d6cff3a7cd8c0db8110231d23a6f7a", Shape(36, 2560, 9728, 32, 8, 128, 151936), 8.1
     ),
     # not in the paper; without the Hub, module `smollm2` provides another version of these weights
     SMOLLM2: PinnedModel(
         "HuggingFaceTB/SmolLM2-135M-Instruct",
         "12fd25f77366fa6b3b4b768ec3050bf629380bac",
         Shape(30, 576, 1536, 9, 3, 64, 49152, has_qk_norms=False),
+        0.27,
         layer="LlamaDecoderLayer",
     ),
     QWEN: PinnedModel(  # not in the paper
         "Qwen/Qwen2.5-Coder-0.5B-Instruct",
         "ea3f2471cf1b1f0db85067f1ef93848e38e88c25",
         Shape(24, 896, 4864, 14, 2, 64, 151936, has_qk_norms=False, has_qkv_biases=True),
+        1.0,
         layer="Qwen2DecoderLayer",
         gguf=(
             "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
