@@ -23,12 +23,15 @@ class Partners:
     Attributes:
         roles: the roles that are not trained.
         served: the names of all adapters that an engine serves: the trained ones and, once `add_to` was called, those of partners.
+        past: the past selves, once `add_to` was called.
     """
+
+    past: PastSelves
 
     def __init__(self, policy: Mapping[str, str]) -> None:
         self.policy, self.facts = policy, partner_facts(policy)
         self.trained, self.roles = trained_part(policy), self.facts["partner_roles"]
-        self.served, self.past = adapter_names(policy), PastSelves.none()
+        self.served = adapter_names(policy)
 
     def check(self, args: MultiRoleGRPOConfig, callbacks: Iterable[Any]) -> None:
         """Refuse partners that cannot play, before a model is loaded (ValueError): a folder without an adapter, a server that does not answer."""
