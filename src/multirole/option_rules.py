@@ -4,7 +4,7 @@ A rule reads settings by their names, and facts that only a run knows (`FACTS`).
 when it is made, and the trainer applies each of the others as soon as it knows the facts, before it computes anything. Settings of another
 class that have the same names can be checked by the same rules (`broken_rules`), so this module imports neither torch nor TRL.
 
-To add a rule, add a line. docs/trl.md shows the table `REFUSED`.
+To add a rule, add a line. docs/trl_options.md shows the table `REFUSED`.
 """
 
 import inspect
@@ -62,8 +62,9 @@ POSITIVE = (
     "num_iterations",
     "past_every",
     "past_selves",
+    "lr_ticks",
 )
-POSITIVE_OR_NONE = ("step_tokens", "step_rows")
+POSITIVE_OR_NONE = ("step_tokens", "step_rows", "max_sampled_tokens")
 """Numbers of 1 or more."""
 NOT_NEGATIVE = ("max_failed_episodes", "max_staleness", "vllm_server_max_retries")
 """Numbers of 0 or more."""
@@ -175,6 +176,11 @@ def idle_correction(changed: Mapping[str, Any]) -> str | None:
     )
 
 
+def listed(roles: Any) -> Any:
+    """Return roles that are written as text, "generator,aggregator", as a list, and anything else unchanged."""
+    return [role.strip() for role in roles.split(",")] if isinstance(roles, str) else roles
+
+
 POSITIVE_INTEGER = "`NAME` must be a positive integer, got {NAME!r}."
 OPTIMIZER_ADVICE = "Use an optimizer with a schedule, such as 'adamw_torch'."
 SET_AFTERWARDS = (
@@ -239,6 +245,13 @@ RULES = [
          "{replaying_credit} replays episodes, and the endpoints that play {endpoint_roles} would have to be asked again for each of them. Use another "
          "`credit`, such as 'outcome'."),
     # optimizer steps of an iteration
+    Rule(lambda role_order: role_order is None or (
+             isinstance(listed(role_order), list) and role_order and all(isinstance(role, str) for role in listed(role_order))),
+         "`role_order` must be a list of roles, such as ['generator', 'aggregator'], got {role_order!r}."),
+    Rule(lambda role_order, roles: set(listed(role_order) or ()) <= set(roles),
+         lambda role_order, roles: f"`role_order` names {sorted(set(listed(role_order)) - set(roles))}, but the roles are {list(roles)}."),
+    Rule(lambda target_kl: target_kl is None or (isinstance(target_kl, (int, float)) and target_kl > 0),
+         "`target_kl` must be a positive number of nats per token, such as 0.05, got {target_kl!r}."),
     Rule(lambda updates, step_tokens: (updates == "tokens") == (step_tokens is not None),
          "`step_tokens` must be set if `updates='tokens'` and only then, got {step_tokens} with updates={updates!r}: `updates='tokens'` needs "
          "`step_tokens`, such as 4096, and nothing else uses it."),
@@ -256,6 +269,15 @@ RULES = [
     Rule(lambda accumulated_steps: accumulated_steps == 1,
          "`accelerator_config` sets `num_steps={accumulated_steps}` for gradient accumulation, but an iteration takes its optimizer steps itself, on "
          "mini-batches of any size. Leave it out, and set `generation_batch_size`."),
+    # the schedule
+    Rule(lambda lr_ticks, lr_wraps: lr_ticks > 1 or not lr_wraps,
+         "`lr_wraps=True` is for a schedule that ends before the run does, which needs `lr_ticks` above 1, got {lr_ticks}. Leave it out."),
+    Rule(lambda lr_ticks, max_sampled_tokens: lr_ticks == 1 or max_sampled_tokens is None,
+         "`max_sampled_tokens={max_sampled_tokens}` reads the schedule at the share of the budget that is spent, and `lr_ticks={lr_ticks}` at a count "
+         "of iterations. Leave out one of the two."),
+    Rule(lambda max_staleness, max_sampled_tokens: not max_staleness or max_sampled_tokens is None,
+         "`max_sampled_tokens={max_sampled_tokens}` counts what was sampled before an iteration, and `max_staleness={max_staleness}` samples later ones "
+         "meanwhile. Leave max_staleness at 0."),
     # importance weights
     Rule(lambda changed, old_logprobs: old_logprobs != "sampled" or not idle_correction(changed),
          lambda changed, old_logprobs: (
@@ -276,8 +298,6 @@ RULES = [
     Rule(lambda max_staleness, ignore_data_skip: not (max_staleness and ignore_data_skip),
          "`max_staleness={max_staleness}` plays the problems that come next in the run's order, but `ignore_data_skip=True` would restart that order "
          "when a run is resumed. Leave it at False."),
-    Rule(lambda max_staleness, world_size: not max_staleness or world_size == 1,
-         "`max_staleness={max_staleness}` works in one process only, but this run has {world_size}. Leave it at 0, or train in one process."),
     Rule(lambda max_staleness, is_sharded: not (max_staleness and is_sharded),
          "`max_staleness={max_staleness}` needs the whole model in one process, but FSDP2 shards it. Leave it at 0, or train without FSDP2."),
     Rule(lambda max_staleness, engine_class, plays_during_update: not max_staleness or plays_during_update,

@@ -11,7 +11,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
-from multirole.option_rules import RULES, broken_rules
+from multirole.option_rules import RULES, broken_rules, listed
 
 
 def parse_role_beta(text: str) -> dict[str, float]:
@@ -98,6 +98,26 @@ class MultiRoleGRPOConfig(GRPOConfig):
         process_reward (`float`, defaults to `0.0`):
             Weight of a second advantage, that of a turn's own correctness within its problem, role and round. A reward function must set
             `episode.reward` to a [`Reward`] with `is_correct`.
+        role_order (`list[str]`, *optional*):
+            Train one role per iteration, in this order and then again from its start: only the rows of that role take optimizer steps, on a
+            rollout of the adapters that the last iteration has left. A role may stand in it several times, and one that does not is never trained.
+            Also as text, `"generator,aggregator"`. By default every iteration trains all roles.
+        target_kl (`float`, *optional*):
+            Bound of KL(sampling policy || current policy) in nats per token, by role. It is estimated (k3) on the rows of every optimizer step but
+            an adapter's first one in an iteration; once a role exceeds it, its rows take no more steps in that iteration. The name is that of
+            TRL's earlier PPO and of stable-baselines3. It costs a forward pass per step.
+        lr_ticks (`int`, defaults to `1`):
+            Ticks of the learning-rate schedule in an iteration, whose end stays at `max_steps` ticks. With n adapters the k-th update (from 0) of
+            iteration t is at tick `t * lr_ticks + k * lr_ticks // n`: as many ticks as adapters are one for each adapter's update, as in verl. It needs
+            a schedule that is a function of the step, such as "cosine".
+        lr_wraps (`bool`, defaults to `False`):
+            With `lr_ticks` above 1, evaluate the schedule's formula beyond its end, where a cosine rises again. By default the rate stays at its
+            final value.
+        max_sampled_tokens (`int`, *optional*):
+            Budget of sampled tokens: training ends with the iteration that spends it, or at `max_steps`, whichever is first. All completion tokens
+            that the engine samples for training count, of every role, replays included; those of evaluations do not. Warm-up and schedule are read at
+            the share of the budget that was spent before the iteration, where `max_steps` ticks are the whole: with `warmup_steps=0.1` the warm-up
+            takes a tenth of the budget. A resumed run continues its count.
         role_beta (`dict[str, float]`, *optional*):
             KL weights of individual roles, which replace `beta`; also as text, `"judge=0.1,solver=0"`, or as JSON.
         micro_batch_tokens (`int`, defaults to `16384`):
@@ -149,6 +169,11 @@ class MultiRoleGRPOConfig(GRPOConfig):
     credit: str = "outcome"
     credit_branches: int = 4
     process_reward: float = 0.0
+    role_order: list[str] | str | None = None
+    target_kl: float | None = None
+    lr_ticks: int = 1
+    lr_wraps: bool = False
+    max_sampled_tokens: int | None = None
     role_beta: dict[str, float] | str | None = None
     micro_batch_tokens: int = 16384
     past_every: int = 10
@@ -175,6 +200,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
     def __post_init__(self) -> None:
         if isinstance(self.role_beta, str):
             self.role_beta = parse_role_beta(self.role_beta)
+        self.role_order = listed(self.role_order)
         self.check()
         if self.bf16 is None and not self.fp16:  # type: ignore[has-type]
             self.bf16 = not self.use_cpu and is_torch_bf16_gpu_available()

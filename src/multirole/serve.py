@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from multirole.access import API_KEY, check_host, read_key
+from multirole.bases.gguf_folder import local_base
 from multirole.chat.templates import Renderer, StartClock, chat_template
 from multirole.engines import load_engine
 from multirole.engines.protocol import Sampling
@@ -40,7 +41,7 @@ class SavedRoles:
     Args:
         folders: the folder of each adapter.
         policy: role -> adapter; None is the base.
-        base: folder or name of the base model.
+        base: folder, GGUF file or name of the base model.
         sampling: the largest length of a reply in tokens, and the temperature.
         max_prompt_tokens: longest prompt, in tokens.
         render: turns messages into a prompt.
@@ -114,9 +115,12 @@ def read_saved(folder: Path, base: str | None = None, render: Renderer | None = 
 
 def load_server(saved: SavedRoles, ignore: Sequence[str] = ()) -> ModelServer:
     """Load base and adapters into an engine. `ignore` names request fields that are dropped. ValueError if they cannot be loaded."""
+    folder_or_name = local_base(saved.base)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(saved.tokenizer or saved.base, revision=saved.revision or "main")
-        base = AutoModelForCausalLM.from_pretrained(saved.base, dtype=torch.float32, revision=saved.revision or "main")
+        tokenizer = AutoTokenizer.from_pretrained(saved.tokenizer or folder_or_name, revision=saved.revision or "main")
+        base = AutoModelForCausalLM.from_pretrained(
+            folder_or_name, dtype=torch.float32, revision=saved.revision or "main"
+        )
     except OSError as error:
         raise ValueError(
             f"The base model {saved.base!r} cannot be loaded: {error}\nPass a folder of this machine, or a name on the Hub, with `--model`."

@@ -20,7 +20,7 @@ import shutil
 import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -40,7 +40,6 @@ from multirole.chat.templates import StartClock
 from multirole.credit.advantages import groups_of_equal_rewards
 from multirole.credit.rewards import answers_as_completions, leave_out_failed, set_rewards, with_equal_columns
 from multirole.credit.role_rewards import TurnRewards, check_one_reward, role_advantages
-from multirole.engines.protocol import EngineError, RequestRefused
 from multirole.inputs.adapters import train_only
 from multirole.inputs.epochs import EpochCount
 from multirole.inputs.problems import INDEX, checked_evaluation, to_row
@@ -52,8 +51,8 @@ from multirole.metrics.iteration import UpdateMetrics
 from multirole.options import MultiRoleGRPOConfig
 from multirole.partners import Partners
 from multirole.policy import served_part, shown
-from multirole.rollout.player import Player
-from multirole.rollout.rollout import Attempt, WorkflowError, answer_ids, last_turns, transcript
+from multirole.rollout.player import PLAY_ERRORS, Player
+from multirole.rollout.rollout import Attempt, answer_ids, last_turns, transcript
 from multirole.saving.checkpoints import (
     PolicyMap,
     check_checkpoint,
@@ -62,11 +61,13 @@ from multirole.saving.checkpoints import (
     resume_argument,
     rotating_by_step,
 )
-from multirole.saving.layout import SERVING, last_checkpoint, saved_args
+from multirole.saving.layout import SERVING, last_checkpoint, owes_evaluation, saved_args
 from multirole.saving.model_card import write_card
+from multirole.schedule import TokenBudget
 from multirole.types import Episode
 from multirole.update.entropy import StepEntropy, by_adapter, next_coef, value_of, with_value
 from multirole.update.importance import Correction
+from multirole.update.passes.fast_passes import choose_kernels
 from multirole.update.passes.model_passes import MicroBatch, ModelPasses
 from multirole.update.processes import all_reduce, gather_objects
 from multirole.update.rows import problem_order
@@ -139,7 +140,7 @@ PRIVATE = (
     Private(HF, "evaluation_loop", "overridden", "episodes on the evaluation problems, scored by the reward functions", "35a11f83d269fdca a0fe4d6536f8a84a"),
     Private(HF, "_load_from_checkpoint", "overridden", "refuses checkpoints of other adapters or another policy map", "4711d0506786db15 a2804e8d93a297e3"),
     Private(HF, "_load_best_model", "overridden", "loads every adapter, as a resumed run does", "0e183d55a9db7414"),
-    Private(GRPO, "_save_checkpoint", "overridden", "`save_total_limit` goes by steps, not by the clock", "ec91bde123649111"),
+    Private(GRPO, "_save_checkpoint", "overridden", "`save_total_limit` goes by steps, not by the clock; the adapters that play iterations in flight are saved", "ec91bde123649111"),
     Private(HF, "_push_from_checkpoint", "overridden", "also copies the adapters' folders", "b336b2f27274f0a5 2523da925347bd9a"),
     Private(HF, "_save", "overridden", "also writes what serving the adapters takes", "bf720120f407bab3 b136889e87928376"),
     Private("trl.trainer.base_trainer._BaseTrainer", "create_model_card", "overridden", "of several adapters, without local paths", "4f8a407fd9fd3f6e"),
@@ -215,6 +216,8 @@ class Underway:
         turn_rewards: (T, F) of each of their turns, of all processes, if a function rewards single roles or turns.
         micro_batch: whose loss is being computed; None outside of a loss.
         evaluation: the prefix and the table of completions of the evaluation that is logged next.
+        is_playing, is_evaluating: whether the episodes of an iteration, or of an evaluation, are being played.
+        has_unsaved: whether iterations were trained after the last checkpoint.
     """
 
     attempts: list[Attempt] = field(default_factory=list)
@@ -223,6 +226,9 @@ class Underway:
     turn_rewards: list[Tensor] | None = None
     micro_batch: MicroBatch | None = None
     evaluation: tuple[str, dict[str, Any]] | None = None
+    is_playing: bool = False
+    is_evaluating: bool = False
+    has_unsaved: bool = False
 
 
 class StockHooks(GRPOTrainer):
@@ -264,10 +270,10 @@ class StockHooks(GRPOTrainer):
         """
         self.underway = Underway()
         self._last_grad_norm, self._last_lr = torch.tensor(0.0), 0.0  # what HF's loop logs
-        run = PolicyMap(
+        self.run_state = PolicyMap(
             self.policy, gather_objects(StartClock().started)[0], self.partners.past_numbers
         )  # of the first process
-        self.clock = run.clock
+        self.clock = self.run_state.clock
         """The clock of chat templates, which a resumed run takes over from its checkpoint."""
         args.router_aux_loss_coef = 0.0
         beta, args.beta = (
@@ -283,10 +289,11 @@ class StockHooks(GRPOTrainer):
             warnings.filterwarnings("ignore", message=".*rollout_func.*")  # the experimental hook that this stands on
             super().__init__(
                 model=model, reward_funcs=functions, args=args,
-                callbacks=[*callbacks, run], rollout_func=self._rollout_func, **arguments,
+                callbacks=[*callbacks, self.run_state], rollout_func=self._rollout_func, **arguments,
             )  # fmt: skip
         args.beta = beta  # for logs and records; TRL's loss reads `self.beta`
         self.callback_handler.callbacks.insert(0, EpochCount(self))
+        self.budget = next((c for c in self.callback_handler.callbacks if isinstance(c, TokenBudget)), None)
         self.peft_model: PeftModel = self.model
         """The model without the wrappers of accelerate."""
         self.num_iterations = 1  # the passes over a mini-batch are in `update`
@@ -318,12 +325,18 @@ class StockHooks(GRPOTrainer):
         if resume_from_checkpoint is True and (last := last_checkpoint(Path(self.args.output_dir))):
             resume_from_checkpoint = str(last)
         self.forget_unlogged()
+        eval_on_start, max_steps = self.args.eval_on_start, self.args.max_steps
+        if self.budget is not None:
+            checkpoint = Path(resume_from_checkpoint) if isinstance(resume_from_checkpoint, str) else None
+            self.args.max_steps = self.budget.begin(checkpoint) or max_steps
         try:
             return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
-        except (WorkflowError, EngineError, RequestRefused) as error:
+        except PLAY_ERRORS as error:
+            self._save_finished(trial)
             # their messages say where; a traceback would show this package
             raise error.with_traceback(None) from error.__cause__
         finally:
+            self.args.eval_on_start, self.args.max_steps = eval_on_start, max_steps
             self.player.stop()
 
     # ---- what the loop defines
@@ -387,7 +400,9 @@ class StockHooks(GRPOTrainer):
 
     def _rollout_func(self, prompts: list, _: GRPOTrainer) -> dict[str, list]:
         """Play the iteration's episodes (TRL's hook). Returns the last turn of each episode of this process, with the episode."""
+        self.underway.is_playing = True
         self.underway.episodes = self.play_iteration(self.underway.attempts)
+        self.underway.is_playing = False
         start = self.accelerator.process_index * len(prompts)
         return last_turns(self.underway.episodes[start : start + len(prompts)], self._tokenizer.eos_token_id)
 
@@ -558,7 +573,10 @@ class StockHooks(GRPOTrainer):
     ) -> dict[str, float]:
         # with persistent workers, HF would return the loader of the first dataset that was passed for every other one
         self.__dict__.pop("_eval_dataloaders", None)
-        return super().evaluate(self._evaluation_set(eval_dataset), ignore_keys, metric_key_prefix)
+        self.underway.is_evaluating = True
+        metrics = super().evaluate(self._evaluation_set(eval_dataset), ignore_keys, metric_key_prefix)
+        self.underway.is_evaluating = False
+        return metrics
 
     def predict(
         self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
@@ -589,8 +607,26 @@ class StockHooks(GRPOTrainer):
         if self.args.should_save and target.exists():  # of an earlier run, perhaps with other adapters
             shutil.rmtree(target)
         self.accelerator.wait_for_everyone()
+        if self.player.ahead is not None and self.args.should_save:
+            target.mkdir(parents=True)
+            self.player.ahead.save(target, self.state.global_step)
         with rotating_by_step(self.state.global_step):
             super()._save_checkpoint(model, trial)
+        self.underway.has_unsaved = False
+
+    def _save_finished(self, trial: Any) -> None:
+        """Save a checkpoint if episodes could not be played and iterations were trained since the last one.
+
+        The weights are those after the last iteration. If the episodes were those of an evaluation, the resumed run begins with it, but not if
+        the evaluation was to choose the best checkpoint, which HF does after an iteration only.
+        """
+        args, underway = self.args, self.underway
+        owes = underway.is_evaluating and args.eval_strategy != "no" and args.metric_for_best_model is None
+        if underway.has_unsaved and (underway.is_playing or owes) and args.save_strategy in ("steps", "epoch"):
+            self.run_state.owes_evaluation = owes
+            self._save_checkpoint(self.model, trial)
+            self.run_state.owes_evaluation = False
+            self.callback_handler.on_save(args, self.state, self.control)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         if self.is_world_process_zero():
@@ -634,8 +670,18 @@ class StockHooks(GRPOTrainer):
         )  # fmt: skip
         with loading_on_host(self.peft_model):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
-        self.clock.started = saved_args(Path(resume_from_checkpoint)).get("started", self.clock.started)
+        if self.player.ahead is not None:
+            self.player.ahead.load(Path(resume_from_checkpoint))
+        self.args.eval_on_start |= owes_evaluation(Path(resume_from_checkpoint))
+        saved = saved_args(Path(resume_from_checkpoint))
+        self.clock.started = saved.get("started", self.clock.started)
+        self.use_kernels(saved.get("kernels"))
         self.player.forget_published()
+
+    def use_kernels(self, recorded: Mapping[str, Any] | None) -> None:
+        """Compute with the kernels that an earlier run has recorded (`run_state.kernels`), if any: a choice of this start may give other bits."""
+        if recorded:
+            self.run_state.kernels = choose_kernels(self.passes.base, self.passes.is_half, recorded)
 
     def _load_best_model(self) -> None:
         logger.info("Loading the best adapters from %s (%s).", self.state.best_model_checkpoint, self.state.best_metric)

@@ -90,11 +90,15 @@ def llm_options(
             "vLLM's LoRA kernels for CUDA take half precision only, but this model is in float32. Load it in bfloat16, or use "
             "engine='transformers'."
         )
-    return options | {
-        "max_num_batched_tokens": step,
-        "gpu_memory_utilization": gpu_memory_utilization,
-        "enable_sleep_mode": True,
-    }
+    return (
+        options
+        | {
+            "max_num_batched_tokens": step,
+            "gpu_memory_utilization": gpu_memory_utilization,
+            "enable_sleep_mode": True,
+            "enable_flashinfer_autotune": False,  # vLLM's default benchmarks kernels at every start; whether that pays was not measured
+        }
+    )
 
 
 def build_llm(model_path: str, options: dict[str, Any]) -> "LLM":

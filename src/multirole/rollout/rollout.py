@@ -261,6 +261,7 @@ class Rollout:
         self._unplaced: list[tuple[Episode, dict[str, list[UnplacedTurn]]]] = []  # turns without a slot, by role
         self._warned_of: set[str] = set()  # roles with concurrent calls, and "" for episodes without a turn
         self.sampled_tokens = 0  # completion tokens that the engine has sampled so far, in replays, too
+        self.read_tokens = 0  # prompt tokens of the same requests
         self._clock = 0.0  # seconds in which this process was not suspended
         self._progress = 0.0  # `_clock` at the last progress
 
@@ -569,6 +570,7 @@ class Rollout:
             if isinstance(step, Request):
                 done = await asyncio.shield(send(step))  # the engine goes on where the workflow cancels the call
                 self.sampled_tokens += len(done.token_ids)
+                self.read_tokens += len(prompt_ids)
                 version = self.versions.get(step.adapter, self.version)
                 reply = self._reply_of(done, prompt_ids)
                 turn = Turn(role, slot or 0, round, prompt_ids, *reply, version=version, billed=done.billed)

@@ -7,7 +7,7 @@ rows' completion masks partition the trained tokens by role.
 import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -115,6 +115,13 @@ def optimizer_steps(rows: list[Row], args: MultiRoleGRPOConfig) -> list[MiniBatc
     return mini_batches(
         rows, max(1, len(rows)) if args.updates == "one" else args.step_rows or args.generation_batch_size
     )
+
+
+def rows_in_turn(rows: list[Row], role_order: Sequence[str] | None, iteration: int) -> list[Row]:
+    """Return the rows that an iteration (from 0) trains: those of the role whose turn it is in `role_order`, or all of them."""
+    if not role_order:
+        return rows
+    return [row for row in rows if row.turn.role == role_order[iteration % len(role_order)]]
 
 
 def plan_steps(rows: list[Row], adapters: list[str], args: MultiRoleGRPOConfig) -> Steps:

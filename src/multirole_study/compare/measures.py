@@ -202,8 +202,11 @@ def early(run: "Run", iteration: int = 10) -> float:
 
 
 @measure(has_margin=True)
-def peak(run: "Run") -> float:
-    """Return the best accuracy in training, chosen on the problems that it is read on."""
+def peak(run: "Run", problems: list[str] | None = None) -> float:
+    """Return the best accuracy in training, on all problems or on some, chosen on the problems that it is read on."""
+    if problems is not None:
+        accuracy = run.correct.loc[problems].mean()
+        return accuracy[accuracy.index > 0].max()
     return run.at("peak")
 
 
@@ -217,7 +220,8 @@ def split_half_peak(run: "Run") -> float:
 def end(run: "Run", last: int = 1, problems: list[str] | None = None) -> float:
     """Return the mean accuracy over the last evaluations, or over some problems at the last one."""
     if problems is not None:
-        return run.correct.iloc[:, -1].loc[problems].mean()
+        last_evaluation = run.correct.iloc[:, -1]
+        return last_evaluation[last_evaluation.index.isin(problems)].mean()
     return run.accuracy.iloc[-last:].mean()
 
 
