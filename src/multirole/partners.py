@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from peft import PeftModel
 
@@ -14,7 +14,7 @@ from multirole.inputs.adapters import check_base_alone, check_frozen, load_froze
 from multirole.options import MultiRoleGRPOConfig
 from multirole.policy import adapter_names, frozen_folders, partner_facts, past_adapters, player_of, trained_part
 from multirole.rollout.past_selves import PastSelves
-from multirole.rollout.rollout import Player
+from multirole.rollout.rollout import Speaker
 
 
 class Partners:
@@ -23,12 +23,15 @@ class Partners:
     Attributes:
         roles: the roles that are not trained.
         served: the names of all adapters that an engine serves: the trained ones and, once `add_to` was called, those of partners.
+        past: the past selves, once `add_to` was called.
     """
+
+    past: PastSelves
 
     def __init__(self, policy: Mapping[str, str]) -> None:
         self.policy, self.facts = policy, partner_facts(policy)
         self.trained, self.roles = trained_part(policy), self.facts["partner_roles"]
-        self.served, self.past = adapter_names(policy), PastSelves.none()
+        self.served = adapter_names(policy)
 
     def check(self, args: MultiRoleGRPOConfig, callbacks: Iterable[Any]) -> None:
         """Refuse partners that cannot play, before a model is loaded (ValueError): a folder without an adapter, a server that does not answer."""
@@ -51,16 +54,15 @@ class Partners:
         if not self.facts["endpoint_roles"]:
             return engine
         folder = Path(trainer.args.output_dir) / RECORD
-        return WithEndpoints(
-            engine, ReplyRecord(folder, trainer.accelerator.process_index, lambda: trainer.clock.started)
-        )
+        record = ReplyRecord(folder, trainer.accelerator.process_index, lambda: trainer.clock.started)
+        return cast("Engine", WithEndpoints(engine, record))
 
     @property
     def past_numbers(self) -> list[int] | None:
         """`past_every` and `past_selves`, where past selves play."""
         return [self.past.every, self.past.n] if self.past.places else None
 
-    def players(self, policy: Mapping[str, str | None], iteration: int) -> dict[str, Player]:
+    def players(self, policy: Mapping[str, str | None], iteration: int) -> dict[str, Speaker]:
         """Return what answers the calls of each role of a map after `iteration` iterations."""
         past = self.past.playing(iteration)
         return {role: player_of(value, past) for role, value in policy.items()}

@@ -575,6 +575,7 @@ class MultiRoleGRPOTrainer(StockHooks):
             args.max_turns, args.turn_seeds, args.max_failed_episodes, self._end_episode, args.strip_thoughts,
             n_embeddings=len(self.peft_model.get_input_embeddings().weight),
         )  # fmt: skip
+        self.rollout.versions = self.partners.versions(0)
         sampling = Sampling(args.max_completion_length, args.temperature)
         self.player = Player(
             self.rollout, self.engine, sampling, args.max_failed_episodes,

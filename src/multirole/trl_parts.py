@@ -630,7 +630,8 @@ class StockHooks(GRPOTrainer):
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         if self.is_world_process_zero():
-            copy_adapters(Path(checkpoint_folder), Path(self.args.output_dir), self.adapters)
+            names = [name for name in served_part(self.policy).values() if name is not None]
+            copy_adapters(Path(checkpoint_folder), Path(self.args.output_dir), dict.fromkeys(names))
         super()._push_from_checkpoint(checkpoint_folder)
 
     def create_model_card(

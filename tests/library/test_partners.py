@@ -87,7 +87,8 @@ def train(tmp_path):
 
     def make(policy, resume=None, train=True, **config):
         usual = {
-            "generation_batch_size": 8, "num_generations": 4, "max_completion_length": 12, "max_steps": 2, "save_steps": 1, "learning_rate": 1e-2,
+            "generation_batch_size": 8, "num_generations": 4, "max_prompt_tokens": 200, "max_completion_length": 12, "max_steps": 2, "save_steps": 1,
+            "learning_rate": 1e-2,
             "logging_steps": 1, "report_to": "none", "use_cpu": True, "bf16": False, "disable_tqdm": True, "lr_scheduler_type": "constant",
         }  # fmt: skip
         watch = Watch()

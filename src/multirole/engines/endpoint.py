@@ -263,12 +263,12 @@ class WithEndpoints:
                 base_url=endpoint.url, api_key=endpoint.key, max_retries=RETRIES, timeout=SECONDS
             )
             self._at_once[endpoint] = asyncio.Semaphore(AT_ONCE)
-        body = {
+        body: dict[str, Any] = {
             "model": endpoint.model, "messages": list(request.messages or ()), "temperature": request.temperature,
             "max_tokens": request.max_tokens, "seed": request.seed % 2**31,
         }  # fmt: skip
         body = {name: value for name, value in (body | dict(endpoint.options)).items() if value is not None}
-        standard = {"model": body.pop("model"), "messages": body.pop("messages")}
+        standard: dict[str, Any] = {"model": body.pop("model"), "messages": body.pop("messages")}
         try:
             async with self._at_once[endpoint]:
                 answer = await self._clients[endpoint].chat.completions.create(**standard, extra_body=body)

@@ -37,13 +37,6 @@ class PastSelves:
                 model.add_adapter(name, model.peft_config[adapter])
                 self._copy(adapter, name)
 
-    @classmethod
-    def none(cls) -> "PastSelves":
-        """Return the copies of a run whose map plays none."""
-        past = cls.__new__(cls)
-        past.every, past.n, past.places = 1, 1, {}
-        return past
-
     @property
     def names(self) -> list[str]:
         """The names of all copies."""

@@ -8,7 +8,7 @@ from peft import PeftModel
 from multirole.engines.protocol import Engine, EngineError, RequestRefused, Sampling
 from multirole.rollout.play_ahead import RolloutsAhead
 from multirole.rollout.replay import Replay
-from multirole.rollout.rollout import Attempt, Rollout, RolloutStopped, WorkflowError, check_failures
+from multirole.rollout.rollout import Attempt, Rollout, RolloutStopped, Speaker, WorkflowError, check_failures
 from multirole.types import Answer, Episode, Turn
 from multirole.update.processes import gather_results, own_share
 
@@ -50,7 +50,7 @@ class Player:
 
     def play(
         self, model: PeftModel, version: int, weights: Hashable, attempts: Sequence[Attempt], iteration: int,
-        policy: Mapping[str, str | None] | None = None, replays: Sequence[Replay] | None = None,
+        policy: Mapping[str, Speaker] | None = None, replays: Sequence[Replay] | None = None,
     ) -> list[Episode]:  # fmt: skip
         """Play one episode per attempt under the adapters of `model`. Each process plays a share and gets all of them.
 

@@ -61,7 +61,7 @@ logger = logging.getLogger(__name__)
 
 Attempt = tuple[Problem, int]
 """A problem and the index of the episode that attempts it."""
-Player = str | None | tuple[str, ...] | Endpoint
+Speaker = str | None | tuple[str, ...] | Endpoint
 """What answers the calls of a role: an adapter, the base (None), one of several adapters that the episode draws, or a server."""
 Send = Callable[[Request], asyncio.Future[Completion]]
 """Queues a request at the engine."""
@@ -229,7 +229,7 @@ class Rollout:
     workflow: Workflow
     engine: Engine
     tokenizer: PreTrainedTokenizerBase
-    policy: Mapping[str, Player]
+    policy: Mapping[str, Speaker]
     is_answer: Callable[[str], bool]  # for the outcome of turns that the workflow does not judge itself
     seed: int
     max_prompt_tokens: int  # a longer prompt ends its episode without an answer
