@@ -325,19 +325,31 @@ class StockHooks(GRPOTrainer):
         if resume_from_checkpoint is True and (last := last_checkpoint(Path(self.args.output_dir))):
             resume_from_checkpoint = str(last)
         self.forget_unlogged()
-        eval_on_start, max_steps = self.args.eval_on_start, self.args.max_steps
-        if self.budget is not None:
-            checkpoint = Path(resume_from_checkpoint) if isinstance(resume_from_checkpoint, str) else None
-            self.args.max_steps = self.budget.begin(checkpoint) or max_steps
+        eval_on_start = self.args.eval_on_start
+        with self._ended_by_budget(resume_from_checkpoint):
+            try:
+                return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
+            except PLAY_ERRORS as error:
+                self._save_finished(trial)
+                # their messages say where; a traceback would show this package
+                raise error.with_traceback(None) from error.__cause__
+            finally:
+                self.args.eval_on_start = eval_on_start
+                self.player.stop()
+
+    @contextmanager
+    def _ended_by_budget(self, checkpoint: str | bool | None) -> Iterator[None]:
+        """Context manager: the budget counts from a checkpoint on, and a run that has spent it there has no iteration left."""
+        is_there = isinstance(checkpoint, str) and Path(checkpoint).is_dir()
+        last = None if self.budget is None else self.budget.begin(Path(str(checkpoint)) if is_there else None)
+        if last is None:
+            yield
+            return
+        usual, self.args.max_steps = self.args.max_steps, last
         try:
-            return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
-        except PLAY_ERRORS as error:
-            self._save_finished(trial)
-            # their messages say where; a traceback would show this package
-            raise error.with_traceback(None) from error.__cause__
+            yield
         finally:
-            self.args.eval_on_start, self.args.max_steps = eval_on_start, max_steps
-            self.player.stop()
+            self.args.max_steps = usual
 
     # ---- what the loop defines
 

@@ -143,11 +143,16 @@ def test_paired_falls_are_tested_by_mcnemar_s_test(grid_results):
     assert line["value"] == pytest.approx(1 / 6)  # one of the three of isolated Voting
 
 
-def test_two_studies_of_one_folder_have_the_notebooks_of_both(grid_results, tmp_path):
-    folder = linked(grid_results, tmp_path / "tiny-r")
-    declare(Grid.read(grid_results), {"seeds": [0], "variants": {}}).write(tmp_path)
-    declare(Grid.read(grid_results), yaml.safe_load(STUDY)).write(tmp_path)
-    assert notebooks_of(folder) == ("tables", "figures", "mechanisms", "study", "questions", "compare")
+def test_runs_of_another_folder_serve_as_an_arm(grid_results, tmp_path):
+    """Without the shared runs of its own a study reads those of `packed_in`, trains them no more, and has the same answers."""
+    isolated = [("voting", "sp", "math", seed) for seed in (0, 1, 2)]
+    apart, both = without(grid_results, isolated, tmp_path / "apart"), by_line(declared(), grid_results)
+    assert by_line(declared(), apart).loc[("end", "voting"), "verdict"] == "not run"
+    read = declared(packed_in=[str(grid_results)]).table(Results(apart, [grid_results]))
+    pd.testing.assert_frame_equal(read.set_index(["question", "workflow"]), both)
+    study = declare(Grid.read(apart), yaml.safe_load(STUDY) | {"packed_in": [str(grid_results)]})
+    assert study.packed_elsewhere() >= {cell.id for cell in study.cells()}
+    assert not declare(Grid.read(apart), yaml.safe_load(STUDY)).packed_elsewhere()
 
 
 @pytest.mark.parametrize(

@@ -129,6 +129,7 @@ class CompareStudy:
         alpha: the level of both sides together.
         margin: of equivalence, as a difference of accuracies.
         correction: "holm", over the lines of a question, or "none".
+        packed_in: further results folders, such as "results/tiny-r", whose packed runs serve as runs of its arms and are not trained again.
     """
 
     arms: dict[str, DeclaredArm]
@@ -140,6 +141,7 @@ class CompareStudy:
     alpha: float = ALPHA
     margin: float = MARGIN
     correction: Literal["holm", "none"] = "holm"
+    packed_in: list[str] = Field(default_factory=list)
 
     def __post_init__(self) -> None:
         named = {arm for question in self.questions for pair in question.pairs for arm in pair if arm is not None}

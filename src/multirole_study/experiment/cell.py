@@ -320,6 +320,11 @@ class Cell(Settings):
                 f"The warm-up of {self.warmup_steps} ticks does not end within the run's {self.ticks}, so the learning rate stays below "
                 f"{self.learning_rate:g}. Write warmup_steps=0 for a trial at full rate."
             )
+        if self.max_sampled_tokens is not None:
+            said.append(
+                f"The run ends once it has sampled {self.max_sampled_tokens:,} tokens, over which its warm-up and schedule run: {self.max_steps} iterations "
+                f"are the most, and the warm-up takes {self.warmup_steps / self.max_steps:.0%} of the budget."
+            )
         used_by = {
             "rounds": "eval_opt",
             "n_voters": "voting",
