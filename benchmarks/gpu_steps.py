@@ -375,7 +375,7 @@ def varlen() -> dict[str, Any]:
     found["arguments"] = " ".join(inspect.signature(varlen_attn).parameters)
     try:
         from multirole.update.passes import tree_attention
-    except ImportError as error:
+    except (ImportError, RuntimeError) as error:  # TRL reports a package that it lacks as a RuntimeError
         return found | {"has_varlen": None, "reason": f"not tried: {error}"}
     reasons: list[str] = []
     handler = logging.Handler()
@@ -1187,8 +1187,8 @@ def main() -> int:
     bench = Bench(scale, 2 if args.rehearse else args.problems, args.rehearse, args.scratch, args.result, args.smollm2)
     bench.write()
     try:
-        # the toy is smaller than the models whose rows with shared prompts are packed; "passes" packs none, and runs without TRL
-        packs = args.rehearse and kind != "passes"
+        # the toy is smaller than the models whose rows with shared prompts are packed; these two pack none, and run without TRL
+        packs = args.rehearse and kind not in ("machine", "passes")
         with mock.patch("multirole.update.passes.prefix_tree.MIN_PARAMETERS", 0) if packs else nullcontext():
             STEPS[kind](bench)
     except torch.OutOfMemoryError as error:

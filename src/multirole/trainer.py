@@ -66,6 +66,7 @@ from multirole.update.gradients import clip
 from multirole.update.importance import Correction
 from multirole.update.kl_bound import KLBound
 from multirole.update.noise import disable_noise, warn_of_noise
+from multirole.update.passes.fast_passes import choose_kernels
 from multirole.update.passes.logprobs import check_head, check_rows
 from multirole.update.passes.model_passes import MicroBatch, ModelPasses
 from multirole.update.passes.recomputation import return_freed_memory, use_growing_segments
@@ -403,6 +404,8 @@ class MultiRoleGRPOTrainer(StockHooks):
         version = self.state.global_step
         # the adapters also change within an iteration
         weights = version, self._n_steps
+        if replays is not None:
+            self.args.check(replaying_credit="A fork", endpoint_roles=self.partners.facts["endpoint_roles"])
         players = self.partners.players(self.policy if policy is None else policy, version)
         self.rollout.versions = self.partners.versions(version)
         return self.player.play(self.peft_model, version, weights, attempts, iteration, players, replays)
@@ -527,12 +530,19 @@ class MultiRoleGRPOTrainer(StockHooks):
             self.peft_model, self.adapters if is_anchored else [], self.is_sharded
         )
         self.passes = ModelPasses(self.peft_model, self.adapters, self.accelerator, self.args, self.is_sharded)
+        self.run_state.kernels = self._choose_kernels()
         self.correction = Correction.from_args(self.args)
         if not self.is_sharded:
             with self.accelerator.autocast():
                 tolerance = 0.01 if self.passes.is_float32 else 0.5
                 check_rows(self.peft_model, tolerance)
                 check_head(self.peft_model, self.temperature, tolerance)
+
+    def _choose_kernels(self) -> dict[str, object]:
+        """Return the kernels that the first process chooses, after every process has been told to use them."""
+        base, is_half = self.passes.base, self.passes.is_half
+        chosen = gather_objects(choose_kernels(base, is_half) if self.accelerator.is_main_process else {})[0]
+        return choose_kernels(base, is_half, chosen) if chosen else {}
 
     def _set_up_rollout(
         self, engine: Engine | None, render: Renderer | None, is_answer: Callable[[str], bool]

@@ -20,7 +20,7 @@ import shutil
 import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -67,6 +67,7 @@ from multirole.schedule import TokenBudget
 from multirole.types import Episode
 from multirole.update.entropy import StepEntropy, by_adapter, next_coef, value_of, with_value
 from multirole.update.importance import Correction
+from multirole.update.passes.fast_passes import choose_kernels
 from multirole.update.passes.model_passes import MicroBatch, ModelPasses
 from multirole.update.processes import all_reduce, gather_objects
 from multirole.update.rows import problem_order
@@ -672,8 +673,15 @@ class StockHooks(GRPOTrainer):
         if self.player.ahead is not None:
             self.player.ahead.load(Path(resume_from_checkpoint))
         self.args.eval_on_start |= owes_evaluation(Path(resume_from_checkpoint))
-        self.clock.started = saved_args(Path(resume_from_checkpoint)).get("started", self.clock.started)
+        saved = saved_args(Path(resume_from_checkpoint))
+        self.clock.started = saved.get("started", self.clock.started)
+        self.use_kernels(saved.get("kernels"))
         self.player.forget_published()
+
+    def use_kernels(self, recorded: Mapping[str, Any] | None) -> None:
+        """Compute with the kernels that an earlier run has recorded (`run_state.kernels`), if any: a choice of this start may give other bits."""
+        if recorded:
+            self.run_state.kernels = choose_kernels(self.passes.base, self.passes.is_half, recorded)
 
     def _load_best_model(self) -> None:
         logger.info("Loading the best adapters from %s (%s).", self.state.best_model_checkpoint, self.state.best_metric)

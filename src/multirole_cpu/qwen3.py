@@ -12,7 +12,6 @@ table. Qwen2 has biases of q, k and v; a configuration may give the others biase
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,9 +25,10 @@ from transformers import PreTrainedModel, Qwen3ForCausalLM
 
 from multirole.update.passes.tree_attention import STATIC_ROPES, has_windows
 from multirole.update.processes import full_tensor
-from multirole_cpu import SERVED, bfloat16_products
+from multirole_cpu import SERVED, packed_products
 from multirole_cpu.families import CLASSES, Served, head_dim
-from multirole_cpu.half_model import products_in
+from multirole_cpu.kernels import FLOAT32, Kernels
+from multirole_cpu.sampling_head import SAMPLING_HEADS, SamplingHead
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PLAIN_VARIANTS = ("MiCALinearVariant", "VeloraLinearVariant")
@@ -51,25 +51,18 @@ class LowRank:
 class Weights:
     """The weights of one adapter's model, in the dtype of `embed`. Each layer has qkv, o, gate_up and down.
 
-    The matrices of `layers` are (in, out) in float32, which multiplies few rows faster than (out, in), and packed for oneDNN in
-    bfloat16; `head` is in float32. `biases` are those of the four products, None without. `norms` are those before qkv and gate_up, and `norm` is the last one; None if folded.
+    The matrices of `layers` are packed for oneDNN (`is_packed`), or (in, out) in float32, which multiplies few rows faster than (out, in).
+    `biases` are those of the four products, None without. `norms` are those before qkv and gate_up, and `norm` is the last one; None if folded.
     """
 
     embed: Tensor  # (V, H)
-    head: Tensor  # (V, H)
+    head: SamplingHead
     layers: list[tuple[Tensor, ...]]
     biases: list[tuple[Tensor | None, ...]]
     norms: list[tuple[Tensor | None, Tensor | None]]
     norm: Tensor | None = None
     adapter: list[tuple[LowRank | None, ...]] | None = None
-
-    def logits(self, hidden: Tensor, out: Tensor) -> Tensor:
-        """Compute float32 logits (N, V) of `forward`'s (N, H), written to `out`.
-
-        Of bfloat16 hidden states only the factors are rounded: bfloat16 products would round a logit of 20 by up to 0.06.
-        """
-        with products_in("bf16") if hidden.dtype == torch.bfloat16 else nullcontext():
-            return torch.mm(hidden.float(), self.head.t(), out=out)
+    is_packed: bool = True
 
 
 @dataclass(frozen=True)
@@ -134,9 +127,10 @@ def _project(x: Tensor, spans: list[Span], layer: int, matrix: int) -> Tensor:
     bias = spans[0].weights.biases[layer][matrix]
     if x.dtype == torch.bfloat16:
         added = _low_rank(x, spans, layer, matrix)
-        return bfloat16_products.product(x, spans[0].weights.layers[layer][matrix], added, bias)
+        return packed_products.product(x, spans[0].weights.layers[layer][matrix], added, bias)
+    multiply = packed_products.product if spans[0].weights.is_packed else torch.matmul
     parts = x.split([span.stop - span.start for span in spans])
-    products = [part @ span.weights.layers[layer][matrix] for part, span in zip(parts, spans, strict=True)]
+    products = [multiply(part, span.weights.layers[layer][matrix]) for part, span in zip(parts, spans, strict=True)]
     product = products[0] if len(products) == 1 else torch.cat(products)
     return product if bias is None else product.add_(bias)
 
@@ -158,7 +152,7 @@ def _low_rank(x: Tensor, spans: list[Span], layer: int, matrix: int) -> Tensor |
 
 def rope_table(model: PeftModel | Served, length: int) -> Rope:
     """Build the tables for positions 0..length-1."""
-    inner = _inner(model)
+    inner = base_of(model)
     config, embed = inner.config, inner.model.embed_tokens.weight
     positions = torch.arange(length, device=embed.device)[None]
     cos, sin = inner.model.rotary_emb(embed.new_zeros(1, dtype=torch.float32), positions)  # (1, length, d) each
@@ -181,15 +175,18 @@ def rope_table(model: PeftModel | Served, length: int) -> Rope:
     return Rope(cos[0], sin[0], norms, norms.roll(half, -1), is_normed)
 
 
-def make_weights(model: PeftModel | Served, dtype: torch.dtype) -> dict[str | None, Weights]:
-    """Copy the base (key None) and every adapter in float32 or bfloat16; `model` is not modified."""
-    inner = _inner(model)
+def make_weights(
+    model: PeftModel | Served, dtype: torch.dtype, kernels: Kernels = FLOAT32
+) -> dict[str | None, Weights]:
+    """Copy the base (key None) and every adapter in float32 or bfloat16, for these kernels; `model` is not modified."""
+    inner = base_of(model)
     check_supported(model)
     adapters = list(model.peft_config) if isinstance(model, PeftModel) else []
-    return _packed_weights(inner, adapters) if dtype == torch.bfloat16 else _merged_weights(inner, adapters)
+    make = _packed_weights if dtype == torch.bfloat16 else _merged_weights
+    return make(inner, adapters, kernels)
 
 
-def _merged_weights(inner: Any, adapters: list[str]) -> dict[str | None, Weights]:
+def _merged_weights(inner: Any, adapters: list[str], kernels: Kernels) -> dict[str | None, Weights]:
     """Copy the weights in float32, with adapters merged and norms folded."""
     embed = full_tensor(inner.model.embed_tokens.weight.detach()).float().clone()  # (V, H)
     head = (
@@ -199,12 +196,21 @@ def _merged_weights(inner: Any, adapters: list[str]) -> dict[str | None, Weights
     folded: list[Any] = [(None, None)] * len(layers)
     biases = _biases(inner, torch.float32)
     names: list[str | None] = [None, *adapters]
+    sampling_head, is_packed = SAMPLING_HEADS[kernels.head](head), kernels.layers == "packed"
     return {
-        name: Weights(embed, head, [_merged_layer(layer, name) for layer in layers], biases, folded) for name in names
+        name: Weights(
+            embed,
+            sampling_head,
+            [_merged_layer(layer, name, is_packed) for layer in layers],
+            biases,
+            folded,
+            is_packed=is_packed,
+        )
+        for name in names
     }
 
 
-def _merged_layer(layer: Any, adapter: str | None) -> tuple[Tensor, ...]:
+def _merged_layer(layer: Any, adapter: str | None, is_packed: bool) -> tuple[Tensor, ...]:
     """Return one decoder layer's fused and folded matrices: qkv, o, gate_up, down."""
     (q, k, v), (o,), (gate, up), (down,) = ([_merged(p, adapter) for p in group] for group in _fused(layer))
     before, after = (
@@ -212,7 +218,7 @@ def _merged_layer(layer: Any, adapter: str | None) -> tuple[Tensor, ...]:
         full_tensor(layer.post_attention_layernorm.weight).float(),
     )
     fused = (torch.cat([q, k, v]) * before, o, torch.cat([gate, up]) * after, down)  # (out, in) each
-    return tuple(weight.t().contiguous() for weight in fused)
+    return tuple(packed_products.pack(weight) if is_packed else weight.t().contiguous() for weight in fused)
 
 
 def _merged(module: Any, adapter: str | None) -> Tensor:
@@ -224,13 +230,13 @@ def _merged(module: Any, adapter: str | None) -> Tensor:
     return weight + module.scaling[adapter] * (b @ a)
 
 
-def _packed_weights(inner: Any, adapters: list[str]) -> dict[str | None, Weights]:
+def _packed_weights(inner: Any, adapters: list[str], kernels: Kernels) -> dict[str | None, Weights]:
     """Copy the weights in bfloat16: one packed base, and the low-rank parts of the adapters."""
     embed = full_tensor(inner.model.embed_tokens.weight.detach()).bfloat16().clone()  # (V, H)
     base = Weights(
         embed,
-        full_tensor(inner.lm_head.weight.detach()).float().clone(),
-        [tuple(bfloat16_products.pack(torch.cat([*map(_base_weight, group)])) for group in _fused(layer)) for layer in inner.model.layers],
+        SAMPLING_HEADS[kernels.head](full_tensor(inner.lm_head.weight.detach()).float().clone()),
+        [tuple(packed_products.pack(torch.cat([*map(_base_weight, group)]).bfloat16()) for group in _fused(layer)) for layer in inner.model.layers],
         _biases(inner, torch.bfloat16),
         [
             (_copied(layer.input_layernorm.weight), _copied(layer.post_attention_layernorm.weight))
@@ -312,7 +318,8 @@ def _fused(layer: Any) -> tuple[tuple[Any, ...], ...]:
     )
 
 
-def _inner(model: PeftModel | PreTrainedModel) -> Any:
+def base_of(model: PeftModel | PreTrainedModel) -> Any:
+    """Return the model without adapters."""
     return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
@@ -327,7 +334,7 @@ def check_supported(model: PeftModel | Served) -> None:
 
 def unsupported(model: PeftModel | PreTrainedModel) -> Iterator[str]:
     """List the properties of a model and its adapters that this forward pass does not implement."""
-    inner = _inner(model)
+    inner = base_of(model)
     if type(inner) not in CLASSES:  # a model's own code may use one of these names
         yield f"it is a {type(inner).__name__}" + " of other code" * (type(inner).__name__ in SERVED)
         return

@@ -142,7 +142,12 @@ class Plan:
 
     @property
     def usual_rollout(self) -> float:
-        """Return the bytes of one device in a rollout whose replies have the assumed mean length (`hours.REPLY_SHARE`)."""
+        """Return the bytes of a CPU's rollout whose replies have the assumed mean length (`hours.REPLY_SHARE`); 0 on a GPU.
+
+        There the engines with such a bound run fewer requests at once where memory does not suffice; on a CPU the system would end the run.
+        """
+        if self.kind == "GPU":
+            return 0
         share = hours.mean_context(self.cell) / (self.cell.max_prompt_tokens + self.cell.max_completion_length)
         return self.n_sharing * sum(part.rollout * (share if part.is_bound else 1) for part in self.parts)
 
@@ -169,8 +174,8 @@ class Plan:
 
     @property
     def may_not_fit(self) -> bool:
-        """Return whether a rollout would not fit if every reply had its full length; only the engines of a CPU have such a bound."""
-        return self.fits and self.peaks["rollout"] > self.usable
+        """Return whether a CPU's rollout would not fit if every reply had its full length."""
+        return self.kind == "CPU" and self.fits and self.peaks["rollout"] > self.usable
 
 
 def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None) -> Plan:

@@ -267,7 +267,7 @@ def test_the_replies_of_an_endpoint_are_recorded_and_replayed(train, server, mon
     assert len(server.asked) == n_asked + 8  # a new run in the same folder asks anew
     with pytest.raises(
         ValueError,
-        match=r"`play_forks` replays episodes, and the endpoints that play \['critic'\] would have to be asked again",
+        match=r"A fork replays episodes, and the endpoints that play \['critic'\] would have to be asked again",
     ):
         from multirole.rollout.forks import fork
 

@@ -266,10 +266,17 @@ def test_a_phase_has_the_peak_of_its_duration_only(steps):
 
 
 @pytest.mark.slow
-def test_the_first_steps_need_torch_and_transformers_only(bench, tmp_path):
+@pytest.mark.parametrize(
+    ("step", "measured"),
+    [
+        ("machine", ["matrix products", "copy", "varlen_attn"]),
+        ("passes-1.7b", ["forward, without head", "forward and backward", "the same, layers recomputed"]),
+    ],
+)
+def test_some_steps_need_torch_and_transformers_only(bench, tmp_path, step, measured):
     """On a machine without TRL, PEFT, pydantic, pandas and vLLM."""
     result = tmp_path / "result.json"
-    arguments = ["gpu_steps.py", "passes-1.7b", "--rehearse", "--scratch", str(tmp_path), "--result", str(result)]
+    arguments = ["gpu_steps.py", step, "--rehearse", "--scratch", str(tmp_path), "--result", str(result)]
     blocked = sorted(set(bench.STUDY) - set(bench.BASE) | {"vllm", "datasets"})
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({blocked}))\n"
@@ -277,13 +284,12 @@ def test_the_first_steps_need_torch_and_transformers_only(bench, tmp_path):
         "import gpu_steps; sys.exit(gpu_steps.main())"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-    rows = json.loads(result.read_text())["rows"]
-    assert [row["measured"] for row in rows] == [
-        "forward, without head",
-        "forward and backward",
-        "the same, layers recomputed",
-    ]
-    assert all(row["tokens_per_second"] > 0 and "update" in row["peaks_gib"] for row in rows)
+    done = json.loads(result.read_text())
+    assert [row["measured"] for row in done["rows"]] == measured
+    if step == "machine":
+        assert done["varlen"]["has_varlen"] is None and done["varlen"]["reason"].startswith("not tried: ")
+    else:
+        assert all(row["tokens_per_second"] > 0 and "update" in row["peaks_gib"] for row in done["rows"])
 
 
 def test_wheels_that_do_not_fit_are_named_and_left_out(bench, tmp_path):

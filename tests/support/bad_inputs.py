@@ -215,9 +215,9 @@ TOGETHER = {
     "partial steps by tokens": Case(
         {"updates": "tokens", "step_tokens": 9, "minibatch_split": "sequential"}, ("minibatch_split='even'",)
     ),
-    "a missing model at a tiny scale": Case({"model": "m"}, ("`model` must be an existing local path", "'m'")),
+    "a missing model at a tiny scale": Case({"model": "m"}, ("`model` must be an existing folder or GGUF file", "'m'")),
     "rows at a tiny scale": Case({"data": "d"}, ("`data` replaces the rows", "cannot be used here", "Write scale='0.6b'")),
-    "a model that is missing": Case({"scale": "0.6b", "model": "no-such"}, ("`model` must be an existing local path",)),
+    "a model that is missing": Case({"scale": "0.6b", "model": "no-such"}, ("`model` must be an existing folder or GGUF file",)),
     "rows that are missing": Case({"scale": "0.6b", "data": "no-such"}, ("`data` must be an existing local path",)),
     "processes that share no batch": Case({"n_processes": 3}, ("a multiple of the 3 processes", "got 8")),
     "an evaluation by several": Case({"n_processes": 2}, ("`n_processes` must be 1",), command="evaluate"),

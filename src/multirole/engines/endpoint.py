@@ -149,7 +149,8 @@ class ReplyRecord:
             for line in file.read_text(encoding="utf-8").splitlines():
                 with suppress(ValueError):  # a line that the end of the machine cut off
                     entry = json.loads(line)
-                    known[entry.pop("key")] = Reply(**entry)
+                    key = entry.pop("key")
+                    known[key] = Reply(**entry)
         return known
 
     def key(self, request: Request) -> str:

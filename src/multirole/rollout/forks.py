@@ -55,7 +55,6 @@ def play_forks(trainer: Trainer, forks: Sequence[Fork], iteration: int) -> list[
             f"With `max_staleness={trainer.args.max_staleness}` episodes were played under older weights, so they cannot be replayed. "
             "Set it to 0, or use a credit without replays, such as 'outcome'."
         )
-    trainer.args.check(replaying_credit="`play_forks`", endpoint_roles=trainer.partners.facts["endpoint_roles"])
     attempts, replays = replays_of(trainer.workflow, forks)
     episodes = trainer.play(attempts, iteration, replays=replays)
     trainer.score(episodes)

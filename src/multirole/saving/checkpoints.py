@@ -23,16 +23,18 @@ OF_WHOLE, OF_SHARDED = "optimizer.pt", "pytorch_model_fsdp*"
 
 
 class PolicyMap(TrainerCallback, ExportableState):
-    """Callback that saves the policy map and the start of the run in the `trainer_state.json` of every checkpoint.
+    """Callback that saves the policy map, the start of the run and its kernels in the `trainer_state.json` of every checkpoint.
 
-    `owes_evaluation`: the evaluation of the checkpoint's step is still to be done.
+    `kernels` are those of `fast_passes.choose_kernels`, set when they have been chosen. `owes_evaluation`: the evaluation of the checkpoint's
+    step is still to be done.
     """
 
     def __init__(self, policy: dict[str, str], started: str | None = None, past: list[int] | None = None) -> None:
         self.policy, self.clock, self.past, self.owes_evaluation = policy, StartClock(started), past, False
+        self.kernels: dict[str, object] = {}
 
     def state(self) -> dict[str, Any]:
-        args: dict[str, Any] = {"policy": self.policy, "started": self.clock.started}
+        args: dict[str, Any] = {"policy": self.policy, "started": self.clock.started, "kernels": self.kernels}
         due = {OWES_EVALUATION: True} if self.owes_evaluation else {}
         return {"args": args | ({"past": self.past} if self.past else {}), "attributes": {}} | due
 

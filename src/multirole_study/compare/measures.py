@@ -220,7 +220,8 @@ def split_half_peak(run: "Run") -> float:
 def end(run: "Run", last: int = 1, problems: list[str] | None = None) -> float:
     """Return the mean accuracy over the last evaluations, or over some problems at the last one."""
     if problems is not None:
-        return run.correct.iloc[:, -1].loc[problems].mean()
+        last_evaluation = run.correct.iloc[:, -1]
+        return last_evaluation[last_evaluation.index.isin(problems)].mean()
     return run.accuracy.iloc[-last:].mean()
 
 

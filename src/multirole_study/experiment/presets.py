@@ -114,6 +114,7 @@ MODELS = {  # paper sec 3; the paper pins no revision, these are the ones a foll
         "Qwen/Qwen2.5-Coder-0.5B-Instruct",
         "ea3f2471cf1b1f0db85067f1ef93848e38e88c25",
         Shape(24, 896, 4864, 14, 2, 64, 151936, has_qk_norms=False, has_qkv_biases=True),
+        1.0,
         layer="Qwen2DecoderLayer",
         gguf=(
             "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",

@@ -63,7 +63,7 @@ class Progress(MultiRoleCallback):
     def on_iteration_end(self, trainer: Trainer, iteration: Iteration) -> None:
         number, planned, episodes = iteration.number, trainer.state.max_steps, iteration.episodes
         left = round((time.monotonic() - self.started) / (number - self.first) * (planned - number))
-        tokens = {role: values["tokens"] / values["rows"] for role, values in iteration.roles.items()}
+        tokens = {role: values["length_mean"] for role, values in iteration.roles.items()}
         seconds = sum(iteration.seconds.values())
         scored = mean_reward(episodes), accuracy(episodes)
         say(iteration_line(number, planned, *scored, seconds, left, tokens, overflow_rate(episodes)))

@@ -183,6 +183,13 @@ def add_session(
     write_text(path, json.dumps(session | {"started": started}, indent=2))
 
 
+def add_kernels(folder: Path, kernels: dict[str, object]) -> None:
+    """Add the kernels that a new run computes with to `provenance.json`, for its evaluations; a model without a choice has none."""
+    path = folder / "provenance.json"
+    if kernels:
+        write_text(path, json.dumps(json.loads(path.read_text()) | {"kernels": kernels}, indent=2))
+
+
 class Recorder:
     """A run's tables. `save(step)` writes them to disk; `rewind(checkpoint)` discards everything after a checkpoint."""
 

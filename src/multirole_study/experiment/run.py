@@ -38,13 +38,14 @@ from multirole_study.experiment.launch import ONE_PROCESS, Launch, is_launched, 
 from multirole_study.experiment.preflight import load_problems, preflight
 from multirole_study.experiment.presets import is_tiny
 from multirole_study.experiment.progress import Progress, conclude, evaluation_line, introduce
-from multirole_study.experiment.record import Recorder, add_session, outcome_row, provenance, turn_row
+from multirole_study.experiment.record import Recorder, add_kernels, add_session, outcome_row, provenance, turn_row
 from multirole_study.experiment.run_folder import (
     adapters_folder,
     folder_of,
     is_done,
     newest_intact,
     open_folder,
+    recorded_kernels,
     recorded_start,
     staging,
     write_done,
@@ -125,6 +126,8 @@ def _train(cell: Cell, launch: Launch, folder: Path, stop: Stop, callbacks: list
                 cell, str(staging(folder)), launch, [stop, *callbacks], recorder if is_main else None,
                 problems=(train, validation), started=started,
             )  # fmt: skip
+    if is_main and checkpoint is None:
+        add_kernels(folder, trainer.run_state.kernels)
     try:
         processes().wait_for_everyone()
         trainer.args.eval_on_start = checkpoint is None  # inside train(), where FSDP2 has sharded and placed the model
@@ -193,6 +196,8 @@ def _play(evaluation: Evaluation, launch: Launch, folder: Path, steps: list[int]
     attempts = [(problem, index) for problem in problems for index in range(evaluation.num_generations_eval)]
     started = recorded_start(folder_of(source, launch.results_dir)) if source else None
     trainer = make_trainer(cell, str(folder), launch, problems=(problems, problems), started=started)
+    if source:
+        trainer.use_kernels(recorded_kernels(folder_of(source, launch.results_dir)))
     outcomes: list[dict] = []
     turns: list[dict] = []
     sums: dict[str, str] = {}
