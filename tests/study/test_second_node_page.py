@@ -20,7 +20,7 @@ def second_node_table() -> str:
         for name, shown in (("eval_opt", "Eval-Opt"), ("voting", "Voting"), ("orch_workers", "Orch-Workers")):
             cell = Cell(name, "ip", scale=scale)
             one_node, both = (planner.estimate(cell, Launch(n_processes=n), H100_BYTES) for n in (8, 16))
-            ahead = max(one_node.rollout, one_node.update) + one_node.other
+            ahead = one_node.iteration - min(one_node.rollout, one_node.update)
             seconds = (one_node.iteration, both.iteration, one_node.iteration, ahead)
             lines.append(f"| {scale} | {shown} | " + " | ".join(f"{value:.0f}" for value in seconds) + " |")
     return "\n".join(lines)
