@@ -99,7 +99,7 @@ def test_a_resumed_run_computes_with_the_kernels_of_its_checkpoint(any_size, mak
     assert kernels_of(resumed.passes.base) == later
     resumed.train(resume_from_checkpoint=str(checkpoint))
     assert kernels_of(resumed.passes.base) == resumed.engine.kernels == at_start
-    assert resumed.run_facts.kernels == asdict(at_start)
+    assert resumed.run_state.kernels == asdict(at_start)
     for name, value in expected.items():
         assert torch.equal(value, resumed.peft_model.state_dict()[name]), name
 
@@ -113,7 +113,7 @@ def test_every_process_computes_with_the_choice_of_the_first(any_size, make_libr
     )  # fmt: skip
     trainer = make_library_trainer(Voting(2))
     assert kernels_of(trainer.passes.base) == CHOICES[0]
-    assert trainer.run_facts.kernels == first
+    assert trainer.run_state.kernels == first
 
 
 def test_kernels_of_another_dtype_are_chosen_again_with_a_warning(any_size, tokenizer, caplog):

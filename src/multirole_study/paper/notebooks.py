@@ -15,14 +15,14 @@ from multirole_study.paper.results import Results
 
 OF_A_GRID = ("tables", "figures", "mechanisms")
 OF_A_STUDY = {
-    "paper": (*OF_A_GRID, "study", "questions"),
+    "paper": (*OF_A_GRID, "study", "questions", "overview"),
     "clock": ("clock",),
     "rates": ("rates",),
     "leaderboard": ("credit",),
     "compare": ("compare",),
 }
 """Kind of a study (`Declaration.command`) -> the notebooks that compute its tables and figures."""
-BY_NAME = ("questions",)
+BY_NAME = ("questions", "overview")
 """Notebooks that are run only if they are asked for, because their parameters name further results folders."""
 FOLDER = Path("notebooks")
 START_TIMEOUT = 600
@@ -30,9 +30,9 @@ START_TIMEOUT = 600
 
 
 def notebooks_of(folder: Path) -> tuple[str, ...]:
-    """Return the names of the notebooks for a results folder: those of the study that it records, or of a grid alone."""
+    """Return the names of the notebooks for a results folder: those of the studies that it records, or of a grid alone."""
     studies = [study for kind in STUDIES if (study := kind.read(folder)) is not None]
-    return OF_A_STUDY[studies[0].command] if studies else OF_A_GRID
+    return tuple(name for study in studies for name in OF_A_STUDY[study.command]) or OF_A_GRID
 
 
 def items_of(notebook: NotebookNode) -> list[str]:
