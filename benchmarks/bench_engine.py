@@ -41,6 +41,7 @@ from multirole.engines.protocol import Engine, Request
 from multirole_cpu.engine import TransformersEngine
 from multirole_cpu.kernels import BFLOAT16, FLOAT32, use
 
+N_PROBLEMS, N_TOKENS = 16, 64
 RIVALS = ["vllm", "generate", "defaults"]
 Prompts = list[list[int]]
 Player = Callable[[Prompts, int], list[list[int]]]
@@ -232,6 +233,9 @@ def table(result: dict[str, dict]) -> str:
         for model, ratios in models.items():
             for name, value in ratios.items():
                 rival, work = name.split(", ", 1)
+                sizes = value.get("problems", N_PROBLEMS), value.get("tokens", N_TOKENS)
+                if sizes != (N_PROBLEMS, N_TOKENS):
+                    work += f" ({sizes[0]} problems, {sizes[1]} tokens)"
                 numbers = " | ".join(f"{value[k]:.2f}" for k in ("median", "min", "max"))
                 lines.append(f"| {machine} | {model} | {rival} | {work} | {numbers} | {value['pairs']} |")
     return "\n".join(lines)  # fmt: skip
@@ -244,8 +248,8 @@ def main() -> None:
     parser.add_argument("--served", nargs="*", default=["base", "adapter"], choices=["base", "adapter"])
     parser.add_argument("--rivals", nargs="*", default=RIVALS, choices=RIVALS)
     parser.add_argument("--pairs", type=int, default=5)
-    parser.add_argument("--problems", type=int, default=16)
-    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--problems", type=int, default=N_PROBLEMS)
+    parser.add_argument("--tokens", type=int, default=N_TOKENS)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -273,7 +277,9 @@ def main() -> None:
             *("--pairs", str(args.pairs), "--problems", str(args.problems), "--tokens", str(args.tokens)),
         ]
         speeds = alone(str(Path(__file__).resolve()), *options, "--rivals", *args.rivals)
-        model.update(summary({f"{kind}, {served}": by_who for kind, by_who in speeds.items()}))
+        ratios = summary({f"{kind}, {served}": by_who for kind, by_who in speeds.items()})
+        sizes = {"problems": args.problems, "tokens": args.tokens}
+        model.update({name: ratio | sizes for name, ratio in ratios.items()})
     print(table(result))
     write("bench_engine", args.out, result, table(result))
 

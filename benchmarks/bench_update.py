@@ -316,12 +316,12 @@ def ratios(pairs: list[dict], against: str, n_tokens: int) -> dict[str, dict[str
     }
 
 
-def tables(result: dict[str, dict]) -> str:
+def table(result: dict[str, dict]) -> str:
     """Return the page's tables, those of each processor under its name."""
-    return "\n\n".join(f"**{machine}**\n\n{table(measured)}" for machine, measured in result.items())
+    return "\n\n".join(f"**{machine}**\n\n{table_of(measured)}" for machine, measured in result.items())
 
 
-def table(result: dict) -> str:
+def table_of(result: dict) -> str:
     """Return the tables of one processor."""
     lines = [
         "| workflow, against | rows | tokens, unique | update: floor, s | update: this, s | iteration: this, s | update | rollout, per token | iteration | pairs |",
@@ -408,7 +408,7 @@ def main() -> None:
             measured["profile"] = run("profile", workflow, args.model, path)
             measured["rollout_profile"] = run("rollout_profile", workflow, args.model)
             if args.out:
-                write("bench_update", args.out, result, tables(result), "speed_update")
+                write("bench_update", args.out, result, table(result), "speed_update")
             for _ in range(args.pairs):
                 pair = {
                     "other": run("update", workflow, args.model, path, "0", checkout=args.other),
@@ -422,8 +422,8 @@ def main() -> None:
                 measured["pairs"].append(pair)
                 print(workflow, json.dumps(pair), flush=True)
                 if args.out:
-                    write("bench_update", args.out, result, tables(result), "speed_update")
-    print(tables(result))
+                    write("bench_update", args.out, result, table(result), "speed_update")
+    print(table(result))
 
 
 if __name__ == "__main__":
