@@ -20,12 +20,14 @@ from pathlib import Path
 
 from measuring import alone
 
+from multirole_study.labels import POLICY_COLOURS
+
 HERE = Path(__file__).resolve()
 USUAL = {"roles": 4, "policy": "sp", "updates": "per_batch", "episodes": 64, "group": 8, "tokens": 24}
 LINES = {
-    ("sp", "per_batch"): ("Shared-Policy", "#1f6f8b", "o"),
-    ("sp", "one"): ("Shared-Policy, one step", "#7a5195", "^"),
-    ("ip", "per_batch"): ("Isolated-Policy", "#c8553d", "s"),
+    ("sp", "per_batch"): ("SP", POLICY_COLOURS["sp"], "o"),
+    ("sp", "one"): ("SP, one step", "#111111", "^"),
+    ("ip", "per_batch"): ("IP", POLICY_COLOURS["ip"], "s"),
 }
 """(policy, updates) -> label, colour and marker."""
 CURVES = {
@@ -105,7 +107,7 @@ def plot(points: list[dict], path: Path) -> None:
     """Plot time in the upper row and memory in the lower one, with a column per curve."""
     import matplotlib.pyplot as plt
 
-    figure, axes = plt.subplots(2, len(CURVES), figsize=(13, 5.4), sharey="row", layout="constrained")
+    figure, axes = plt.subplots(2, len(CURVES), figsize=(10, 4.8), sharey="row", layout="constrained")
     for column, (name, label) in enumerate(LABELS.items()):
         for (policy, updates), (who, colour, marker) in LINES.items():
             line = [p for p in points if (p["curve"], p["policy"], p["updates"]) == (name, policy, updates)]
@@ -121,14 +123,18 @@ def plot(points: list[dict], path: Path) -> None:
             row.set_xscale("log", base=2)
             row.set_xticks(x, x)
             row.minorticks_off()
+            row.margins(x=0.08)
             row.spines[["top", "right"]].set_visible(False)
         axes[1, column].set_xlabel(label)
     for row, quantity_of_row in zip(axes, ("update", "peak_mebibytes"), strict=True):
-        row[0].set_ylim(0, 1.05 * max(point[quantity_of_row] for point in points))
+        row[0].set_ylim(0, 1.12 * max(point[quantity_of_row] for point in points))
     axes[0, 0].set_ylabel("CPU-seconds per iteration")
     axes[1, 0].set_ylabel("peak resident set, MiB")
-    axes[0, 0].legend(frameon=False, fontsize=8)
-    figure.savefig(path, dpi=130)
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
+    repeats = points[0]["repeats"]
+    about = f"miniature (0.45M), one thread; each point is the median of {repeats} processes"
+    figure.supxlabel(about, x=0.99, ha="right", fontsize=8, color="0.35")
+    figure.savefig(path, dpi=110)
 
 
 def main() -> None:
@@ -136,7 +142,11 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--out", type=Path, help="where to write, without an ending")
     parser.add_argument("--measure", type=json.loads, help=argparse.SUPPRESS)
+    parser.add_argument("--redraw", action="store_true", help="draw the JSON file of --out again and measure nothing")
     args = parser.parse_args()
+    if args.redraw:
+        plot(json.loads(args.out.with_suffix(".json").read_text(encoding="utf-8")), args.out.with_suffix(".png"))
+        return
     if args.measure:
         print(json.dumps(measure(**args.measure)))
         return

@@ -23,9 +23,26 @@ POLICY_COLOURS = {"ip": "#7a1f5c", "sp": "#3ba3c7"}
 POLICY_STYLES = {"ip": "-", "sp": "--"}
 TASK_COLOURS = {"math": "#30343f", "code": "#c99700"}
 WORKFLOW_MARKERS = {"single": "D", "eval_opt": "o", "voting": "s", "orch_workers": "^"}
-SETUP_COLOURS = ("#8a8a8a", "#0173b2")
+SINGLE_COLOUR, SINGLE_STYLE = "#4d4d4d", ":"
+"""The single agent's, which has no policy."""
+MAP_COLOUR = "#8c613c"
+"""The colour of an arm whose policy is another map than SP or IP."""
+SETUP_COLOURS = ("#9a9a9a", "#111111")
 """Colours of the grid's setup and of a variant."""
 SETUP_STYLES = ("--", "-")
+BASE_COLOURS = ("#222222", "#5b4bb3", "#7a7000", "#a3386c")
+"""Colours of base models that are compared, in order."""
+MARKERS = ("o", "s", "^", "D", "v", "P")
+"""Markers for what is neither a workflow nor a policy, in order."""
+BASE_NAMES = {"tiny-r": "miniature (0.45M)", "smollm2": "SmolLM2-135M"}
+"""Base -> its name in figures; another one keeps its own."""
+TASKS_OF_BASES = {
+    ("tiny-r", "math"): "arithmetic",
+    ("tiny-r", "code"): "list programs",
+    ("smollm2", "math"): "sums",
+    ("smollm2", "code"): "functions",
+}
+"""(scale, task) -> what the task is there."""
 
 
 def colours_of(roles: list[str]) -> dict[str, str]:

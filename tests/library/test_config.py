@@ -68,7 +68,7 @@ def test_each_refused_option_says_why(name):
 
 def test_the_docs_show_the_table_of_refused_options():
     """One line per reason: the options that share it, in the table's order."""
-    text = (Path(__file__).parents[2] / "docs" / "trl.md").read_text(encoding="utf-8")
+    text = (Path(__file__).parents[2] / "docs" / "trl_options.md").read_text(encoding="utf-8")
     table = text.partition("## Options that are refused")[2].partition("\n## ")[0]
     names_of: dict[str, list[str]] = {}
     for name, (_, why) in REFUSED.items():

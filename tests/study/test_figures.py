@@ -15,6 +15,7 @@ from notebook_cells import NOTEBOOKS, computed, drawn, items_of, linked
 from paper_results import recorded, without
 
 from multirole.types import Problem, Turn
+from multirole_study.compare.intervals import t_interval
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.run_folder import folder_of
 from multirole_study.labels import POLICY_COLOURS, ROLE_COLOURS, WORKFLOW_MARKERS, WORKFLOW_NAMES, cell_name, colours_of
@@ -22,6 +23,7 @@ from multirole_study.paper.dynamics import extremes, matched, over_first, smooth
 from multirole_study.paper.figures import accuracy_by_regime, peaks_by_budget
 from multirole_study.paper.grid import POLICIES, WORKFLOW_POLICIES, WORKFLOWS
 from multirole_study.paper.output import Plate
+from multirole_study.paper.overview_figures import gains_by_budget, line
 from multirole_study.paper.results import Results
 from multirole_study.tasks.tiny_chain import PROMPTS
 
@@ -191,11 +193,12 @@ def test_controls_draw_every_peak_in_the_row_of_its_budget():
 
 def test_what_a_role_adds_is_drawn_from_the_runs_of_its_policy(finished, plates):
     axes = plates["roles_math"].figure.axes[2 * len(WORKFLOWS) + WORKFLOWS.index("eval_opt")]
-    for policy, line in zip(POLICY_COLOURS, axes.lines, strict=False):
+    for policy, drawn_line in zip(POLICY_COLOURS, axes.lines, strict=False):
         runs = [table_of(finished, "skills", ("eval_opt", policy, "math", seed)) for seed in (0, 1, 2)]
         skills = pd.concat(runs).query("measure == 'judges'")
         gains = (skills["skill"] - skills["trivial"]).groupby(skills["step"]).mean()
-        assert line.get_xdata().tolist() == gains.index.tolist() and line.get_ydata() == pytest.approx(gains)
+        assert drawn_line.get_xdata().tolist() == gains.index.tolist()
+        assert drawn_line.get_ydata() == pytest.approx(gains)
 
 
 def test_every_regime_that_has_runs_is_a_row(finished):
@@ -213,6 +216,47 @@ def test_every_regime_that_has_runs_is_a_row(finished):
     for policy in POLICIES:
         curves = [finished.runs_of("voting", policy, "math")[seed].accuracy for seed in (0, 1, 2)]
         assert lines[POLICY_COLOURS[policy]].get_ydata() == pytest.approx(sum(curves) / 3)
+
+
+def test_a_mark_is_at_its_mean_and_what_was_not_run_is_called_so():
+    interval = t_interval([0.10, 0.14, 0.12])
+    rows = [
+        line("one, at its rate", "equal", ("voting", "ip"), interval),
+        line("one, at its rate", "equal", ("voting", "sp"), t_interval([0.2])),
+        line("one, at its rate", "more", ("voting", "ip"), t_interval([])),
+    ]
+    equal, more = gains_by_budget(rows, ["one, at its rate", "two"], ["equal", "more"]).axes
+    marks = [mark for mark in equal.lines if mark.get_marker() == WORKFLOW_MARKERS["voting"]]
+    assert [mark.get_xdata()[0] for mark in marks] == pytest.approx([12, 20])
+    assert [mark.get_markerfacecolor() == "white" for mark in marks] == [False, True], "one seed has no interval"
+    bars = [segment[:, 0].tolist() for bar in equal.collections for segment in bar.get_segments() if len(segment)]
+    assert bars[0] == pytest.approx([100 * interval.low, 100 * interval.high])
+    texts = [[text.get_text() for text in axes.texts if "not run" in text.get_text()] for axes in (equal, more)]
+    assert texts == [["Eval-Opt: not run", "Orch-Workers: not run", "not run"], ["not run", "not run"]]
+    assert equal.get_xlim() == more.get_xlim()
+    assert [label.get_text() for label in equal.get_yticklabels()] == ["one\nat its rate, n = 1 to 3", "two"]
+
+
+@pytest.mark.slow
+def test_the_overview_draws_the_declared_answers(tmp_path):
+    """Of the miniature on math: workflow minus single agent by budget, at the preset's rate and at tuned rates."""
+    results = linked(ROOT / "results/tiny-r", tmp_path / "tiny-r")
+    tuned = ROOT / "results/rates/tiny-r"
+    figure = drawn("overview", results, "budgets", tuned=str(tuned))["budgets"].figure
+    declared = pd.read_csv(ROOT / "results/smollm2/questions.csv").query("base == 'tiny-r'")
+    answers = pd.read_csv(tuned / "tables/rates_answers.csv")
+    for axes, (asked, of_rates) in zip(
+        figure.axes, {"iterations": "step", "steps": "steps", "gain": "problems"}.items(), strict=True
+    ):
+        marks = [mark for mark in axes.lines if mark.get_marker() in WORKFLOW_MARKERS.values()]
+        for height, expected in enumerate(
+            (
+                answers.loc[answers["question"] == of_rates, "difference"],
+                declared.loc[declared["question"] == asked, "value"],
+            )
+        ):
+            here = [mark.get_xdata()[0] for mark in marks if round(mark.get_ydata()[0]) == height]
+            assert sorted(here) == pytest.approx(sorted(100 * expected), rel=1e-4)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -245,7 +289,7 @@ def test_curves_are_smoothed_and_scaled_as_the_captions_say():
     assert typical(pd.DataFrame({0: noisy, 1: noisy, 2: 0 * noisy})).tolist() == [4, 3, 4, 4, 4, 6, 8]
 
 
-READERS = ["tables", "figures", "mechanisms", "study", "clock", "rates", "credit", "compare", "questions"]
+READERS = ["tables", "figures", "mechanisms", "study", "clock", "rates", "credit", "compare", "questions", "overview"]
 
 
 @pytest.mark.parametrize("name", READERS)

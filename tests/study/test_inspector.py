@@ -19,7 +19,7 @@ from multirole_study.experiment.storage import write_table
 from multirole_study.inspector import inspect_run
 from multirole_study.inspector.episodes import name_steps, questions_of, training_groups
 from multirole_study.inspector.run_figures import plot_roles
-from multirole_study.inspector.run_reader import PANELS, facts, state, validation
+from multirole_study.inspector.run_reader import PANELS, facts, role_changes, state, validation
 from multirole_study.paper import pack
 from multirole_study.paper.grid import Grid
 from multirole_study.workflow_record import observed_edges
@@ -345,6 +345,25 @@ def test_every_panel_is_a_column_that_a_run_records(finished, tmp_path):
     assert len(advantages) == 8 and advantages == pytest.approx([0.0] * 8, abs=0.01)  # relative to the group's mean
     assert {skill["measure"] for skill in data["skills"]} >= {"workflow"}
     assert list(facts(folder).index)[:3] == ["start", "best", "end"]
+
+
+def test_a_role_gets_better_or_worse_where_the_interval_of_its_change_leaves_out_zero(tmp_path):
+    """Newcombe's interval of 60 of 100 minus 40 of 100 is [0.061, 0.329]; that of 6 of 10 minus 4 of 10 holds 0."""
+    rows = [
+        ("", "workflow", 0, 0.5, 0.4, 100), ("", "workflow", 5, 0.1, 0.2, 100), ("", "workflow", 10, 0.5, 0.3, 100),
+        ("voter", "solves", 0, 0.4, None, 100), ("voter", "solves", 10, 0.6, None, 100),
+        ("judge", "selects", 0, 0.6, 0.5, 100), ("judge", "selects", 10, 0.4, 0.5, 100),
+        ("clerk", "selects", 0, 0.4, 0.5, 10), ("clerk", "selects", 10, 0.6, 0.5, 10), ("clerk", "selects", 15, None, None, 0),
+        ("mute", "other", 0, None, None, 10), ("late", "solves", 10, 0.5, None, 10),
+    ]  # fmt: skip
+    columns = ["role", "measure", "step", "skill", "trivial", "cases"]
+    assert role_changes(tmp_path) == []
+    pd.DataFrame(rows, columns=columns).to_parquet(tmp_path / "skills.parquet")
+    changes = {row["role"]: row for row in role_changes(tmp_path)}
+    assert list(changes) == ["", "voter", "judge", "clerk"]
+    assert {role: row["verdict"] for role, row in changes.items()} == {"": "", "voter": "better", "judge": "worse", "clerk": ""}  # fmt: skip
+    assert changes[""] == {"role": "", "counted": "right answers", "from": 0, "to": 10, "cases": 100, "before": 0.5, "after": 0.5, "trivial": 0.3, "verdict": ""}  # fmt: skip
+    assert (changes["clerk"]["to"], changes["voter"]["trivial"]) == (10, None)
 
 
 def test_reading_a_run_imports_neither_torch_nor_trl():

@@ -29,7 +29,7 @@ def test_every_make_target_that_it_names_exists():
 
 
 def test_the_output_of_make_cell_is_what_the_run_printed():
-    """Its last lines are those that the record of one `make cell` gives. If this fails, paste the expected lines into the README."""
+    """docs/running.md shows the last lines that the record of one `make cell` gives. If this fails, paste the expected lines there."""
     outcomes = pd.read_parquet(ROOT / "tests" / "data" / "make_cell" / "eval.parquet")
     run = "runs/tiny-r/voting-sp-math-s0"
     printed = [
@@ -40,7 +40,7 @@ def test_the_output_of_make_cell_is_what_the_run_printed():
         f"  inspector   {run}/inspector.html",
         "  notebook    runs/tiny-r/voting-sp.html",
     ]
-    assert "\n".join(["```", *printed, "```"]) in README
+    assert "\n".join(["```", *printed, "```"]) in (ROOT / "docs/running.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("page", LISTED)

@@ -86,6 +86,7 @@ def collect(folder: Path, index: str | None = None, n_problems: int | None = Non
         "panels": panels,
         "validation": {name: run_reader.numbers(points[name]) for name in points},
         "skills": run_reader.skills(folder),
+        "role_changes": run_reader.role_changes(folder),
         "hedges": HEDGES,
         "training_groups": training_groups(episodes, config.get("num_generations") or 1),
         "questions": questions_of(episodes),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pandas as pd
+from statsmodels.stats.proportion import confint_proportions_2indep
 
 from multirole_study.experiment.cell import policy_name, preset_values
 from multirole_study.experiment.run_folder import is_done, outcome_of
@@ -138,6 +139,42 @@ def skills(folder: str | Path) -> list[dict]:
         for (role, measure), rows in (table.groupby(["role", "measure"], sort=False) if len(table) else ())
         if rows["skill"].notna().any()
     ]
+
+
+SKILLS = {
+    "workflow": "right answers",
+    "solves": "right turns in the first round",
+    "judges": "right verdicts, balanced over right and wrong drafts",
+    "repairs": "wrong drafts whose next draft is right",
+    "selects": "right choices where the candidates differ",
+    "merges": "right answers where the workers differ",
+    "plans": "problems that some worker solves",
+}
+"""Measure of `skills.parquet` -> what is counted, in words."""
+
+
+def role_changes(folder: str | Path) -> list[dict]:
+    """Return each role's skill at its first and at its last evaluation, the whole workflow first; one entry per role and measure.
+
+    `verdict` is "better" or "worse" where Newcombe's 95 % interval of the change, over the cases of both evaluations, lies above or below 0, else "". It is
+    rough for a balanced accuracy. "trivial" is the last value of a trivial role in the same place, None if there is none.
+    """
+    table, changes = load(folder, "skills"), []
+    if not len(table):
+        return []
+    table = table.dropna(subset=["skill"]).sort_values("step", kind="stable")
+    for (role, measure), rows in sorted(
+        table.groupby(["role", "measure"], sort=False), key=lambda item: item[0][1] != "workflow"
+    ):
+        first, last = rows.iloc[0], rows.iloc[-1]
+        if measure not in SKILLS or first["step"] == last["step"]:
+            continue
+        shares = [figure for row in (last, first) for figure in (row["skill"] * row["cases"], row["cases"])]
+        low, high = confint_proportions_2indep(*shares, method="newcomb")
+        entry = {"role": role, "counted": SKILLS[measure], "from": int(first["step"]), "to": int(last["step"]), "cases": int(last["cases"])}  # fmt: skip
+        entry |= {"before": number(first["skill"]), "after": number(last["skill"]), "trivial": number(last["trivial"])}
+        changes.append(entry | {"verdict": "better" if low > 0 else "worse" if high < 0 else ""})
+    return changes
 
 
 VALUE_COLUMNS = ("before", "change", "change_low", "change_high", "moved", "moved_low", "moved_high", "token_share", "grad_share")  # fmt: skip

@@ -9,13 +9,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from multirole_study.labels import PALETTE
-from multirole_study.paper.output import STYLE, Plate
+from multirole_study.labels import BASE_COLOURS, BASE_NAMES, MARKERS
+from multirole_study.paper.output import STYLE, Plate, how_many, say_below
 from multirole_study.paper.questions import DECLARED
 
 WIDTH = 3
 """Panels side by side."""
-MARKERS = ("o", "s", "^", "D", "v", "P")
 DECIDED = ("yes", "no")
 
 
@@ -23,7 +22,7 @@ DECIDED = ("yes", "no")
 def answers_figure(columns: list[pd.DataFrame], task: str = DECLARED["task"]) -> Plate:
     """Draw the answers of several bases (`columns_of`): a panel per question, a mark per line and base, filled where the verdict is yes or no."""
     rows = pd.concat(columns, ignore_index=True)
-    looks = dict(zip(dict.fromkeys(rows["base"]), cycle(zip(PALETTE, MARKERS, strict=True)), strict=False))
+    looks = dict(zip(dict.fromkeys(rows["base"]), cycle(zip(BASE_COLOURS, MARKERS, strict=False)), strict=False))
     n_rows = math.ceil(len(DECLARED["questions"]) / WIDTH)
     figure = Figure(figsize=(3.5 * WIDTH, 2.3 * n_rows), layout="constrained")
     panels = figure.subplots(n_rows, WIDTH, squeeze=False).ravel()
@@ -32,7 +31,12 @@ def answers_figure(columns: list[pd.DataFrame], task: str = DECLARED["task"]) ->
     for axes in panels[len(DECLARED["questions"]) :]:
         axes.axis("off")
     marks = [plt.Line2D([], [], color=colour, marker=marker, ls="") for colour, marker in looks.values()]
-    figure.legend(marks, list(looks), loc="outside upper center", ncols=len(looks))
+    marks += [plt.Line2D([], [], color="0.35", marker="o", ls="", mfc=face) for face in ("0.35", "white")]
+    names = [*(BASE_NAMES.get(base, base) for base in looks), "verdict: yes or no", "another verdict, or none"]
+    figure.legend(marks, names, loc="outside upper center", ncols=len(names))
+    seeds = rows[rows["seeds"] > 0].groupby("base", sort=False)["seeds"]
+    counts = [f"{BASE_NAMES.get(base, base)} {how_many(of_base)}" for base, of_base in seeds]
+    say_below(figure, f"task {task}; means over seeds, 95 % t intervals; seeds: {', '.join(counts)}")
     figure.draw_without_rendering()
     caption = (
         f"The declared questions on {task}, one panel each. Means over seeds with 95 % t intervals, uncorrected. Filled: the verdict is yes (above zero) or no (below); "
@@ -53,6 +57,9 @@ def _draw(axes: Axes, question: dict, rows: pd.DataFrame, looks: dict[str, tuple
             100 * row["mean"], height, marker, ms=4, color=colour, mfc=colour if row["verdict"] in DECIDED else "white"
         )
     axes.axvline(0, color="0.7", lw=0.8, zorder=0)
+    if not (rows["seeds"] > 0).any():
+        axes.set_xticks([0])
+        axes.text(0.5, 0.5, "not run", ha="center", transform=axes.transAxes, style="italic", color="0.45")
     axes.set_yticks(range(len(lines)), lines)
     axes.set_ylim(len(lines) - 0.5, -0.5)
     axes.set_title(textwrap.fill(question["question"].partition(" (")[0], 36), fontsize=7)

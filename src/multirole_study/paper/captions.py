@@ -13,9 +13,11 @@ from multirole_study.compare.measures import FIRST_ITERATIONS
 from multirole_study.compare.rules import RULES
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.presets import SMOLLM2, TINY
+from multirole_study.labels import BASE_NAMES, TASKS_OF_BASES, task_name
 from multirole_study.paper import claims
 from multirole_study.paper.dynamics import MIN_CHI2, SMOOTHED
-from multirole_study.paper.grid import Study
+from multirole_study.paper.grid import WORKFLOW_POLICIES, Study
+from multirole_study.paper.output import how_many
 from multirole_study.paper.results import Results
 
 DECLARED = yaml.safe_load(Path(__file__).with_name("tables.yaml").read_text(encoding="utf-8"))
@@ -28,6 +30,17 @@ MODEL_SENTENCES = {
     SMOLLM2: "SmolLM2-135M-Instruct, sums of two numbers, and functions from one sentence of English (the paper: 0.6B to 4B).",
 }
 """Scale -> the sentence in captions about its model and problems."""
+
+
+def about(results: Results, seeds: str | None = None) -> str:
+    """Return the model, its tasks and the number of seeds, for the line below a figure; by default that of the grid's cells."""
+    grid = results.grid
+    known = {task: TASKS_OF_BASES[grid.scale, task] for task in grid.tasks if (grid.scale, task) in TASKS_OF_BASES}
+    tasks = [f"{task_name(task)}: {known[task]}" if task in known else task_name(task) for task in grid.tasks]
+    if seeds is None:
+        cells = [(workflow, policy, task) for task in grid.tasks for workflow, policy in WORKFLOW_POLICIES]
+        seeds = how_many([n for cell in cells if (n := len(results.runs_of(*cell)))] or [0])
+    return "; ".join([BASE_NAMES.get(grid.base, grid.base), *tasks, f"n = {seeds} seeds"])
 
 
 @cache

@@ -10,10 +10,10 @@ from matplotlib.figure import Figure
 
 from multirole_study.compare.measures import FLOOR
 from multirole_study.experiment.cell import Cell
-from multirole_study.labels import POLICY_COLOURS, POLICY_STYLES, cell_name, colours_of, task_name
+from multirole_study.labels import BASE_NAMES, POLICY_COLOURS, POLICY_STYLES, cell_name, colours_of, task_name
 from multirole_study.paper.clock_study import ClockStudy
 from multirole_study.paper.clock_tables import Place, arm_name, places, read_runs, reason_unread
-from multirole_study.paper.output import STYLE, Plate
+from multirole_study.paper.output import STYLE, Plate, how_many, say_below
 from multirole_study.paper.results import Results, Run
 
 TITLES = {
@@ -47,9 +47,9 @@ def draw_accuracy(axes: Axes, runs: dict[int, Run], policy: str) -> None:
     """Draw validation accuracy: each seed as a thin line, the mean as a thick one."""
     look = {"color": POLICY_COLOURS[policy], "ls": POLICY_STYLES[policy]}
     for run in runs.values():
-        axes.plot(run.accuracy.index, run.accuracy.to_numpy(), lw=0.5, alpha=0.5, **look)
+        axes.plot(run.accuracy.index, run.accuracy.to_numpy(), lw=0.7, alpha=0.35, **look)
     mean = mean_of([run.accuracy for run in runs.values()])
-    axes.plot(mean.index, mean.to_numpy(), lw=1.8, label=policy.upper(), **look)
+    axes.plot(mean.index, mean.to_numpy(), lw=2.4, label=policy.upper(), **look)
 
 
 @plt.rc_context(STYLE)
@@ -84,7 +84,11 @@ def clock_figure(results: Results, study: ClockStudy, place: Place) -> Plate:
     handles = {
         label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
-    figure.legend(handles.values(), handles, loc="outside lower center", ncols=len(handles))
+    handles["one seed"] = plt.Line2D([], [], color="0.35", lw=0.7, alpha=0.6)
+    figure.legend(handles.values(), handles, loc="outside upper center", ncols=len(handles))
+    base = BASE_NAMES.get(results.grid.base, results.grid.base)
+    cell_text = f"{cell_name(place.workflow, 'ip', place.task)} beside SP, {base}, largest rate {place.rate:g}"
+    say_below(figure, f"{cell_text}; n = {how_many(list(counts.values()))} seeds")
     figure.draw_without_rendering()
     runs_text = "; ".join(f"{name}: {count}" for name, count in counts.items())
     caption = (

@@ -11,10 +11,10 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from multirole_study.labels import POLICY_NAMES, WORKFLOW_NAMES
+from multirole_study.labels import BASE_COLOURS, BASE_NAMES, MARKERS, POLICY_NAMES, WORKFLOW_NAMES
 from multirole_study.measurements.credit_moments import PARTS, Moments, parts_of
 from multirole_study.paper.gradient_signal_table import verdict
-from multirole_study.paper.output import STYLE, Plate, Table, formatted, how_many
+from multirole_study.paper.output import STYLE, Plate, Table, formatted, how_many, say_below
 
 DECLARED = yaml.safe_load(Path(__file__).with_name("credit_accuracy.yaml").read_text(encoding="utf-8"))
 CELL = ["workflow", "policy", "seed", "step"]
@@ -143,12 +143,16 @@ def accuracy_figure(rows: pd.DataFrame, values: pd.DataFrame) -> Plate:
                 drawn = 100 * here.set_index("estimator").loc[names, ["value", "low", "high"]]
                 heights = np.arange(len(names)) + 0.7 * (i + 0.5) / len(cells) - 0.35
                 label = f"{WORKFLOW_NAMES[workflow]}-{policy.upper()}, iteration {step}"
-                (dots,) = ax.plot(drawn["value"], heights, "os^D"[i % 4], markersize=3.5, label=label)
-                ax.hlines(heights, drawn["low"], drawn["high"], color=dots.get_color(), linewidth=1.2)
+                colour = BASE_COLOURS[i % len(BASE_COLOURS)]
+                ax.plot(drawn["value"], heights, MARKERS[i % 4], markersize=3.5, color=colour, label=label)
+                ax.hlines(heights, drawn["low"], drawn["high"], color=colour, linewidth=1.2)
             ax.set_xlabel(f"{part} (% of the mean square)")
         axes[0].set_yticks(range(len(names)), names)
         axes[0].set_ylim(len(names) - 0.5, -0.5)
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(cells))
+        base = BASE_NAMES.get(DECLARED["scale"], DECLARED["scale"])
+        about = f"{base}, {DECLARED['task']}; one seed; lines are 95 % bootstrap intervals over {measured_problems(rows)} problems"
+        say_below(figure, about)
     caption = (
         f"Parts of the mean square of every estimator's advantage, at {DECLARED['scale']} on {DECLARED['task']}: proportional to the exact effect of the reply, bias, "
         f"baseline and noise. Lines are 95 % bootstrap intervals over {measured_problems(rows)} problems of one seed. {DECLARED['placebo']} is a placebo. Not measured: "

@@ -95,9 +95,9 @@ def pointwise(curves: pd.DataFrame) -> pd.DataFrame:
     return limits.assign(mean=curves.mean(axis=1))
 
 
-def typical(curves: pd.DataFrame) -> pd.Series:
-    """Return the median over seeds and then over `SMOOTHED` iterations, which hides single large values."""
-    return curves.median(axis=1).rolling(SMOOTHED, center=True, min_periods=1).median()
+def typical(curves: pd.DataFrame, quantile: float = 0.5) -> pd.Series:
+    """Return a quantile over seeds, by default the median, and then its median over `SMOOTHED` iterations, which hides single large values."""
+    return curves.quantile(quantile, axis=1).rolling(SMOOTHED, center=True, min_periods=1).median()
 
 
 def over_first(series: pd.Series) -> pd.Series:

@@ -11,11 +11,11 @@ from itertools import product
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
-import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter, PercentFormatter, StrMethodFormatter
 
 from multirole.workflows import WORKFLOWS as WORKFLOW_CLASSES
@@ -29,6 +29,8 @@ from multirole_study.labels import (
     ROLE_COLOURS,
     SETUP_COLOURS,
     SETUP_STYLES,
+    SINGLE_COLOUR,
+    SINGLE_STYLE,
     WORKFLOW_MARKERS,
     WORKFLOW_NAMES,
     cell_name,
@@ -41,8 +43,13 @@ from multirole_study.paper.output import STYLE, how_many
 from multirole_study.paper.results import REPORTED_STEPS
 from multirole_study.paper.variants import SINGLE, Twins
 
-REFERENCE = {"color": "0.35", "lw": 1.2}
-"""Style of the lines of the base and of the single agent."""
+BASE = {"color": "0.35", "lw": 1.2, "ls": "--"}
+"""Style of the line of the untrained workflow."""
+SINGLE_LINE = {"color": SINGLE_COLOUR, "lw": 1.2, "ls": SINGLE_STYLE}
+"""Style of the line of the single agent."""
+BAND = {"alpha": 0.15, "lw": 0}
+REGIME_NAMES = {"paper": "preset's rate", "stress": "tripled rate", "stress, one step": "tripled rate,\none step"}
+"""Regime of claims.yaml -> its name in the figure; another one keeps its own."""
 X_OFFSET = {"ip": -0.19, "sp": 0.19}  # x, from the middle of a cell
 AMPLITUDE_LABELS = {
     "chi2": "largest χ² during the update",
@@ -50,6 +57,8 @@ AMPLITUDE_LABELS = {
     "grad_norm": "largest gradient norm",
     "entropy": "entropy collapse depth (nats)",
 }
+SHORT_NAMES = {"eval_opt": "Eval-Opt", "voting": "Voting", "orch_workers": "Orch-W."}
+"""Workflow -> its name under a narrow column."""
 CLIFF_PANELS = {
     "chi2": "χ² during\nthe update",
     "chi2_after": "χ² after\nthe update",
@@ -98,13 +107,15 @@ def gains_over_base(gains: dict[tuple[str, str, str], pd.Series], intervals: dic
                 axes.errorbar(at, mean, [[mean - low], [high - mean]], color="0.15", capsize=3, lw=1.1, zorder=4)
                 axes.scatter([at + 0.09] * len(gain), gain, 12, color="white", ec=colour, zorder=3)
             if not math.isnan(level := single[task, workflow]):
-                axes.hlines(level, x - 0.42, x + 0.42, ls=":", zorder=5, **REFERENCE)
+                axes.hlines(level, x - 0.42, x + 0.42, zorder=5, **SINGLE_LINE)
         axes.axhline(0, color="0.35", lw=0.8)
         axes.set_xticks(range(len(WORKFLOWS)), [WORKFLOW_NAMES[w] for w in WORKFLOWS])
         axes.set_title(task_name(task))
         _in_percent(axes.yaxis, symbol="")
     panels[0].set_ylabel("peak minus base (points)")
-    _legend(figure, [*_policies(lw=6, ls="-"), _entry("SA-RL's peak minus base", ls=":", **REFERENCE)])
+    points = _entry("one seed", ls="", marker="o", ms=3.5, mfc="white", color="0.35")
+    bars = _entry("95 % t interval of the mean", ls="", marker="|", ms=9, mew=1.1, color="0.15")
+    _legend(figure, [*_policies(lw=6, ls="-"), bars, points, _entry("SA-RL's peak minus base", **SINGLE_LINE)])
     return figure
 
 
@@ -118,58 +129,68 @@ def ip_over_sp(
 
     `accuracy` maps (checkpoint, task, workflow) to a table of the seeds with a column per policy; `intervals` has the means of its columns.
     """
-    figure = Figure(figsize=(6.4, 3.7), layout="constrained")
-    for place, axes in zip(REPORTED_STEPS, figure.subplots(1, 2), strict=True):
+    figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+    panels = figure.subplots(1, 2, sharex=True, sharey=True)
+    for place, axes in zip(REPORTED_STEPS, panels, strict=True):
         for (at, task, workflow), by_seed in accuracy.items():
             if at != place:
                 continue
             look = {"marker": WORKFLOW_MARKERS[workflow], "color": task_colour(task), "edgecolor": "0.15"}
             (x, left, right), (y, below, above) = (intervals[at, task, workflow][policy][:3] for policy in ("sp", "ip"))
             errors = [[y - below], [above - y]], [[x - left], [right - x]]
-            axes.errorbar(x, y, *errors, color="0.5", lw=1, zorder=2)
-            axes.scatter(x, y, 45, **look, zorder=4)
-            axes.scatter(by_seed["sp"], by_seed["ip"], 12, **look, lw=0.5, alpha=0.4, zorder=3)
-        lows, highs = zip(axes.get_xlim(), axes.get_ylim(), strict=True)
-        low, high = max(0, min(lows)), min(1.02, max(highs))
+            axes.errorbar(x, y, *errors, color="0.35", lw=1.2, zorder=3)
+            axes.scatter(x, y, 50, **look, zorder=4)
+            axes.scatter(by_seed["sp"], by_seed["ip"], 10, **look | {"edgecolor": "none"}, alpha=0.35, zorder=2)
+    lows, highs = zip(panels[0].get_xlim(), panels[0].get_ylim(), strict=True)
+    low, high = max(0, min(lows)), min(1.02, max(highs))
+    for place, axes in zip(REPORTED_STEPS, panels, strict=True):
         axes.plot([low, high], [low, high], color="0.35", lw=0.8, ls="--", zorder=1)
-        axes.set(xlim=(low, high), ylim=(low, high), aspect="equal", xlabel=f"SP, {place}", ylabel=f"IP, {place}")
-        axes.set_title("above the diagonal: IP higher")
+        axes.set(
+            xlim=(low, high), ylim=(low, high), aspect="equal", xlabel="accuracy under SP", title=f"at the {place}"
+        )
+        axes.text(0.03, 0.96, "IP higher", transform=axes.transAxes, color="0.35", va="top")
+        axes.text(0.97, 0.03, "SP higher", transform=axes.transAxes, color="0.35", ha="right")
         for axis in (axes.xaxis, axes.yaxis):
             axis.set_major_locator(MaxNLocator(5, steps=[1, 2, 5, 10]))
         _in_percent(axes.xaxis, axes.yaxis)
+    panels[0].set_ylabel("accuracy under IP")
     marks = [(WORKFLOW_MARKERS[workflow], "white", WORKFLOW_NAMES[workflow]) for workflow in WORKFLOWS]
     marks += [("D", task_colour(task), task_name(task)) for task in tasks]
-    _legend(figure, [_entry(name, ls="", marker=marker, mfc=colour, mec="0.15") for marker, colour, name in marks])
+    entries = [_entry(name, ls="", marker=marker, mfc=colour, mec="0.15") for marker, colour, name in marks]
+    entries.append(_entry("one seed", ls="", marker="o", ms=3.2, mec="none", color="0.35", alpha=0.5))
+    _legend(figure, entries)
     return figure
 
 
 @styled
-def training_curves(success: dict[tuple[str, str], pd.DataFrame], smooth: dict[tuple[str, str], pd.DataFrame],
-                    accuracy: dict[tuple[str, str], pd.DataFrame], levels: dict[str, dict[str, float]]) -> Figure:  # fmt: skip
+def training_curves(
+    smooth: dict[tuple[str, str], pd.DataFrame],
+    accuracy: dict[tuple[str, str], pd.DataFrame],
+    levels: dict[str, dict[str, float]],
+) -> Figure:
     """Draw Figure 4: training success above and validation accuracy below, a column per workflow.
 
     Args:
-        success, smooth, accuracy: (workflow, policy) -> curves (iterations x seeds): success, its smoothed curve, validation accuracy.
+        smooth, accuracy: (workflow, policy) -> curves (iterations x seeds): smoothed training success, validation accuracy.
         levels: workflow -> "base" and "SA-RL" -> accuracy; NaN without runs.
     """
     figure = Figure(figsize=(6.6, 3.6), layout="constrained")
     grid = figure.subplots(2, len(WORKFLOWS), sharex=True, sharey="row")
     for workflow, (above, below) in zip(WORKFLOWS, grid.T, strict=True):
         for policy in POLICIES:
-            if (raw := success[workflow, policy]).size:
-                above.plot(raw, color=POLICY_COLOURS[policy], lw=0.5, alpha=0.3)
-                for axes, curves in ((above, smooth[workflow, policy]), (below, accuracy[workflow, policy])):
+            for axes, curves in ((above, smooth[workflow, policy]), (below, accuracy[workflow, policy])):
+                if curves.size:
                     marker = "." if axes is below else ""
                     _banded(axes, curves.mean(axis=1), policy, curves.min(axis=1), curves.max(axis=1), marker=marker)
-        _level(below, levels[workflow]["base"], "--")
-        _level(below, levels[workflow]["SA-RL"])
+        _level(below, levels[workflow]["base"], BASE)
+        _level(below, levels[workflow]["SA-RL"], SINGLE_LINE)
         above.set_title(WORKFLOW_NAMES[workflow])
         below.set_xlabel("iteration")
-    for axes, name in zip(grid[:, 0], ("training success", "validation accuracy"), strict=True):
+    for axes, name in zip(grid[:, 0], ("training success,\nsmoothed", "validation accuracy"), strict=True):
         axes.set_ylabel(name)
         _in_percent(axes.yaxis)
-    lines = _entry("base", ls="--", **REFERENCE), _entry("SA-RL's peak", ls=":", **REFERENCE)
-    _legend(figure, [*_policies(lw=1.7), *lines])
+    lines = _entry("base", **BASE), _entry("SA-RL's peak", **SINGLE_LINE)
+    _legend(figure, [*_policies(lw=1.7), _band("lowest to highest seed"), *lines])
     return figure
 
 
@@ -183,17 +204,21 @@ def instability(amplitudes: pd.DataFrame, cells: list[tuple[str, str]]) -> Figur
             at = [cells.index((task, workflow)) + X_OFFSET[policy] for policy in POLICIES]
             by_policy = pair.set_index("policy").loc[list(POLICIES)]
             shown = by_policy[name].clip(lower=MIN_CHI2)
-            axes.plot(at, shown, color="0.7", lw=0.9, zorder=1)
-            axes.scatter(at, shown, 16, color=[POLICY_COLOURS[policy] for policy in POLICIES], zorder=3)
+            axes.plot(at, shown, color="0.75", lw=0.7, zorder=1)
+            axes.scatter(at, shown, 11, color=[POLICY_COLOURS[policy] for policy in POLICIES], zorder=3)
             if f"{name}_role" in by_policy:
                 of_role = max(by_policy.loc["sp", f"{name}_role"], MIN_CHI2)
-                axes.scatter(at[1], of_role, 16, fc="none", ec=POLICY_COLOURS["sp"], zorder=2)
+                axes.scatter(at[1], of_role, 11, fc="none", ec=POLICY_COLOURS["sp"], zorder=2)
+        medians = amplitudes.groupby(["workflow", "task", "policy"])[name].median() if len(amplitudes) else pd.Series()
+        for (workflow, task, policy), median in medians.items():
+            x = cells.index((task, workflow)) + X_OFFSET[policy]
+            axes.hlines(max(median, MIN_CHI2), x - 0.15, x + 0.15, color="0.1", lw=2, zorder=4)
         if name != "entropy":
             axes.set_yscale("log")
         axes.set_title(label)
-        axes.set_xticks(range(len(cells)), [f"{WORKFLOW_NAMES[w][0]}\n{task_name(t)}" for t, w in cells])
+        axes.set_xticks(range(len(cells)), [f"{SHORT_NAMES[w]}\n{task_name(t)}" for t, w in cells], fontsize=6.5)
     role = _entry("SP, role with the largest χ²", ls="", marker="o", mfc="none", mec=POLICY_COLOURS["sp"])
-    _legend(figure, [*_policies(ls="", marker="o"), role])
+    _legend(figure, [*_policies(ls="", marker="o"), role, _entry("median over seeds", lw=2, color="0.1")])
     return figure
 
 
@@ -208,7 +233,7 @@ def cliffs(cells: dict[str, tuple[str, str, str]], series: dict[str, list[dict[s
         accuracy: label -> policy -> validation accuracy (steps x seeds), of the seeds of the column's runs.
     """
     figure = Figure(figsize=(6.6, 6.2), layout="constrained")
-    grid = figure.subplots(len(CLIFF_PANELS), len(cells), sharex=True)
+    grid = figure.subplots(len(CLIFF_PANELS), len(cells), sharex=True, sharey="row")
     for axes, label in zip(grid[:, 0], CLIFF_PANELS.values(), strict=True):
         axes.set_ylabel(label)
     for (at, cell), (*measured, validated) in zip(cells.items(), grid.T, strict=True):
@@ -222,23 +247,23 @@ def cliffs(cells: dict[str, tuple[str, str, str]], series: dict[str, list[dict[s
                 curves = pd.concat([run[role][metric] for run in series[at]], axis=1)
                 is_chi2 = metric.startswith("chi2")
                 curves = curves.clip(lower=MIN_CHI2) if is_chi2 else curves.apply(over_first).clip(lower=0.03)
-                axes.plot(curves, color=look["color"], lw=0.6, alpha=0.4)
+                low, high = (typical(curves, quantile) for quantile in (0.25, 0.75))
+                axes.fill_between(curves.index, low, high, color=look["color"], **BAND)
                 axes.plot(typical(curves), **look)
-        for axes in measured:
-            axes.set_yscale("log")
-            _few_log_ticks(axes)
         for policy, points in accuracy[at].items():
             if points.size:
-                look = {"color": POLICY_COLOURS[policy], "ls": POLICY_STYLES[policy]}
-                validated.plot(points, lw=0.5, alpha=0.4, **look)
-                validated.plot(points.mean(axis=1), lw=1.6, marker=".", label=POLICY_NAMES[policy], **look)
+                of_seeds = points.min(axis=1), points.max(axis=1)
+                _banded(validated, points.mean(axis=1), policy, *of_seeds, marker=".", label=POLICY_NAMES[policy])
         _in_percent(validated.yaxis)
         validated.set_xlabel("iteration")
         validated.xaxis.set_major_locator(MaxNLocator("auto", integer=True, steps=[1, 2, 5, 10]))
         if validated.get_lines():  # a grid may lack the cell
-            validated.legend(ncols=2, loc="lower right")
+            validated.legend(ncols=2, loc="best")
         above = {"loc": "lower center", "bbox_to_anchor": (0.5, 1.0), "ncols": 2, "fontsize": 7}
         measured[0].legend(handles=handles, title=at + cell_name(*cell), **above)
+    for axes in grid[:-1, 0]:
+        axes.set_yscale("log")
+        _few_log_ticks(axes)
     figure.align_ylabels()
     return figure
 
@@ -266,9 +291,12 @@ def shares_of_gradient(shares: pd.DataFrame, cells: list[tuple[str, str]]) -> Fi
             axes.bar(
                 at, role_rows["value"], width, yerr=errors, color=ROLE_COLOURS[role], error_kw={"lw": 0.9, "capsize": 2}
             )
-    _in_percent(*(axes.yaxis for axes in grid[:, 0]))
+    for axes in grid[:, 0]:
+        axes.set_ylabel("share of the adapter's")
+        _in_percent(axes.yaxis)
     roles = [role for role in ROLE_COLOURS if role in set(shares["role"])]
-    _legend(figure, [_entry(role, lw=6, color=ROLE_COLOURS[role]) for role in roles])
+    bars = _entry("95 % t interval", ls="", marker="|", ms=9, mew=1, color="0.1")
+    _legend(figure, [*(_entry(role, lw=6, color=ROLE_COLOURS[role]) for role in roles), bars])
     return figure
 
 
@@ -287,14 +315,18 @@ def judging_roles(means: dict[tuple[str, str], list[pd.DataFrame]], single: floa
                 if len(of_seeds):
                     limits = of_seeds[["low", "high"]].clip(*bounds)
                     _banded(axes, of_seeds["mean"], policy, limits["low"], limits["high"])
-        _level(column[0], single)
+        _level(column[0], single, SINGLE_LINE)
         column[2].axhline(0, color="0.6", lw=0.8)
         column[0].set_title(f"{WORKFLOW_NAMES[workflow]}: its {WORKFLOW_CLASSES[workflow].structure.judge}", fontsize=8)
         column[2].set_xlabel("iteration")
-    for axes, label in zip(grid[:, 0], ("validation accuracy", "tokens of its reply", "what it adds"), strict=True):
+    for axes, label in zip(
+        grid[:, 0], ("validation accuracy", "tokens of its reply", "what it adds (points)"), strict=True
+    ):
         axes.set_ylabel(label)
-    _in_percent(grid[0, 0].yaxis, grid[2, 0].yaxis)
-    _legend(figure, [*_policies(lw=1.7), _entry("SA-RL's peak", ls=":", **REFERENCE)])
+    _in_percent(grid[0, 0].yaxis)
+    _in_percent(grid[2, 0].yaxis, symbol="")
+    lines = [*_policies(lw=1.7), _band("95 % t interval"), _entry("SA-RL's peak", **SINGLE_LINE)]
+    _legend(figure, lines)
     return figure
 
 
@@ -307,26 +339,38 @@ def accuracy_by_regime(rows: list[dict[str, object]]) -> Figure | None:
     runs = pd.DataFrame(rows, columns=["regime", "workflow", "policy", "seed", "iteration", "accuracy"])
     has_workflows = runs.groupby("regime")["workflow"].transform(lambda names: (names != "single").any())
     runs = runs[has_workflows.astype(bool)]
-    if runs["regime"].nunique() < 2:
+    regimes = sorted(runs["regime"].unique(), key=lambda name: (name not in REGIME_NAMES, *_place(name, REGIME_NAMES)))
+    if len(regimes) < 2:
         return None
-    seeds = runs[runs["workflow"] != "single"].groupby(["regime", "workflow", "policy"])["seed"].nunique()
-    names = {regime: f"{regime}\nn = {how_many(counts)}" for regime, counts in seeds.groupby(level="regime")}
-    runs = runs.assign(regime=runs["regime"].map(names), workflow=runs["workflow"].map(WORKFLOW_NAMES),
-                       policy=runs["policy"].map(POLICY_NAMES))  # fmt: skip
-    named = {POLICY_NAMES[policy]: policy for policy in POLICIES}
-    facets = sns.relplot(
-        runs, kind="line", x="iteration", y="accuracy", row="regime", col="workflow", hue="policy",
-        style="policy", palette={name: POLICY_COLOURS[policy] for name, policy in named.items()},
-        dashes={name: "" if POLICY_STYLES[policy] == "-" else (3, 1.5) for name, policy in named.items()},
-        errorbar=("pi", 100), height=1.4, aspect=1.1, facet_kws={"margin_titles": True},
-    )  # fmt: skip
-    facets.set_titles(col_template="{col_name}", row_template="{row_name}")
-    sns.move_legend(facets, "upper center", ncols=2, title="")
-    facets.set(ylim=(0, 1))
-    _in_percent(*(axes.yaxis for axes in facets.axes.flat))
-    facets.tight_layout(rect=(0, 0, 1, 0.95))  # the legend is above
-    plt.close(facets.figure)  # a notebook would show it twice
-    return facets.figure
+    figure = Figure(figsize=(6.8, 0.7 + 1.35 * len(regimes)), layout="constrained")
+    grid = figure.subplots(len(regimes), 1 + len(WORKFLOWS), sharex=True, sharey=True)
+    for (regime, panels), (column, workflow) in product(zip(regimes, grid, strict=True), enumerate(("single", *WORKFLOWS))):  # fmt: skip
+        here = runs[(runs["regime"] == regime) & (runs["workflow"] == workflow)]
+        for policy, of_policy in here.groupby("policy"):
+            curves = of_policy.pivot(index="iteration", columns="seed", values="accuracy")
+            colour, ls = (SINGLE_COLOUR, SINGLE_STYLE) if workflow == "single" else (POLICY_COLOURS[policy], POLICY_STYLES[policy])  # fmt: skip
+            panels[column].fill_between(curves.index, curves.min(axis=1), curves.max(axis=1), color=colour, **BAND)
+            panels[column].plot(curves.mean(axis=1), color=colour, ls=ls, lw=1.7)
+    for regime, panels in zip(regimes, grid, strict=True):
+        counts = runs[(runs["regime"] == regime) & (runs["workflow"] != "single")].groupby(["workflow", "policy"])[
+            "seed"
+        ]
+        panels[0].set_ylabel(f"{REGIME_NAMES.get(regime, regime)}\nn = {how_many(counts.nunique())}")
+        panels[0].set_ylim(0, 1)
+        _in_percent(panels[0].yaxis)
+    for axes, workflow in zip(grid[0], ("single", *WORKFLOWS), strict=True):
+        axes.set_title(WORKFLOW_NAMES[workflow])
+    for axes in grid[-1]:
+        axes.set_xlabel("iteration")
+    figure.supylabel("validation accuracy", fontsize=8)
+    agent = _entry("single agent", color=SINGLE_COLOUR, ls=SINGLE_STYLE, lw=1.7)
+    _legend(figure, [*_policies(lw=1.7), agent, _band("lowest to highest seed")])
+    return figure
+
+
+def _place(name: str, order: dict[str, str]) -> tuple[int, ...]:
+    """Return where a name is in an order; empty if it is not there."""
+    return tuple(i for i, known in enumerate(order) if known == name)
 
 
 @styled
@@ -341,16 +385,20 @@ def beside_the_grid(pairs: list[Twins], labels: tuple[str, str], single: dict[st
     for axes, twin in zip(grid.flat, pairs, strict=False):
         for runs, colour, ls in zip((twin.usual, twin.changed), SETUP_COLOURS, SETUP_STYLES, strict=True):
             curves = pd.concat([run.accuracy for run in runs], axis=1)
-            axes.plot(curves, color=colour, lw=0.7, alpha=0.4)
-            axes.plot(curves.mean(axis=1), color=colour, lw=1.8, ls=ls, marker=".")
-        _level(axes, single[twin.task])
+            axes.plot(curves, color=colour, lw=0.8, alpha=0.35)
+            axes.plot(curves.mean(axis=1), color=colour, lw=2.2, ls=ls)
+        _level(axes, single[twin.task], SINGLE_LINE)
         axes.set_title(cell_name(*twin[:3]), fontsize=7.5)
         axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     _in_percent(*(axes.yaxis for axes in grid[:, 0]))
-    figure.supxlabel("iteration", fontsize=8)
+    for axes in grid[-1]:
+        axes.set_xlabel("iteration")
+    for axes in grid[:, 0]:
+        axes.set_ylabel("validation accuracy")
     looks = zip(labels, SETUP_COLOURS, SETUP_STYLES, strict=True)
-    setups = [_entry(label, color=colour, lw=1.8, ls=ls) for label, colour, ls in looks]
-    _legend(figure, [*setups, _entry("single agent's peak", ls=":", **REFERENCE)])
+    setups = [_entry(f"{label} (mean)", color=colour, lw=2.2, ls=ls) for label, colour, ls in looks]
+    seeds = _entry("one seed", color="0.35", lw=0.8, alpha=0.5)
+    _legend(figure, [*setups, seeds, _entry("single agent's peak", **SINGLE_LINE)], ncols=2)
     return figure
 
 
@@ -364,7 +412,7 @@ def peaks_by_budget(values: pd.DataFrame) -> Figure | None:
         return None
     tasks = list(dict.fromkeys(values["task"]))
     looks = {cell_name(w, p): (WORKFLOW_MARKERS[w], POLICY_COLOURS[p]) for w, p in product(WORKFLOWS, POLICIES)}
-    looks[SINGLE] = WORKFLOW_MARKERS["single"], REFERENCE["color"]
+    looks[SINGLE] = WORKFLOW_MARKERS["single"], SINGLE_COLOUR
     numbers = values[~values["run"].str.startswith(ALL_CELLS)]
     numbers = numbers.join(numbers["run"].str.partition(", ")[[0, 2]].set_axis(["cell", "variant"], axis=1))
     budgets = list(
@@ -389,18 +437,20 @@ def peaks_by_budget(values: pd.DataFrame) -> Figure | None:
         axes.set_yticks(range(len(budgets)), [_budget(numbers, *budget) for budget in budgets])
         axes.tick_params(axis="y", length=0)
     shapes = [
-        _entry(WORKFLOW_NAMES[w], ls="", marker=WORKFLOW_MARKERS[w], color="0.35") for w in ("single", *WORKFLOWS)
+        _entry(WORKFLOW_NAMES[w], ls="", marker=WORKFLOW_MARKERS[w], color=SINGLE_COLOUR)
+        for w in ("single", *WORKFLOWS)
     ]
-    _legend(figure, [*shapes, *_policies(ls="-", lw=3)])
+    _legend(figure, [*shapes, *_policies(ls="-", lw=3), _entry("95 % t interval", color="0.35", marker="|", lw=1)])
     return figure
 
 
 def _budget(numbers: pd.DataFrame, is_single: bool, variant: str) -> str:
-    """Label a budget with its cells, and with the optimizer steps and sampled tokens of a whole run."""
+    """Label a budget with its cells, with the optimizer steps and sampled tokens of a whole run, and with the number of runs of a cell."""
     rows = numbers[((numbers["cell"] == SINGLE) == is_single) & (numbers["variant"] == variant)]
     steps, tokens = (rows.loc[rows["number"] == name, "value"] for name in ("optimizer steps", "tokens sampled (M)"))
     sampled, unit = ((tokens / 1e6).round(1), "M") if tokens.max() >= 5e5 else ((tokens / 1e3).round().astype(int), "k")
-    spent = f"{how_many(steps.round().astype(int))} steps, {how_many(sampled)} {unit} tokens"
+    runs = how_many(rows.loc[rows["number"] == "runs", "value"].astype(int))
+    spent = f"{how_many(steps.round().astype(int))} steps, {how_many(sampled)} {unit} tokens, n = {runs}"
     return f"{'single agent' if is_single else 'workflows'}, {variant or 'as in the grid'}\n{spent}"
 
 
@@ -408,7 +458,7 @@ def _banded(axes: Axes, mean: pd.Series, policy: str, low: pd.Series, high: pd.S
     """Draw a policy's mean over seeds, with a band from `low` to `high`; all are indexed by iteration."""
     colour = POLICY_COLOURS[policy]
     axes.plot(mean, color=colour, ls=POLICY_STYLES[policy], lw=1.5, zorder=3, **look)
-    axes.fill_between(mean.index, low, high, color=colour, alpha=0.15, lw=0)
+    axes.fill_between(mean.index, low, high, color=colour, **BAND)
 
 
 def _in_percent(*axes: Axis, symbol: str = "%") -> None:
@@ -428,15 +478,20 @@ def _few_log_ticks(axes: Axes) -> None:
         axes.yaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
 
 
-def _level(axes: Axes, accuracy: float, ls: str = ":") -> None:
+def _level(axes: Axes, accuracy: float, look: dict[str, object]) -> None:
     """Draw a line at an accuracy, if it is known."""
     if not math.isnan(accuracy):
-        axes.axhline(accuracy, ls=ls, **REFERENCE)
+        axes.axhline(accuracy, **look)
 
 
 def _entry(label: str, **look: object) -> Line2D:
     """Create an entry of a legend."""
     return Line2D([], [], label=label, **look)
+
+
+def _band(label: str) -> Patch:
+    """Create the entry of the bands in a legend."""
+    return Patch(label=label, color="0.35", **BAND)
 
 
 def _policies(**look: object) -> list[Line2D]:

@@ -10,10 +10,11 @@ from pathlib import Path
 import matplotlib.pyplot as plt
 import pandas as pd
 import yaml
+from matplotlib.axes import Axes
 
 from multirole_study.compare.verdicts import side
-from multirole_study.labels import POLICY_NAMES, WORKFLOW_NAMES
-from multirole_study.paper.output import MISSING, STYLE, Plate, Table, formatted, how_many
+from multirole_study.labels import BASE_NAMES, POLICY_COLOURS, POLICY_NAMES, WORKFLOW_NAMES
+from multirole_study.paper.output import MISSING, STYLE, Plate, Table, formatted, how_many, say_below
 
 DECLARED = yaml.safe_load(Path(__file__).with_name("gradient_signal.yaml").read_text(encoding="utf-8"))
 LINE_KEYS = ["workflow", "policy", "seed", "step", "role"]
@@ -171,35 +172,66 @@ AXIS_LABELS = {  # statistic -> label of the axis
 }
 
 
+OF_SHARED_ADAPTERS = ("batch_share", "mean_share")
+"""Statistics that only the roles of a shared adapter have."""
+
+
 def signal_figure(rows: pd.DataFrame, scale: str) -> Plate:
-    """Draw signal, both shares and coherence of every role, with the roles on the vertical axis; `rows` are `ordered`."""
-    lines = rows[rows["other"] == ""][LINE_KEYS].drop_duplicates().reset_index(drop=True)
-    names = [
-        f"{WORKFLOW_NAMES[row.workflow]}-{row.policy.upper()}, {row.step}: {row.role}" for row in lines.itertuples()
-    ]
+    """Draw signal, both shares and coherence, a line for each role and checkpoint of a workflow and a colour per policy; `rows` are `ordered`."""
+    keys = ["workflow", "role", "step"]
+    order = {workflow: i for i, workflow in enumerate(rows["workflow"].unique())}
+    lines = rows.loc[rows["other"] == "", keys].drop_duplicates()
+    lines = lines.sort_values(keys, key=lambda column: column.map(order) if column.name == "workflow" else column)
+    policies = [policy for policy in POLICY_COLOURS if policy in set(rows["policy"])]
     with plt.rc_context(STYLE):
-        figure, axes = plt.subplots(
-            1, len(AXIS_LABELS), figsize=(10, 0.9 + 0.28 * len(lines)), sharey=True, layout="constrained"
-        )
+        size = 10, 1.2 + 0.25 * len(lines)
+        figure, axes = plt.subplots(1, len(AXIS_LABELS), figsize=size, sharey=True, layout="constrained")
         for ax, (statistic, title) in zip(axes, AXIS_LABELS.items(), strict=True):
-            drawn = lines.merge(
-                rows[(rows["statistic"] == statistic) & (rows["other"] == "")], on=LINE_KEYS, how="left"
-            )
-            values = 100 * drawn[["value", "low", "high"]]
             ax.axvline(0, color="0.8", linewidth=0.8)
-            ax.hlines(range(len(lines)), values["low"], values["high"], color="tab:blue", linewidth=1.5)
-            ax.plot(
-                values["value"].where(values["low"].notna()), range(len(lines)), "o", color="tab:blue", markersize=4
-            )
-            if statistic in ("batch_share", "mean_share"):
-                row_shares = lines.merge(rows[rows["statistic"] == "row_share"], on=LINE_KEYS, how="left")["value"]
-                row_shares = row_shares.mask(row_shares == 1)
-                ax.plot(100 * row_shares, range(len(lines)), "|", color="black", markersize=9)
+            for height, line in enumerate(lines.itertuples(index=False)):
+                here = rows[(rows[keys] == list(line)).all(axis=1) & (rows["other"] == "")]
+                estimates = {(row["statistic"], row["policy"]): row for row in here.to_dict("records")}
+                _draw_line(ax, height, estimates, statistic, policies)
             ax.set_xlabel(title)
+        for height in range(1, len(lines)):
+            if lines["workflow"].iloc[height] != lines["workflow"].iloc[height - 1]:
+                for ax in axes:
+                    ax.axhline(height - 0.5, color="0.6", lw=0.8)
+        names = [f"{WORKFLOW_NAMES[line.workflow]}: {line.role}, iteration {line.step}" for line in lines.itertuples()]
         axes[0].set_yticks(range(len(lines)), names)
         axes[0].set_ylim(len(lines) - 0.5, -0.5)
+        marks = [
+            plt.Line2D([], [], color=POLICY_COLOURS[policy], marker="o", ms=4, lw=1.5, label=POLICY_NAMES[policy])
+            for policy in policies
+        ]
+        marks.append(plt.Line2D([], [], color="black", marker="|", ms=9, ls="", label="the role's share of rows (SP)"))
+        figure.legend(handles=marks, loc="outside upper center", ncols=len(marks))
+        task, batches = DECLARED["scales"][scale]["task"], how_many(rows["batches"])
+        about = f"{BASE_NAMES.get(scale, scale)}, {task}; one seed; lines are 95 % jackknife intervals over {batches} batches"
+        say_below(figure, f"{about}; shares of the mean gradient only where they have an interval")
     caption = (
         f"Signal and noise of the gradient by role, at {scale} on {DECLARED['scales'][scale]['task']}. Dots are estimates, lines 95 % jackknife intervals over {how_many(rows['batches'])} batches of one seed; a "
-        f"bar is the role's share of rows. Lines are named by workflow, policy, iteration and role. Not measured: {missing(rows, scale)}."
+        f"bar is the role's share of rows. Only roles of a shared adapter have shares, and only roles with several slots have a coherence. Not measured: {missing(rows, scale)}."
     )
     return Plate("gradient_signal", figure, caption)
+
+
+def _draw_line(
+    ax: Axes, height: float, estimates: dict[tuple[str, str], dict[str, float]], statistic: str, policies: list[str]
+) -> None:
+    """Draw a statistic of one role and checkpoint under each policy, in percent; `estimates` maps (statistic, policy) to a row."""
+    is_shared = statistic in OF_SHARED_ADAPTERS
+    drawn = {
+        policy: row
+        for policy in policies
+        if (row := estimates.get((statistic, policy))) is not None and not math.isnan(row["low"])
+    }
+    for policy, row in drawn.items():
+        at = height if is_shared else height + 0.32 * (policies.index(policy) + 0.5 - len(policies) / 2)
+        ax.hlines(at, 100 * row["low"], 100 * row["high"], color=POLICY_COLOURS[policy], linewidth=1.5)
+        ax.plot(100 * row["value"], at, "o", color=POLICY_COLOURS[policy], markersize=3.6)
+    if is_shared and ("row_share", "sp") in estimates:
+        ax.plot(100 * estimates["row_share", "sp"]["value"], height, "|", color="black", markersize=9)
+    if statistic == "coherence" and not drawn:
+        look = {"ha": "center", "va": "center", "fontsize": 6.5, "color": "0.55", "transform": ax.get_yaxis_transform()}
+        ax.text(0.5, height, "one slot", **look)

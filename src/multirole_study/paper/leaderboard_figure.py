@@ -6,7 +6,7 @@ from matplotlib.figure import Figure
 
 from multirole_study.compare.rules import ALPHA, MARGIN
 from multirole_study.compare.verdicts import UNEQUAL
-from multirole_study.labels import SETUP_COLOURS
+from multirole_study.labels import BASE_NAMES, SETUP_COLOURS, SINGLE_COLOUR
 from multirole_study.paper.leaderboard import (
     PLACEBO,
     SCORES,
@@ -15,9 +15,9 @@ from multirole_study.paper.leaderboard import (
     interval_text,
     placebo_answer,
 )
-from multirole_study.paper.output import STYLE, Plate
+from multirole_study.paper.output import STYLE, Plate, how_many, say_below
 
-PLACEBO_COLOUR, SINGLE_COLOUR = "#d55e00", "#029e73"
+PLACEBO_COLOUR = "#b5651d"
 
 
 def draw_arm(axes: Axes, height: int, comparison: Comparison) -> None:
@@ -36,14 +36,24 @@ def draw_arm(axes: Axes, height: int, comparison: Comparison) -> None:
 def draw_board(axes: Axes, board: Board, name: str) -> None:
     """Draw all arms of a workflow under a score, the single agent as a line across."""
     comparisons = board.against_reference[name]
-    axes.axvspan(-100 * MARGIN, 100 * MARGIN, color="0.94", lw=0)
+    axes.axvspan(-100 * MARGIN, 100 * MARGIN, color="0.9", lw=0, label=f"within {100 * MARGIN:.0f} points: equivalent")
     axes.axvline(0, color="0.5", lw=0.8)
     for height, comparison in enumerate(comparisons):
         draw_arm(axes, height, comparison)
     if name == "accuracy" and board.single and (single := board.unjudged(board.single, name)).gap.seeds:
         label = f"single agent with {'unequal' if single.verdict == UNEQUAL else 'equal'} tokens"
         axes.axvline(100 * single.gap.mean, color=SINGLE_COLOUR, ls="--", lw=1.4, label=label)
-        axes.axvspan(100 * single.gap.low, 100 * single.gap.high, color=SINGLE_COLOUR, alpha=0.12, lw=0)
+        interval = "its 95 % t interval"
+        axes.axvspan(
+            100 * single.gap.low,
+            100 * single.gap.high,
+            fc="none",
+            ec=SINGLE_COLOUR,
+            hatch="////",
+            alpha=0.35,
+            lw=0,
+            label=interval,
+        )
     labels = [f"{part.arm.name}{'' if part.gap.seeds else ' (not run)'}" for part in comparisons]
     axes.set_yticks(range(len(labels)), labels)
     axes.set_ylim(len(labels) - 0.5, -0.5)
@@ -64,7 +74,14 @@ def leaderboard_figure(boards: list[Board], scale: str) -> Plate:
         label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     if handles:
-        figure.legend(handles.values(), handles, loc="outside lower center", ncols=len(handles))
+        figure.legend(handles.values(), handles, loc="outside upper center", ncols=4)
+    seeds = how_many(
+        [part.gap.seeds for board in boards for part in board.against_reference["accuracy"] if part.gap.seeds] or [0]
+    )
+    say_below(
+        figure,
+        f"{BASE_NAMES.get(scale, scale)}; n = {seeds} seeds; points are means over seeds, lines 95 % t intervals",
+    )
     figure.draw_without_rendering()
     gains = [f"{board.title} {interval_text(placebo_answer(board).interval, 'difference')}" for board in boards]
     caption = (

@@ -15,14 +15,14 @@ from multirole_study.paper.results import Results
 
 OF_A_GRID = ("tables", "figures", "mechanisms")
 OF_A_STUDY = {
-    "paper": (*OF_A_GRID, "study", "questions"),
+    "paper": (*OF_A_GRID, "study", "questions", "overview"),
     "clock": ("clock",),
     "rates": ("rates",),
     "leaderboard": ("credit",),
     "compare": ("compare",),
 }
 """Kind of a study (`Declaration.command`) -> the notebooks that compute its tables and figures."""
-BY_NAME = ("questions",)
+BY_NAME = ("questions", "overview")
 """Notebooks that are run only if they are asked for, because their parameters name further results folders."""
 FOLDER = Path("notebooks")
 START_TIMEOUT = 600

@@ -156,6 +156,11 @@ def write_figure(plate: Plate, folder: Path, footer: str = "") -> None:
     plt.close(plate.figure)
 
 
+def say_below(figure: "Figure", text: str) -> None:
+    """Write a line in small letters below a figure: what a reader needs who sees no caption, such as the model and the number of seeds."""
+    figure.supxlabel(text, x=0.99, ha="right", fontsize=6.5, color="0.35")
+
+
 def paragraphs(*texts: str) -> str:
     """Join the texts that are not empty as paragraphs of a Markdown file."""
     return "\n\n".join(filter(None, texts)) + "\n"

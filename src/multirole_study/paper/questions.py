@@ -20,6 +20,8 @@ from multirole_study.paper.output import MISSING, Page
 from multirole_study.paper.results import Results, Run
 
 DECLARED = yaml.safe_load(Path(__file__).with_name("claims_smollm2.yaml").read_text(encoding="utf-8"))
+QUESTIONS: dict[str, dict] = {question["name"]: question for question in DECLARED["questions"]}
+"""Name -> declared question."""
 SP_MINUS_IP = "sp − ip"
 NAMES = {"share": "share_above_half"}
 """Word of claims_smollm2.yaml -> measure, where they differ."""
@@ -58,6 +60,11 @@ def declared_seeds(results: Results, question: dict, task: str) -> list[int]:
     scale = results.grid.scale
     of_task = question.get("seeds", {}).get(f"{scale} {task}")
     return of_task or DECLARED["first_seeds"].get(scale) or results.grid.seeds
+
+
+def all_seeds(results: Results) -> list[int]:
+    """Return the grid's seeds and those that the declared rules add to undecided lines."""
+    return [*results.grid.seeds, *DECLARED["later_seeds"].get(results.grid.scale, [])]
 
 
 def answer(

@@ -10,23 +10,24 @@ from matplotlib.figure import Figure
 from multirole_study.compare.intervals import t_interval
 from multirole_study.compare.looks import Looks
 from multirole_study.compare.rules import ALPHA
-from multirole_study.labels import POLICY_COLOURS
-from multirole_study.paper.output import STYLE, Plate
+from multirole_study.labels import BASE_NAMES, MAP_COLOUR, MARKERS, POLICY_COLOURS, SINGLE_COLOUR, WORKFLOW_MARKERS
+from multirole_study.paper.output import STYLE, Plate, say_below
 from multirole_study.paper.rate_study import RateStudy
 from multirole_study.paper.rate_tables import end, runs_of, scored_problems, tuned
 from multirole_study.paper.results import Results
 
-SINGLE_COLOUR = "#029e73"
-MARKERS, LINES = ("o", "s", "^", "D", "v", "P"), ("-", "--", ":", "-.")
+LINES = ("-", "--", ":", "-.")
 
 
 def looks(study: RateStudy) -> dict[str, dict[str, str]]:
     """Return the marks of every arm: its colour is that of its policy, or the single agent's, and marker and line differ within one colour."""
-    marks, seen = {}, dict.fromkeys([SINGLE_COLOUR, *POLICY_COLOURS.values()], 0)
+    marks, seen = {}, dict.fromkeys([SINGLE_COLOUR, MAP_COLOUR, *POLICY_COLOURS.values()], 0)
     for arm, about in study.arms.items():
-        colour = SINGLE_COLOUR if about.workflow == "single" else POLICY_COLOURS[about.policy]
+        colour = SINGLE_COLOUR if about.workflow == "single" else POLICY_COLOURS.get(about.policy, MAP_COLOUR)
         n, seen[colour] = seen[colour], seen[colour] + 1
-        marks[arm] = {"color": colour, "marker": MARKERS[n % len(MARKERS)], "ls": LINES[n % len(LINES)]}
+        is_plain = about.workflow in WORKFLOW_MARKERS and not about.parameters
+        marker = WORKFLOW_MARKERS[about.workflow] if is_plain else MARKERS[3 + n % 3]
+        marks[arm] = {"color": colour, "marker": marker, "ls": LINES[n % len(LINES)]}
     return marks
 
 
@@ -40,7 +41,7 @@ def draw_tuning(axes: Axes, results: Results, study: RateStudy) -> None:
         axes.plot(list(known), list(known.values()), ms=3, lw=1.2, label=arm, **look)
         if chosen.rate is not None:
             axes.plot(chosen.rate, known[chosen.rate], ms=8, mfc="none", **look | {"ls": ""})
-    axes.axvline(study.preset, color="0.8", lw=4, zorder=0)
+    axes.axvline(study.preset, color="0.85", lw=5, zorder=0, label="the preset's rate")
     axes.set_xscale("log", base=2)
     axes.set_xticks(study.rates, [f"{rate:g}" for rate in study.rates])
     axes.set_xlabel("learning rate")
@@ -70,10 +71,16 @@ def draw_scores(axes: Axes, results: Results, study: RateStudy) -> None:
 @plt.rc_context(STYLE)
 def rate_figure(results: Results, study: RateStudy) -> Plate:
     """Draw accuracy over the learning rate on the left, and each arm's score at its own rate on the right."""
-    figure = Figure(figsize=(8.6, 4), layout="constrained")
+    figure = Figure(figsize=(8.6, 4.8), layout="constrained")
     tuning, scores = figure.subplots(1, 2, width_ratios=[1, 1])
     draw_tuning(tuning, results, study)
     draw_scores(scores, results, study)
+    handles, labels = tuning.get_legend_handles_labels()
+    handles.append(plt.Line2D([], [], ls="", marker="o", ms=8, mfc="none", color="0.35"))
+    figure.legend(handles, [*labels, "the rate that the arm is scored at"], loc="outside upper center", ncols=3)
+    seeds = f"n = {len(study.tuning.seeds)} seeds on the left, {len(study.scoring.seeds)} others on the right"
+    base = BASE_NAMES.get(results.grid.base, results.grid.base)
+    say_below(figure, f"{base}, {study.task}; {seeds}; means over seeds, lines on the right 95 % t intervals")
     figure.draw_without_rendering()
     caption = (
         f"Accuracy at {results.grid.scale} at the last iteration. Left: over the learning rate, mean over the tuning seeds; the ring is the rate that the arm is scored at, the grey line the preset's. Right: at its own "

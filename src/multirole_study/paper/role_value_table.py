@@ -4,8 +4,8 @@ import matplotlib.pyplot as plt
 import pandas as pd
 from matplotlib.figure import Figure
 
-from multirole_study.labels import POLICY_NAMES, WORKFLOW_NAMES, cell_name
-from multirole_study.paper.output import STYLE, Plate, Table, how_many
+from multirole_study.labels import BASE_COLOURS, BASE_NAMES, POLICY_NAMES, WORKFLOW_NAMES, cell_name
+from multirole_study.paper.output import STYLE, Plate, Table, how_many, say_below
 
 
 def as_text(table: pd.DataFrame) -> str:
@@ -73,7 +73,9 @@ def plot(table: pd.DataFrame) -> Figure:
             rows = here[here["how"] == how]
             heights = [roles.index(role) + 0.22 * (i - 1) for role in rows["role"]]
             for ax, column in zip(axes, ("change", "moved"), strict=False):
-                (dots,) = ax.plot(100 * rows[column], heights, "os^"[i], markersize=4.5, color=f"C{i}", label=name)
+                (dots,) = ax.plot(
+                    100 * rows[column], heights, "os^"[i], markersize=4.5, color=BASE_COLOURS[i], label=name
+                )
                 ax.hlines(
                     heights, 100 * rows[f"{column}_low"], 100 * rows[f"{column}_high"], color=dots.get_color(), lw=1.3
                 )
@@ -111,4 +113,9 @@ def value_figure(rows: pd.DataFrame, scale: str) -> Plate:
         f"What each role is worth at {scale}: the change of validation accuracy when all turns of the role are drawn again, played by the base or replaced by a trivial role, and how "
         f"often the outcome turns. Lines are 95 % t intervals over {how_many(rows['problems'])} problems, of one seed each."
     )
-    return Plate("role_value", plot(rows), caption)
+    figure = plot(rows)
+    say_below(
+        figure,
+        f"{BASE_NAMES.get(scale, scale)}; one seed each; lines are 95 % t intervals over {how_many(rows['problems'])} problems",
+    )
+    return Plate("role_value", figure, caption)

@@ -11,7 +11,7 @@ from IPython.display import Image, Markdown, display
 from matplotlib.figure import Figure
 
 from multirole_study.labels import task_name
-from multirole_study.paper.captions import DECLARED, FIGURES, sentences
+from multirole_study.paper.captions import DECLARED, FIGURES, about, sentences
 from multirole_study.paper.output import (
     Page,
     Plate,
@@ -19,6 +19,7 @@ from multirole_study.paper.output import (
     Table,
     paragraphs,
     pivoted,
+    say_below,
     write_figure,
     write_page,
     write_tables,
@@ -88,10 +89,15 @@ class Writer:
         self.finished(cell, Table(cell, declared["title"], caption, shown, numbers))
 
     def figure(self, cell: str, figure: Figure | None, task: str | None = None, **facts: object) -> None:
-        """Write a figure with its caption of `figures.yaml`; one of a task is called `<cell>_<task>`. None is a figure without runs."""
+        """Write a figure with its caption of `figures.yaml`; one of a task is called `<cell>_<task>`. None is a figure without runs.
+
+        The model and the number of seeds (`seeds` of `facts`, by default that of the grid) are written below it, unless the figure has a line there.
+        """
         if figure is None:
             display(Markdown(f"`{cell}` has no runs yet."))
             return
+        if not figure.get_supxlabel():
+            say_below(figure, about(self.packed, facts.get("seeds")))
         named = {} if task is None else {"task": task_name(task)}
         caption = FIGURES[cell].format(**sentences(self.packed), **named, **facts)
         self.finished(cell, Plate(cell if task is None else f"{cell}_{task}", figure, caption))

@@ -191,6 +191,22 @@ function buildHeader() {
   document.querySelector("#configuration .tables").append(rows(data.config), rows(data.provenance));
 }
 
+// Which role got better or worse: its skill at the first and at the last evaluation.
+function buildRoleChanges() {
+  const place = byId("role-changes"), changes = data.role_changes;
+  if (!changes.length) { place.append(el("p", { class: "muted" }, "No skill of a role was recorded twice.")); return; }
+  const named = (row) => row.role || "the whole workflow";
+  const said = { better: "got better", worse: "got worse", "": "shows no clear change" };
+  const bySaid = Object.keys(said).map((verdict) => [said[verdict], [...new Set(changes.filter((row) => row.role && row.verdict === verdict).map((row) => `${named(row)} (${row.counted})`))]]);
+  place.append(el("p", {}, bySaid.filter(([, names]) => names.length).map(([words, names]) => `${words[0].toUpperCase()}${words.slice(1)}: ${names.join("; ")}. `)));
+  const change = (row) => (row.after >= row.before ? "+" : "−") + Math.abs(100 * (row.after - row.before)).toFixed(1);
+  place.append(el("div", { class: "scroll" }, el("table", { class: "numbers" },
+    el("thead", {}, el("tr", {}, ["role", "counted", `iteration ${changes[0].from}`, `iteration ${changes[0].to}`, "change, points", "", "a trivial role, last", "cases, last"].map((name) => el("th", { class: name === "counted" ? "words" : null }, name)))),
+    el("tbody", {}, changes.map((row) => el("tr", {}, el("th", {}, row.role ? swatch(row.role) : null, named(row)), el("td", { class: "words" }, row.counted), el("td", {}, percent(row.before)), el("td", {}, percent(row.after)),
+      el("td", {}, change(row)), el("td", { class: "verdict " + row.verdict }, row.verdict || "no clear change"), el("td", {}, percent(row.trivial)), el("td", {}, row.cases)))))),
+  el("p", { class: "muted small" }, "Better or worse: the 95 % interval of the change over the cases, of this run alone, does not hold 0 (rough for balanced verdicts). A trivial role in the same place chooses at random or always says the same; for the whole workflow it is the first answer alone."));
+}
+
 // Per role: where three of its metrics peaked, and two more at its first and last iteration.
 const PEAKS = { chi2: "chi2", perplexity: "perplexity", grad_norm: "gradient norm" };
 const CHANGES = { length_mean: ["completion length", show], unparsed_rate: ["unparsed turns", percent] };
@@ -272,6 +288,7 @@ function buildGroups() {
 }
 
 buildHeader();
+buildRoleChanges();
 buildRoleTable();
 buildRoleValues();
 buildGroups();

@@ -30,7 +30,8 @@ function buildEpisodes() {
   const first = shown.problems.find((p) => p.problem === linked);
   state.problem = first || kept().find(FILTERS.lost.keep) || kept()[0] || null; // what a reader looks for
   const total = shown.n_validation === null ? "" : ` of ${shown.n_validation} validation problems`;
-  const lost = shown.n_lost === null || shown.best === shown.last ? "" : ` ${shown.n_lost} problems were right at iteration ${shown.best} and are wrong at iteration ${shown.last}.`;
+  const nLost = shown.problems.filter(FILTERS.lost.keep).length; // those of the filter
+  const lost = shown.n_lost === null || shown.best === shown.last ? "" : ` Right at iteration ${shown.best} and wrong at iteration ${shown.last}: ${nLost} of these, ${shown.n_lost} of all ${shown.n_validation}.`;
   const leftOut = shown.left_out ? ` ${shown.left_out} other checkpoints have their turns in the run's folder.` : "";
   place.append(el("p", { class: "muted" }, `The turns of ${shown.problems.length}${total}.${lost}${leftOut} Keys: left and right for the problem before and after.`));
   place.append(el("div", { class: "controls" }, el("div", { id: "filters", role: "group", "aria-label": "filter" }), searchBox(), el("span", { id: "found", class: "muted", role: "status" })));
