@@ -19,11 +19,11 @@ def from_whole_logits(model, row, temperature: float) -> torch.Tensor:
     return logps.gather(1, torch.tensor(row.turn.completion_ids)[:, None])[:, 0]
 
 
-def updated(make_diagnosed_trainer, monkeypatch, **config):
+def updated(make_diagnosed_trainer, monkeypatch, n_problems=8, **config):
     """A trainer's `update` with several optimizer steps; `seen` holds (row, lp) of every row, scored before its own step."""
     trainer = make_diagnosed_trainer(Voting(), learning_rate=3e-2, max_grad_norm=1.0, **config)
     seen, calls = [], []
-    rows = trainer.prepare_rows(episodes_of(trainer.workflow.roles, n_problems=8))
+    rows = trainer.prepare_rows(episodes_of(trainer.workflow.roles, n_problems=n_problems))
     compute_gradient, logprobs_of = trainer.compute_gradient, trainer.logprobs_of
 
     def spy(model, adapter, mini_batch, *rest):
@@ -56,7 +56,7 @@ def test_it_equals_whole_logits_on_the_sampled_rows(make_diagnosed_trainer, monk
 
 
 def test_at_temperature_1_it_is_chi2_and_costs_no_pass(make_diagnosed_trainer, monkeypatch):
-    trainer, rows, _, _, calls = updated(make_diagnosed_trainer, monkeypatch, policy="sp", temperature=1.0)
+    trainer, rows, _, _, calls = updated(make_diagnosed_trainer, monkeypatch, 2, policy="sp", temperature=1.0)
     assert len(calls) == 1
     measured = diagnostics_of(trainer).per_role(rows).values()
     assert len(measured) == 2 and all(metrics["chi2_raw"] == metrics["chi2"] for metrics in measured)

@@ -20,6 +20,8 @@ PIECES = (
     "\\boxed{7}", "{% if x %}", "{{ 1 }}", "</s", "</answer>", "Ġ", "▁", "\u00a0", ".", " ",
 )  # fmt: skip
 """Pieces of text. None of them is a control token, nor are any two of them together."""
+MANY = [50, pytest.param(500, marks=pytest.mark.slow)]
+"""Numbers of random chats."""
 SHAPES = (["user"], ["user", "assistant", "user"], ["user", "assistant", "user", "assistant", "user"])
 
 
@@ -44,9 +46,10 @@ def counts(tokenizer, ids):
     return {token: ids.count(i) for token, i in known.items() if i != tokenizer.unk_token_id}
 
 
-def test_ordinary_text_has_the_ids_of_apply_chat_template_on_both_paths(tokenizer):
+@pytest.mark.parametrize("n", MANY)
+def test_ordinary_text_has_the_ids_of_apply_chat_template_on_both_paths(tokenizer, n):
     rng, control = random.Random(0), control_tokens(tokenizer)
-    for _ in range(150):
+    for _ in range(n):
         messages = random_chat(rng)
         if any(token in message["content"] for token in control.tokens for message in messages):
             continue  # the random text has spelled a control token
@@ -58,11 +61,12 @@ def test_ordinary_text_has_the_ids_of_apply_chat_template_on_both_paths(tokenize
         assert control.encode(rendered(tokenizer, messages)) == expected, messages
 
 
-def test_spelled_tokens_add_no_control_token_and_lose_no_letter(tokenizer):
+@pytest.mark.parametrize("n", MANY)
+def test_spelled_tokens_add_no_control_token_and_lose_no_letter(tokenizer, n):
     """Compares with the same messages without angle brackets, which spell no token, and with the text that the template writes."""
     rng, control = random.Random(1), control_tokens(tokenizer)
     pieces = (*PIECES, *(token for token in control.tokens if "think" not in token))
-    for _ in range(150):
+    for _ in range(n):
         messages = random_chat(rng, pieces)
         harmless = [message | {"content": re.sub("[<>]", "*", message["content"])} for message in messages]
         ids = chat_template(tokenizer, messages)

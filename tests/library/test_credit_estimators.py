@@ -317,7 +317,7 @@ def test_a_branch_that_overflowed_before_its_turn_is_left_out(tokenizer):
 
 def test_leave_one_out_has_the_advantage_of_enumeration_as_its_mean(tokenizer):
     """For the last turn Q(x) = 1 and Q(y) = 0, so its advantage is 1 - p and -p, with p the chance of x after k of two said x."""
-    _, rows = credited(tokenizer, LeaveOneOutCredit(2), n=1500)
+    _, rows = credited(tokenizer, LeaveOneOutCredit(2), n=600)
     rows = [row for row in rows if row.turn.role == "last"]
     x = relay(tokenizer).engine.x
     for k in range(3):
@@ -330,7 +330,7 @@ def test_leave_one_out_has_the_advantage_of_enumeration_as_its_mean(tokenizer):
 
 def test_the_shapley_value_of_roles_is_that_of_enumeration(tokenizer):
     """Roles outside a coalition play with the base's probabilities."""
-    n = 2000
+    n = 800
     rollout = relay(tokenizer)
     episodes = rollout.run([(PROBLEM, i) for i in range(n)], 3, SAMPLING)
     score(episodes)

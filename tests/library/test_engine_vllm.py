@@ -32,11 +32,14 @@ def engine(model_path):
     pytest.importorskip("vllm")
     n_threads = torch.get_num_threads()
     set_num_threads = torch.set_num_threads
-    engine = VLLMEngine(model_path, list(POLICY), max_lora_rank=4, max_length=256, max_num_seqs=64)
-    assert torch.set_num_threads is set_num_threads and torch.get_num_threads() == n_threads
-    yield engine
-    engine.close()
-    engine.close()
+    with pytest.MonkeyPatch.context() as patch:
+        # vLLM compiles a few small functions of its sampler with a C++ compiler, which takes longer than all these tests
+        patch.setattr("torch._dynamo.config.disable", True)
+        engine = VLLMEngine(model_path, list(POLICY), max_lora_rank=4, max_length=256, max_num_seqs=64)
+        assert torch.set_num_threads is set_num_threads and torch.get_num_threads() == n_threads
+        yield engine
+        engine.close()
+        engine.close()
 
 
 @pytest.fixture

@@ -22,7 +22,7 @@ CASES = {
 
 def step_rows(trainer):
     """One mini-batch in which some rows were cut and some have no advantage."""
-    rows = rows_of(trainer, episodes_of(trainer.workflow.roles))
+    rows = rows_of(trainer, episodes_of(trainer.workflow.roles, 4))
     for i, row in enumerate(rows):
         row.is_masked = trainer.args.mask_truncated_completions and i % 3 == 0
         row.advantage = 0.0 if i % 4 == 0 else row.advantage

@@ -27,7 +27,7 @@ from multirole.workflows import EvalOpt, OrchWorkers, Single, Voting
 
 
 def test_the_effect_of_a_role_is_that_of_enumeration(tokenizer):
-    n, rollout = 2000, relay(tokenizer)
+    n, rollout = 1000, relay(tokenizer)
     episodes = rollout.run([(PROBLEM, i) for i in range(n)], 3, SAMPLING)
     assert mean(map(is_right, episodes)) == close_to(expectation((0.6, 0.6), last_chance), n)
 
@@ -45,7 +45,7 @@ def test_the_effect_of_a_turn_with_all_other_seeds_held(tokenizer):
     """The exact effect averages over the replies of one turn by probability; the other turns keep their seeds."""
     n, rollout = 2000, relay(tokenizer)
     engine = rollout.engine
-    for index in range(6):
+    for index in range(3):
         (episode,) = rollout.run([(PROBLEM, index)], 3, SAMPLING)
         last_seed = engine.requests[-1].seed / 2**63
         slot_0, slot_1, last = episode.turns

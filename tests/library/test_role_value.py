@@ -28,7 +28,7 @@ def test_an_effect_is_a_mean_over_problems_of_means_over_their_episodes():
 
 
 def test_role_values_are_those_of_enumeration(tokenizer):
-    n, rollout = 1500, relay(tokenizer)
+    n, rollout = 500, relay(tokenizer)
     episodes = rollout.run([(Problem(str(i), "general", "q", None), 0) for i in range(n)], 3, SAMPLING)
     score(episodes)
     effects = {(e.role, e.how): e for e in role_values(trainer_of(rollout), episodes, 3)}
@@ -51,7 +51,7 @@ def test_role_values_are_those_of_enumeration(tokenizer):
 
 def test_the_effect_of_a_turn_counts_the_replays_with_another_outcome(tokenizer):
     """If k of the first two turns said x, redrawing the last turn changes the outcome with probability p_k or 1 - p_k."""
-    n, rollout = 300, relay(tokenizer)
+    n, rollout = 120, relay(tokenizer)
     episodes = rollout.run([(Problem(str(i), "general", "q", None), 0) for i in range(n)], 3, SAMPLING)
     score(episodes)
     effects = turn_effects(trainer_of(rollout), episodes, 3, n_draws=4)

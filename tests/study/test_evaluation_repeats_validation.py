@@ -14,8 +14,8 @@ from multirole_study.experiment.run_folder import folder_of, is_done
 from multirole_study.paper.evaluation_tables import accuracy, judging
 from multirole_study.paper.grid import Grid
 
-SMALL = {"max_steps": 4, "n_problems": 2, "n_train": 64, "n_validation": 12, "eval_steps": 2, "save_steps": 2, "learning_rate": 2e-2,
-         "warmup_steps": 0}  # fmt: skip
+SMALL = {"max_steps": 4, "n_problems": 2, "num_generations": 4, "n_train": 64, "n_validation": 12, "eval_steps": 2, "save_steps": 2,
+         "learning_rate": 2e-2, "warmup_steps": 0, "max_completion_length": 40}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

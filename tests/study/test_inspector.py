@@ -323,8 +323,8 @@ def test_a_folder_without_runs_is_refused_in_plain_words(tmp_path, content):
         inspect([str(tmp_path / arguments[0]), *arguments[1:]])
 
 
-def test_pages_leave_a_finished_run_finished_and_a_changed_table_does_not(committed, tmp_path):
-    folder = shutil.copytree(committed[0], tmp_path / "run")
+def test_pages_leave_a_finished_run_finished_and_a_changed_table_does_not(finished, tmp_path):
+    folder = shutil.copytree(finished, tmp_path / "run")
     inspect_run(folder)
     assert state(folder) == read(inspect_run(folder))[1]["state"] == "finished"
     (folder / "eval.parquet").unlink()
