@@ -19,7 +19,7 @@ except UserError as error:
     sys.exit(str(error))  # without Snakemake's traceback
 RESULTS = os.path.normpath(os.path.expanduser(config["results_dir"]))
 FOLDER = f"{RESULTS}/{DECLARATION.grid.scale}"
-PACKED = set(pack.index(FOLDER)["run"])
+PACKED = set(pack.index(FOLDER)["run"]) | DECLARATION.packed_elsewhere()
 CELLS = {cell.id: cell for cell in DECLARATION.cells()}
 EVALUATIONS = {f"{job.name}/{job.cell.id}": job for job in DECLARATION.evaluations()}
 LEFT_OUT = [id for id, job in EVALUATIONS.items()  # their run is packed without adapters, and would have to be trained again

@@ -2,17 +2,18 @@
 
     OMP_NUM_THREADS=1 python benchmarks/bench_engine.py [--scale smollm2] [--model FOLDER] [--pairs 5] [--out results/bench/engine.json]
 
-Two kinds of requests, with samples at temperature 1 of at most 64 tokens:
+Two kinds of requests, with samples at temperature 1 of at most 64 tokens (`--tokens`):
 
-- `groups`: 16 problems, each sampled 8 times.
-- `turns`: 16 problems, each with 4 conversations of three turns; the prompt of a turn is the conversation so far. Every engine continues
+- `groups`: 16 problems (`--problems`), each sampled 8 times.
+- `turns`: the same problems, each with 4 conversations of three turns; the prompt of a turn is the conversation so far. Every engine continues
   the replies that it has sampled itself.
 
 Every engine samples from the base (`base`) and from one LoRA adapter of rank 16 on all linear layers (`adapter`), which is merged for
-`generate`. The scale tiny-r is measured in float32, in which it is trained; any other model in bfloat16. vLLM is the CPU build, compiled,
+`generate`. `defaults` is our engine without a choice of kernels (`multirole_cpu.kernels`). The scale tiny-r is measured in float32, in which it is
+trained; any other model in bfloat16, in which our engine computes where the processor multiplies it, and else in float32. vLLM is the CPU build, compiled,
 with its prefix cache; ours has one for models of at least ten million parameters. The engines for the base share one process and run
 in turn, and so do those for the adapter. A ratio above 1 means that ours needs less time. Tokens are counted up to and including the end
-of a reply. With `--out`, the table of docs/speed.md is written, too.
+of a reply. With `--out`, results of other processors in the file are kept, and the table of docs/speed.md is written.
 """
 
 import argparse
@@ -32,14 +33,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from measuring import alone, spread, write
+from measuring import alone, processor, spread, write
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
 from multirole.engines.protocol import Engine, Request
 from multirole_cpu.engine import TransformersEngine
+from multirole_cpu.kernels import BFLOAT16, FLOAT32, use
 
-MAX_TOKENS = 64
+N_PROBLEMS, N_TOKENS = 16, 64
+RIVALS = ["vllm", "generate", "defaults"]
 Prompts = list[list[int]]
 Player = Callable[[Prompts, int], list[list[int]]]
 """(prompts, seed) -> replies."""
@@ -89,16 +92,14 @@ def play(engine: Engine, requests: list[Request]) -> list[list[int]]:
     return [replies[key] for key in range(len(requests))]
 
 
-def our_player(engine: Engine, adapter: str | None) -> Player:
+def our_player(engine: Engine, adapter: str | None, n_tokens: int) -> Player:
     def replies(prompts: Prompts, seed: int) -> list[list[int]]:
-        return play(
-            engine, [Request(ids, adapter, seed * 10_000 + i, MAX_TOKENS, 1.0) for i, ids in enumerate(prompts)]
-        )
+        return play(engine, [Request(ids, adapter, seed * 10_000 + i, n_tokens, 1.0) for i, ids in enumerate(prompts)])
 
     return replies
 
 
-def vllm_player(folder: str, adapter: str | None, dtype: torch.dtype) -> Player:
+def vllm_player(folder: str, adapter: str | None, dtype: torch.dtype, n_tokens: int) -> Player:
     """Build a player of `vllm.LLM.generate`, without LoRA layers for the base."""
     from vllm import LLM, SamplingParams
     from vllm.lora.request import LoRARequest
@@ -109,7 +110,7 @@ def vllm_player(folder: str, adapter: str | None, dtype: torch.dtype) -> Player:
         disable_log_stats=True, gpu_memory_utilization=0.1, kv_cache_memory_bytes=1 << 28, logprobs_mode="processed_logprobs", **lora,
     )  # fmt: skip
     request = LoRARequest("adapter", 1, adapter) if adapter else None
-    settings = SamplingParams(temperature=1.0, max_tokens=MAX_TOKENS, logprobs=0, detokenize=False)
+    settings = SamplingParams(temperature=1.0, max_tokens=n_tokens, logprobs=0, detokenize=False)
 
     def replies(prompts: Prompts, seed: int) -> list[list[int]]:
         outputs = llm.generate(
@@ -120,7 +121,7 @@ def vllm_player(folder: str, adapter: str | None, dtype: torch.dtype) -> Player:
     return replies
 
 
-def players(folder: str, dtype: torch.dtype, served: str, rivals: list[str]) -> dict[str, Player]:
+def players(folder: str, dtype: torch.dtype, served: str, rivals: list[str], n_tokens: int) -> dict[str, Player]:
     """Return engine -> player of the base or of the adapter. The merge for `generate` is not timed."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     eos, pad = tokenizer.eos_token_id, tokenizer.pad_token_id
@@ -136,13 +137,19 @@ def players(folder: str, dtype: torch.dtype, served: str, rivals: list[str]) -> 
     saved = Path(tempfile.mkdtemp())
     model.save_pretrained(saved)
     is_base = served == "base"
-    players_by_name = {"ours": our_player(engine, None if is_base else "adapter")}
+    adapter = None if is_base else "adapter"
+    players_by_name = {"ours": our_player(engine, adapter, n_tokens)}
+    if "defaults" in rivals:
+        use(base, BFLOAT16 if engine.kernels.dtype == "bfloat16" else FLOAT32)
+        plain_engine = TransformersEngine(eos)
+        plain_engine.publish(model, 1)
+        players_by_name["defaults"] = our_player(plain_engine, adapter, n_tokens)
     if "vllm" in rivals:
-        players_by_name["vllm"] = vllm_player(folder, None if is_base else str(saved / "adapter"), dtype)
+        players_by_name["vllm"] = vllm_player(folder, None if is_base else str(saved / "adapter"), dtype, n_tokens)
     if "generate" in rivals:
         plain = (model.unload() if is_base else model.merge_and_unload()).eval()
         players_by_name["generate"] = lambda prompts, seed: generate(
-            plain, [(ids, MAX_TOKENS) for ids in prompts], eos, pad
+            plain, [(ids, n_tokens) for ids in prompts], eos, pad
         )
     return players_by_name
 
@@ -184,10 +191,12 @@ REQUESTS = {"groups": play_groups, "turns": play_turns}
 # ---- pairs
 
 
-def measure(players: dict[str, Player], folder: str, n_pairs: int) -> dict[str, dict[str, list[float]]]:
+def measure(
+    players: dict[str, Player], folder: str, n_pairs: int, n_problems: int
+) -> dict[str, dict[str, list[float]]]:
     """Return kind of requests -> engine -> tokens per CPU-second of each repeat; engines alternate, after one warm-up."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    prompts = sums(tokenizer, 16)
+    prompts = sums(tokenizer, n_problems)
     follow_up = chat(tokenizer, ["Check your answer, and write it again."])
     speeds: dict[str, dict[str, list[float]]] = {kind: {name: [] for name in players} for kind in REQUESTS}
     for repeat in range(n_pairs + 1):
@@ -217,14 +226,18 @@ def summary(speeds: dict[str, dict[str, list[float]]]) -> dict[str, dict]:
 def table(result: dict[str, dict]) -> str:
     """Return the rows of the table in docs/speed.md."""
     lines = [
-        "| model | against | requests, served | median | from | to | pairs |",
-        "| --- | --- | --- | --- | --- | --- | --- |",
+        "| processor | model | against | requests, served | median | from | to | pairs |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
-    for model, ratios in result.items():
-        for name, value in ratios.items():
-            rival, work = name.split(", ", 1)
-            numbers = " | ".join(f"{value[k]:.2f}" for k in ("median", "min", "max"))
-            lines.append(f"| {model} | {rival} | {work} | {numbers} | {value['pairs']} |")
+    for machine, models in result.items():
+        for model, ratios in models.items():
+            for name, value in ratios.items():
+                rival, work = name.split(", ", 1)
+                sizes = value.get("problems", N_PROBLEMS), value.get("tokens", N_TOKENS)
+                if sizes != (N_PROBLEMS, N_TOKENS):
+                    work += f" ({sizes[0]} problems, {sizes[1]} tokens)"
+                numbers = " | ".join(f"{value[k]:.2f}" for k in ("median", "min", "max"))
+                lines.append(f"| {machine} | {model} | {rival} | {work} | {numbers} | {value['pairs']} |")
     return "\n".join(lines)  # fmt: skip
 
 
@@ -233,8 +246,10 @@ def main() -> None:
     parser.add_argument("--scale", default="tiny-r")
     parser.add_argument("--model", type=Path, help="a folder with another base than the scale's, sampled in bfloat16")
     parser.add_argument("--served", nargs="*", default=["base", "adapter"], choices=["base", "adapter"])
-    parser.add_argument("--rivals", nargs="*", default=["vllm", "generate"], choices=["vllm", "generate"])
+    parser.add_argument("--rivals", nargs="*", default=RIVALS, choices=RIVALS)
     parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--problems", type=int, default=N_PROBLEMS)
+    parser.add_argument("--tokens", type=int, default=N_TOKENS)
     parser.add_argument("--out", type=Path)
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -248,21 +263,23 @@ def main() -> None:
     name, dtype = folder.name if args.model else args.scale, torch.float32 if is_miniature else torch.bfloat16
     if args.measure:
         torch.set_num_threads(1)
-        print(json.dumps(measure(players(str(folder), dtype, *args.served, args.rivals), str(folder), args.pairs)))
+        engines = players(str(folder), dtype, *args.served, args.rivals, args.tokens)
+        print(json.dumps(measure(engines, str(folder), args.pairs, args.problems)))
         return
     result = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
-    model = result.setdefault(f"{name}, {str(dtype).removeprefix('torch.')}", {})
+    model = result.setdefault(processor(), {}).setdefault(f"{name}, {str(dtype).removeprefix('torch.')}", {})
     for served in args.served:
         options = [
             "--measure",
             *(("--model", str(folder)) if args.model else ("--scale", args.scale)),
             "--served",
             served,
-            "--pairs",
-            str(args.pairs),
+            *("--pairs", str(args.pairs), "--problems", str(args.problems), "--tokens", str(args.tokens)),
         ]
         speeds = alone(str(Path(__file__).resolve()), *options, "--rivals", *args.rivals)
-        model.update(summary({f"{kind}, {served}": by_who for kind, by_who in speeds.items()}))
+        ratios = summary({f"{kind}, {served}": by_who for kind, by_who in speeds.items()})
+        sizes = {"problems": args.problems, "tokens": args.tokens}
+        model.update({name: ratio | sizes for name, ratio in ratios.items()})
     print(table(result))
     write("bench_engine", args.out, result, table(result))
 

@@ -1,18 +1,18 @@
 """Measure what needs a GPU, with random weights and no network: each step in a separate process with a time limit.
 
-    python benchmarks/bench_gpu.py --list                                          the steps, and which of them this machine can run
-    python benchmarks/bench_gpu.py --out results/bench/gpu.json                    all that it can run, in order
-    python benchmarks/bench_gpu.py --out gpu.json --budget 540 --resume            what fits in 540 seconds; repeat it until none is left
-    python benchmarks/bench_gpu.py update-1.7b --out gpu.json --resume --again     these steps, even if they have been measured
-    python benchmarks/bench_gpu.py --wheels wheels --out gpu.json                  first unpack wheels (TRL, PEFT, ...) that the machine lacks
-    python benchmarks/bench_gpu.py --rehearse --out /tmp/gpu.json                  toy shapes on this CPU, through the same code
+    python benchmarks/bench_gpu.py --list                                    the steps, which of them can run here, and what is carried
+    python benchmarks/bench_gpu.py --resume                                  all that can run, in order, into out/gpu.json
+    python benchmarks/bench_gpu.py --resume --budget 540 --copy "$OUT"       what fits in 540 seconds; repeat it until none is left
+    python benchmarks/bench_gpu.py update-1.7b --resume --again              these steps, even if they have been measured
+    python benchmarks/bench_gpu.py --wheels wheels --resume                  first unpack wheels (TRL, ...) that the machine lacks
+    python benchmarks/bench_gpu.py --rehearse --out /tmp/gpu.json            toy shapes on this CPU, through the same code
 
-The order begins with what needs no vLLM. The first two steps need torch and transformers only. A step whose packages are
-missing is skipped, with the reason, and tried again by `--resume`. Every finished step is written to OUT at once, and OUT with the suffix .md
-has the table. A step that exceeds its time limit is killed with its children; the parts that it had measured are kept. The exit code
-is the number of steps that failed.
+docs/gpu_half_hour.md says what to type on a GPU that one has for half an hour. The order begins with what needs no vLLM. A step whose
+packages are missing is skipped, with the reason, and tried again by `--resume`. Every finished step is written to OUT at once; beside it
+lie the table (.md) and the constants that were measured (.measured.json), which `multirole plan --measured` reads. A step that exceeds its
+time limit is killed with its children; the parts that it had measured are kept. The exit code is the number of steps that failed.
 
-`gpu_steps.py` has the measurements. This file uses the standard library only.
+`gpu_steps.py` has the measurements. This file uses the standard library only, and `packaging` for `--wheels`.
 """
 
 import argparse
@@ -20,6 +20,7 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -40,15 +41,18 @@ BASE = ("torch", "transformers")
 LIBRARY = (*BASE, "peft", "trl", "accelerate", "datasets", "pyarrow", "pandas", "xxhash", "dill", "multiprocess")
 STUDY = (*LIBRARY, "pydantic", "psutil", "tabulate", "latex2sympy2_extended")
 VLLM = (*LIBRARY, "vllm")
+SMOLLM2 = (*STUDY, "gguf")
 LIMITS = {
-    "machine": (60, BASE), "passes": (120, BASE), "update": (180, LIBRARY), "update-recomputed": (180, LIBRARY),
-    "update-peft": (180, LIBRARY), "update-casts": (180, LIBRARY), "row": (150, LIBRARY), "padded": (180, LIBRARY),
-    "publish": (120, LIBRARY), "plan": (60, STUDY), "tiny": (240, STUDY), "vllm": (540, VLLM),
-    "doctor": (540, (*STUDY, "vllm")),
+    "machine": (60, BASE), "passes": (120, BASE), "doctor": (400, STUDY), "packed": (240, LIBRARY), "update": (180, LIBRARY),
+    "lengths": (240, LIBRARY), "wakeup": (120, LIBRARY), "row": (150, LIBRARY), "update-recomputed": (180, LIBRARY),
+    "update-peft": (180, LIBRARY), "update-casts": (180, LIBRARY), "padded": (180, LIBRARY), "publish": (120, LIBRARY),
+    "plan": (60, STUDY), "tiny": (240, STUDY), "smollm2": (420, SMOLLM2), "vllm": (540, VLLM), "doctor-vllm": (540, (*STUDY, "vllm")),
 }  # fmt: skip
 """Kind of step -> its time limit in seconds and the modules that it needs. With `--budget` no limit is longer than the budget."""
-WITHOUT_VLLM = ("passes", "update", "update-recomputed", "update-peft", "update-casts", "row", "padded")
-WITH_VLLM = ("vllm", "doctor")
+FIRST = ("doctor", "packed", "update", "lengths", "wakeup", "passes", "row")
+"""Kinds that need no vLLM, the most informative first, for every scale."""
+VARIANTS = ("update-recomputed", "update-peft", "update-casts", "padded")
+WITH_VLLM = ("vllm", "doctor-vllm")
 PHASES = ("rollout", "sleep", "update", "publish")
 
 
@@ -63,9 +67,11 @@ class Step:
 
 
 def order(scales: Sequence[str]) -> list[str]:
-    """Return the names of all steps: without vLLM first, and in both parts the scales in the order given."""
-    names = ["machine", *(f"{kind}-{scale}" for scale in scales for kind in WITHOUT_VLLM), "tiny", "publish", "plan"]
-    return names + [f"{kind}-{scale}" for scale in scales for kind in WITH_VLLM]
+    """Return the names of all steps: without vLLM first, and in each part the scales in the order given."""
+    first, variants, with_vllm = (
+        [f"{kind}-{scale}" for scale in scales for kind in kinds] for kinds in (FIRST, VARIANTS, WITH_VLLM)
+    )
+    return ["machine", *first, "smollm2", *variants, "tiny", "publish", "plan", *with_vllm]
 
 
 def kind_of(name: str) -> str:
@@ -130,9 +136,10 @@ def last_line(log: Path) -> str:
 
 
 def run_steps(
-    steps: Sequence[Step], out: Path, record: dict[str, Any], environment: dict[str, str], budget: float | None = None
-) -> list[str]:
-    """Run the steps that `record` does not have, and write `out` after each; return the names of those that did not fit in the budget.
+    steps: Sequence[Step], out: Path, record: dict[str, Any], environment: dict[str, str], budget: float | None = None,
+    copy: Path | None = None,
+) -> list[str]:  # fmt: skip
+    """Run the steps that `record` does not have, and `save` it after each; return the names of those that did not fit in the budget.
 
     Except for the first, a step starts only if its whole time limit is left, so that a limit never depends on the steps before it.
     A later step with a shorter limit may still start.
@@ -154,16 +161,40 @@ def run_steps(
             record["steps"][step.name] = run_step(step, limit, environment)
         outcome = record["steps"][step.name]
         print(f"{step.name}: {outcome['status']}, {outcome['seconds']} s {outcome.get('error', '')}", flush=True)
-        save(out, record)
+        save(out, record, copy)
     return left
 
 
-def save(out: Path, record: dict[str, Any]) -> None:
-    """Write the record and its table; a reader sees the old files or the new ones."""
-    for path, text in ((out, json.dumps(record, indent=1) + "\n"), (out.with_suffix(".md"), table(record))):
+def save(out: Path, record: dict[str, Any], copy: Path | None = None) -> None:
+    """Write the record, its table and the measured constants, also into the folder `copy`; a reader sees the old files or the new ones."""
+    texts = {
+        out: json.dumps(record, indent=1) + "\n",
+        out.with_suffix(".md"): table(record),
+        out.with_suffix(".measured.json"): json.dumps(measured_constants(record), indent=1) + "\n",
+    }
+    for path, text in texts.items():
         temporary = path.with_name(f".{path.name}.tmp")
         temporary.write_text(text)
         os.replace(temporary, path)
+        if copy is not None:
+            shutil.copy(path, copy / path.name)
+
+
+def measured_constants(record: dict[str, Any]) -> dict[str, Any]:
+    """Return what `multirole_study.hours.Constants.from_file` reads: the constants that the first scale's steps have measured.
+
+    A later step, with vLLM, replaces what an earlier one has measured in its stead.
+    """
+    scales, is_toy = record["settings"]["scales"], record["settings"]["rehearse"]
+    devices, constants = [], {}
+    for name in order(scales[:1]):
+        result = record["steps"].get(name, {}).get("result", {})
+        devices += [result["device"]] if "device" in result else []
+        for row in result.get("rows", []):
+            values = {key: value for key, value in row.get("constants", {}).items() if value is not None}
+            constants.update({key: {"value": value, "step": name} for key, value in values.items()})
+    device = devices[0] if devices else "nothing yet"
+    return {"device": f"{device}, a rehearsal with toy shapes" if is_toy else device, "constants": constants}
 
 
 def load(out: Path, settings: dict[str, Any], resumes: bool) -> dict[str, Any]:
@@ -213,25 +244,53 @@ def line_of(name: str, row: dict[str, Any]) -> str:
 # ---- the command
 
 
-def environment_of(wheels: Path | None, target: Path) -> dict[str, str]:
+def fitting_wheels(folder: Path, python: tuple[int, int]) -> tuple[list[Path], list[str]]:
+    """Return the wheels of a folder that fit a version of Python on this platform, and a sentence about each that is left out.
+
+    Two versions of one package would stop pip; the older one is left out. Raises SystemExit if the folder has no wheel.
+    """
+    from packaging.tags import compatible_tags, cpython_tags
+    from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+
+    supported = {*cpython_tags(python), *compatible_tags(python, f"cp{python[0]}{python[1]}")}
+    chosen: dict[str, tuple[Any, Path]] = {}
+    left_out, files = [], sorted(folder.glob("*.whl"))
+    if not files:
+        raise SystemExit(f"--wheels {folder} has no file *.whl.")
+    for path in files:
+        try:
+            name, version, _, tags = parse_wheel_filename(path.name)
+        except InvalidWheelFilename as error:
+            left_out.append(f"{path.name}: {error}.")
+            continue
+        if not tags & supported:
+            left_out.append(f"{path.name} is not for Python {python[0]}.{python[1]} on this platform.")
+            continue
+        older = sorted([*([chosen[name]] if name in chosen else []), (version, path)])
+        left_out += [f"{old.name} is left out for {older[-1][1].name}." for _, old in older[:-1]]
+        chosen[name] = older[-1]
+    return [path for _, path in chosen.values()], left_out
+
+
+def carried(wheels: Sequence[Path]) -> str:
+    """Say how large this checkout's tracked files and the wheels are, for a machine to which only so much can be carried."""
+    listed = subprocess.run(
+        ["git", "-C", str(ROOT), "ls-files", "-z"], capture_output=True, check=False, text=True
+    ).stdout
+    paths = [ROOT / name for name in listed.split("\0") if name]
+    tracked, results, of_wheels = (
+        sum(path.stat().st_size for path in group if path.is_file()) / 2**20
+        for group in (paths, [path for path in paths if ROOT / "results" in path.parents], wheels)
+    )
+    return f"The checkout's files take {tracked:.1f} MiB, of which results/ is {results:.1f}, and the wheels {of_wheels:.1f}."
+
+
+def environment_of(wheels: Sequence[Path], target: Path) -> dict[str, str]:
     """Return the environment of the steps. Wheels are unpacked into a folder in front of the installed packages."""
     paths = [str(ROOT / "src")]
-    if wheels is not None:
-        files = sorted(map(str, wheels.glob("*.whl")))
-        if not files:
-            raise SystemExit(f"--wheels {wheels} has no file *.whl.")
-        install = [
-            sys.executable,
-            "-m",
-            "pip",
-            "install",
-            "--quiet",
-            "--no-index",
-            "--no-deps",
-            "--target",
-            str(target),
-        ]
-        subprocess.run([*install, *files], check=True)
+    if wheels:
+        options = ("--quiet", "--no-index", "--no-deps", "--no-compile", "--target", str(target))
+        subprocess.run([sys.executable, "-m", "pip", "install", *options, *map(str, wheels)], check=True)
         sys.path.insert(0, str(target))  # for `missing`
         paths.insert(0, str(target))
     former = os.environ.get("PYTHONPATH")
@@ -253,10 +312,22 @@ def describe(steps: Sequence[Step]) -> str:
     return "\n".join(lines)
 
 
+def version_of(text: str) -> tuple[int, int]:
+    """Read a version of Python such as "3.12"."""
+    major, minor = text.split(".")
+    return int(major), int(minor)
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("steps", nargs="*", metavar="STEP", help="names from --list; all by default")
-    parser.add_argument("--out", type=Path, help="file of the results; the table is beside it, with the suffix .md")
+    parser.add_argument(
+        "--out",
+        type=Path,
+        default=ROOT / "out" / "gpu.json",
+        help="file of the results (out/gpu.json, which git ignores)",
+    )
+    parser.add_argument("--copy", type=Path, metavar="FOLDER", help="copy the results here too, after each step")
     parser.add_argument("--scales", nargs="+", default=["1.7b", "4b"], choices=["0.6b", "1.7b", "4b"])
     parser.add_argument(
         "--problems", type=int, default=8, help="problems per iteration, 8 episodes each (the paper: 64)"
@@ -268,6 +339,13 @@ def main() -> int:
     parser.add_argument("--again", action="store_true", help="with --resume: run the named steps even if OUT has them")
     parser.add_argument("--wheels", type=Path, help="folder of wheels that are used in front of the installed packages")
     parser.add_argument(
+        "--python",
+        type=version_of,
+        default=sys.version_info[:2],
+        help="with --list: the GPU machine's Python, such as 3.12",
+    )
+    parser.add_argument("--smollm2", type=Path, metavar="FOLDER", help="folder of the parts of SmolLM2's wheel")
+    parser.add_argument(
         "--rehearse", action="store_true", help="toy shapes, also on a CPU, to see that everything runs"
     )
     parser.add_argument("--list", action="store_true", help="print the steps and run none")
@@ -277,23 +355,30 @@ def main() -> int:
     names = order(args.scales)
     if unknown := [name for name in args.steps if name not in names]:
         parser.error(f"{', '.join(unknown)} is no step with --scales {' '.join(args.scales)}: see --list.")
+    wheels, left_out = fitting_wheels(args.wheels, args.python) if args.wheels else ([], [])
+    for sentence in left_out:
+        print(sentence, flush=True)
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as scratch:
-        environment = environment_of(args.wheels, Path(scratch, "packages"))
+        is_here = args.python == sys.version_info[:2]
+        environment = environment_of(wheels if is_here else [], Path(scratch, "packages"))
         options = ["--problems", str(args.problems), "--scratch", scratch, *(["--rehearse"] if args.rehearse else [])]
-        steps = [make_step(name, options) for name in names if not args.steps or name in args.steps]
+        options += ["--smollm2", str(args.smollm2.resolve())] if args.smollm2 else []
+        chosen = args.steps or [name for name in names if name != "smollm2" or args.smollm2]
+        steps = [make_step(name, options) for name in names if name in chosen]
         if args.list:
-            print(describe(steps))
+            print(f"{describe(steps)}\n{carried(wheels)}")
             return 0
-        if args.out is None:
-            parser.error("--out is missing: the file of the results, such as results/bench/gpu.json.")
+        if not is_here:
+            parser.error("--python is for --list; the steps run with the Python that runs this script.")
         if not args.rehearse and not has_gpu():
             parser.error("torch sees no GPU, and these shapes take hours on a CPU. Write --rehearse for toy shapes.")
         settings = {"scales": args.scales, "problems": args.problems, "rehearse": args.rehearse}
-        args.out.parent.mkdir(parents=True, exist_ok=True)
+        for folder in filter(None, (args.out.parent, args.copy)):
+            folder.mkdir(parents=True, exist_ok=True)
         record = load(args.out, settings, args.resume)
         if args.again:
             record["steps"] = {name: step for name, step in record["steps"].items() if name not in args.steps}
-        left = run_steps(steps, args.out, record, environment, args.budget)
+        left = run_steps(steps, args.out, record, environment, args.budget, args.copy)
     print(table(record))
     if left:
         print(

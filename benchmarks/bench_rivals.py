@@ -30,6 +30,8 @@ from pathlib import Path
 from measuring import alone, spread, write
 
 HERE = Path(__file__).resolve()
+SIZES = {"n_train": 256, "n_validation": 8}
+"""Of the cells: by default 8 problems of 8 episodes are in an iteration."""
 COMLRL = ["comlrl==1.4.3", "wandb==0.22.3", "protobuf==6.33.1"]
 RIVALS = {
     "trl update 16": ("update", "trl_update 16"),
@@ -53,7 +55,7 @@ def make(workflow: str, policy: str = "sp"):
 
     from multirole_study.experiment.cell import Cell
 
-    cell = Cell(workflow, policy, "math", n_train=256, n_validation=8)
+    cell = Cell(workflow, policy, "math", **SIZES)
     trainer = trainer_of(cell, tempfile.mkdtemp())
     return cell, trainer, inputs(trainer)
 
@@ -262,7 +264,7 @@ def comlrl() -> dict:
     from multirole_study.experiment.base_models import locate
     from multirole_study.experiment.cell import Cell
 
-    cell = Cell("voting", "ip", n_train=256, n_validation=8)
+    cell = Cell("voting", "ip", **SIZES)
     path, task = locate(cell), cell.make_task()
     tokenizer = AutoTokenizer.from_pretrained(path)
     problems = task.problems("train", 8)

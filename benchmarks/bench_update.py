@@ -7,13 +7,16 @@ multiplication, 8 episodes each, replies of at most 48 tokens) and stored. A pai
 checkout, that roll out the same problems and then run one update on the stored rows, with an adapter whose B is not zero. This checkout
 computes in bfloat16, the other one in float32. Stock TRL's
 `GRPOTrainer` does the same with the single agent's prompts and rows, in bfloat16, for each base and number of rows per micro-batch in `STOCK`.
+The fastest of them is also measured with its head mended: `generate` passes the head a slice of the prompts' last positions, which is not contiguous,
+and torch expands a frozen head for each row of such an input; with a copy of the slice it does not.
 
 Times are CPU-seconds of the process, the start of the engine included. An iteration is the update and the rollout, whose time is
 scaled to the number of tokens of the stored rows, since replies are sampled anew. `tokens` counts the tokens of all rows, `unique` counts
 shared prefixes once, and `floor` is the time of the unique tokens' arithmetic in an update at the speed of this processor's matrix products,
 measured in the same run: a forward pass for all, a backward pass for those with an advantage, and the head for completion tokens.
 
-With --out, pairs are added to those of the same commits in the file; rows are then read from --rows, where they are stored.
+With --out, pairs are added to those of the same processor and commits in the file; results of other processors are kept. Rows are read from
+--rows, where they are stored.
 """
 
 import argparse
@@ -24,9 +27,11 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
+from unittest.mock import patch
 
-from measuring import alone, rest, shown, spread, training_rows, write
+from measuring import alone, processor, rest, shown, spread, training_rows, write
 
 HERE = Path(__file__).resolve().parents[1]
 WORKFLOWS = ["single", "voting", "eval_opt"]
@@ -141,27 +146,29 @@ def update(workflow: str, model: str, path: str, bf16: bool) -> dict:
 
 SHARES = {
     "products of the layers": ("aten::mm", "aten::addmm"),
-    "head, softmax over the vocabulary included": ("aten::_scaled_dot_product_flash_attention_for_cpu",),
     "products and softmax of attention": ("aten::bmm", "aten::_softmax", "aten::_softmax_backward_data"),
     "gathering and scattering of packed rows": ("aten::index_select", "aten::scatter_add_"),
     "SiLU": ("aten::silu", "aten::silu_backward"),
     "copies, casts and concatenations": ("aten::copy_", "aten::cat", "aten::fill_"),
 }
 """Part of an update -> its torch operators; all other operators are norms, RoPE, elementwise products and Python."""
+HEAD = "head, softmax over the vocabulary included"
+"""The part of all operators inside of `VocabularyHead`."""
 
 
 def rollout_profile(workflow: str, model: str) -> dict:
     """Return each part's share of the engine's CPU time in one rollout of this checkout; nested calls count for their part."""
-    from multirole_cpu import bfloat16_products, kv_cache, qwen3
     from multirole_cpu import engine as transformers_engine
+    from multirole_cpu import kv_cache, packed_products, qwen3, sampling_head
 
     engine = transformers_engine.TransformersEngine
-    parts: dict[str, tuple[object, str]] = {
-        "prompts": (engine, "_prefill_spans"), "decoding, products with the base": (bfloat16_products, "product"),
-        "decoding, products with adapters": (qwen3, "_low_rank"), "decoding, attention": (kv_cache.Pool, "attend"),
-        "decoding, head": (qwen3.Weights, "logits"), "decoding, sampling": (transformers_engine, "sample"),
-    }  # fmt: skip
-    seconds, active = dict.fromkeys([*parts, "all"], 0.0), [""]
+    parts: list[tuple[str, object, str]] = [
+        ("prompts", engine, "_prefill_spans"), ("decoding, products with the base", packed_products, "product"),
+        ("decoding, products with adapters", qwen3, "_low_rank"), ("decoding, attention", kv_cache.Pool, "attend"),
+        *(("decoding, head", kind, "logits") for kind in sampling_head.SAMPLING_HEADS.values()),
+        ("decoding, sampling", transformers_engine, "sample"),
+    ]  # fmt: skip
+    seconds, active = dict.fromkeys([*(name for name, *_ in parts), "all"], 0.0), [""]
 
     def timed_part(name: str, function: Callable) -> Callable:
         def call(*args: object, **named: object) -> object:
@@ -176,9 +183,9 @@ def rollout_profile(workflow: str, model: str) -> dict:
 
         return call
 
-    for name, (owner, attribute) in (parts | {"all": (engine, "step")}).items():
-        setattr(owner, attribute, timed_part(name, getattr(owner, attribute)))
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        for name, owner, attribute in [*parts, ("all", engine, "step")]:
+            stack.enter_context(patch.object(owner, attribute, timed_part(name, getattr(owner, attribute))))
         roll_out(make_trainer(workflow, model, folder, bf16=True))
     total = seconds.pop("all")
     shares = {name: value / total for name, value in seconds.items()}
@@ -196,14 +203,20 @@ def profile(workflow: str, model: str, path: str) -> dict:
         rows = trainer.prepare_rows(read_episodes(path))
         with record_operators(activities=[ProfilerActivity.CPU]) as recorded:
             trainer.update(trainer.model, rows)
-    seconds = {event.key: event.self_cpu_time_total for event in recorded.key_averages()}
-    total = sum(seconds.values())
-    shares = {part: sum(seconds.get(name, 0.0) for name in names) / total for part, names in SHARES.items()}
-    return shares | {"norms, RoPE, products of elements and all else": 1 - sum(shares.values())}
+    part_of = {name: part for part, names in SHARES.items() for name in names}
+    rest_of_update = "norms, RoPE, products of elements and all else"
+    seconds = dict.fromkeys([*SHARES, HEAD, rest_of_update], 0.0)
+    for event in recorded.events():
+        ancestor = event
+        while ancestor.cpu_parent is not None and ancestor.name != "VocabularyHead":
+            ancestor = ancestor.cpu_parent
+        part = HEAD if ancestor.name == "VocabularyHead" else part_of.get(event.name, rest_of_update)
+        seconds[part] += event.self_cpu_time_total
+    return {part: value / sum(seconds.values()) for part, value in seconds.items()}
 
 
-def stock(model: str, path: str, dtype: str, n_rows: str) -> dict:
-    """Time stock TRL's generation, and its loss, gradient and optimizer step on the stored rows, in CPU-seconds."""
+def stock(model: str, path: str, dtype: str, n_rows: str, head: str = "as it is") -> dict:
+    """Time stock TRL's generation, and its loss, gradient and optimizer step on the stored rows, in CPU-seconds; `head` may be "mended"."""
     import torch
     from datasets import Dataset
     from peft import LoraConfig, get_peft_model
@@ -215,6 +228,8 @@ def stock(model: str, path: str, dtype: str, n_rows: str) -> dict:
     with tempfile.TemporaryDirectory() as folder:
         lora = LoraConfig(r=16, lora_alpha=16, target_modules="all-linear")
         peft_model = get_peft_model(AutoModelForCausalLM.from_pretrained(model, dtype=getattr(torch, dtype)), lora)
+        if head == "mended":
+            peft_model.get_output_embeddings().register_forward_pre_hook(lambda _, args: (args[0].contiguous(),))
         tokenizer = AutoTokenizer.from_pretrained(model, padding_side="left")
         args = GRPOConfig(
             **options(folder, per_device_train_batch_size=N_PROBLEMS * N_EPISODES, bf16=True, loss_type="grpo")
@@ -301,8 +316,13 @@ def ratios(pairs: list[dict], against: str, n_tokens: int) -> dict[str, dict[str
     }
 
 
-def table(result: dict) -> str:
-    """Return the rows of the page's table."""
+def table(result: dict[str, dict]) -> str:
+    """Return the page's tables, those of each processor under its name."""
+    return "\n\n".join(f"**{machine}**\n\n{table_of(measured)}" for machine, measured in result.items())
+
+
+def table_of(result: dict) -> str:
+    """Return the tables of one processor."""
     lines = [
         "| workflow, against | rows | tokens, unique | update: floor, s | update: this, s | iteration: this, s | update | rollout, per token | iteration | pairs |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -310,7 +330,11 @@ def table(result: dict) -> str:
     for workflow, measured in result["workflows"].items():
         counted = measured["floor"]
         n_tokens = counted["completion"]
-        for against, name in (("other", result["other"]), ("stock", "stock TRL")):
+        for against, name in (
+            ("other", result["other"]),
+            ("stock", "stock TRL"),
+            ("mended", "stock TRL with its head mended"),
+        ):
             pairs = [pair for pair in measured["pairs"] if against in pair]
             if not pairs:
                 continue
@@ -319,7 +343,7 @@ def table(result: dict) -> str:
                 statistics.median(run["update"] for run in this),
                 statistics.median(iteration(run, n_tokens) for run in this),
             ]
-            if against == "stock":
+            if against != "other":
                 name += f" ({measured['best_stock'][0]} base, {measured['best_stock'][1]} rows)"
             spans = " | ".join(shown(value) for value in ratios(pairs, against, n_tokens).values())
             lines.append(
@@ -361,8 +385,9 @@ def main() -> None:
         return
     other = commit_of(args.other)
     result: dict = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
-    if result.get("other") != other:
-        result = {"other": other, "workflows": {}}
+    of_machine = result.get(processor(), {})
+    if of_machine.get("other") != other:
+        of_machine = result[processor()] = {"other": other, "workflows": {}}
     with tempfile.TemporaryDirectory() as temporary:
         for workflow in args.workflows:
             path = str((args.rows or Path(temporary)) / f"{workflow}.json")
@@ -372,7 +397,9 @@ def main() -> None:
 
             if not Path(path).exists():
                 run("record", workflow, args.model, path)
-            measured = result["workflows"].setdefault(workflow, {"floor": run("floor", args.model, path), "pairs": []})
+            measured = of_machine["workflows"].setdefault(
+                workflow, {"floor": run("floor", args.model, path), "pairs": []}
+            )
             if workflow == "single" and "best_stock" not in measured:
                 trials = {setting: run("stock", args.model, path, setting[0], str(setting[1])) for setting in STOCK}
                 n_tokens = measured["floor"]["completion"]
@@ -389,7 +416,9 @@ def main() -> None:
                     "commit": commit_of(HERE),
                 }
                 if workflow == "single":
-                    pair["stock"] = run("stock", args.model, path, *map(str, measured["best_stock"]))
+                    best = list(map(str, measured["best_stock"]))
+                    pair["stock"] = run("stock", args.model, path, *best)
+                    pair["mended"] = run("stock", args.model, path, *best, "mended")
                 measured["pairs"].append(pair)
                 print(workflow, json.dumps(pair), flush=True)
                 if args.out:

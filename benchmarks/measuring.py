@@ -21,6 +21,17 @@ def alone(script: str, *arguments: str, checkout: Path = ROOT, python: str = sys
     return json.loads(completed.stdout.splitlines()[-1])
 
 
+def processor() -> str:
+    """Return the name of this machine's processor, and its instructions that decide about speed: tables compare several."""
+    import torch
+
+    from multirole_study.experiment.record import cpu_model
+
+    has = torch.cpu.get_capabilities()
+    half = "AMX" if has.get("amx_bf16") else "AVX512-BF16" if has.get("avx512_bf16") else "no bfloat16"
+    return f"{cpu_model()} ({torch.backends.cpu.get_cpu_capability()}, {half})"
+
+
 def training_rows(trainer: Any) -> Any:
     """Return a trainer's indexed training rows, under the name that they have in its commit."""
     names = ("train_rows", "rows", "train_dataset")  # the last: older commits add the index to the dataset itself

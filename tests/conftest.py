@@ -14,6 +14,7 @@ for name in (
 
 import gc
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,11 +30,16 @@ if threading.current_thread() is threading.main_thread():
 # fsync waits for a busy disk, and is not needed: what a killed process wrote is read again from the system's cache
 os.fsync = lambda descriptor: None
 
+# jsonschema, which nbformat imports, checks a few formats of text with it where it is installed. It takes seconds to build its grammar.
+sys.modules["rfc3987_syntax"] = None
+
 LONGEST = (
-    "committed_tables",
     "tables_agree_with_pandas",  # makes `grid_results`, for which another worker would wait
-    "doctor", "notebook", "kl_anchor_and_process_reward", "plan", "figures", "grid_runner", "evaluation_repeats_validation", "exit_codes", "sandbox",
-    "pairs", "inspector", "it_takes_what_trl_takes", "credit_accuracy", "what_trl_users_expect", "engine_vllm",
+    "grid_runner",  # needs a server of processes that has not been started before
+    "engine_vllm", "library_stands_alone", "exit_codes", "it_takes_what_trl_takes", "rollouts_do_not_wait", "figures", "engine_generate", "doctor",
+    "what_trl_users_expect", "inspector", "evaluation_repeats_validation", "sandbox", "clock_study", "openai_endpoint", "claims",
+    "vllm_server_engine", "shared_prompts_are_computed_once", "forks_are_exact", "ledger_matches_count", "gradients", "credit_estimators",
+    "notebook", "bad_input_is_refused", "committed_tables", "pairs",
 )  # fmt: skip
 """The slowest files. They run first, so that all workers end at about the same time: pytest-xdist hands out files in this order."""
 
@@ -43,8 +49,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
 
 
-def pytest_collection_finish() -> None:
-    gc.freeze()  # exclude all imported modules from collection
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """Import the tests without collecting garbage, which would cost seconds, and exclude all imported modules from later collections."""
+    gc.disable()
+    result = yield
+    gc.freeze()
+    gc.enable()
+    return result
 
 
 @pytest.hookimpl(wrapper=True)

@@ -22,8 +22,9 @@ class Trainer(Protocol):
 
     Attributes:
         workflow: as it was passed.
-        policy: role -> adapter.
+        policy: role -> the adapter that it trains, or its partner as text (`multirole.policy`).
         adapters: the names of the adapters that are trained.
+        partners: the roles that are not trained; `partners.served` are the names of all adapters that play.
         peft_model: the model without the wrappers of accelerate.
         state: HF's; `state.global_step` is the number of finished iterations.
     """
@@ -76,6 +77,10 @@ class Iteration:
     seconds: dict[str, float]
     """Wall time of "rollout" and "update"; with `max_staleness`, "rollout" is the time that the trainer waited for its episodes."""
     roles: dict[str, dict[str, float]] = field(default_factory=dict)
+    sampled_tokens: int = 0
+    """Completion tokens that the engine sampled for this iteration in all processes, those of replays included."""
+    read_tokens: int = 0
+    """Prompt tokens of the same requests."""
     repeated_passes: dict[str, int] = field(default_factory=dict)
     """How many passes of the update, by reason, were computed again: in smaller ones ("passes_out_of_memory"), or without fast paths
     ("passes_not_finite"). Empty if none was."""

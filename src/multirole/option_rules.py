@@ -54,8 +54,17 @@ CHOICES = {
     "vllm_importance_sampling_mode": ("token_truncate", "token_mask", "sequence_truncate", "sequence_mask"),
 }
 """Values of fields of `GRPOConfig` that TRL checks only after the first rollout, or not at all."""
-POSITIVE = ("micro_batch_tokens", "max_prompt_tokens", "max_turns", "max_completion_length", "num_iterations")
-POSITIVE_OR_NONE = ("step_tokens", "step_rows")
+POSITIVE = (
+    "micro_batch_tokens",
+    "max_prompt_tokens",
+    "max_turns",
+    "max_completion_length",
+    "num_iterations",
+    "past_every",
+    "past_selves",
+    "lr_ticks",
+)
+POSITIVE_OR_NONE = ("step_tokens", "step_rows", "max_sampled_tokens")
 """Numbers of 1 or more."""
 NOT_NEGATIVE = ("max_failed_episodes", "max_staleness", "vllm_server_max_retries")
 """Numbers of 0 or more."""
@@ -76,6 +85,12 @@ FACTS = {
     "has_eval_dataset": "whether there is an `eval_dataset`",
     "thought_reward": "name of a reward function that reads thoughts, or None",
     "roles": "the workflow's roles",
+    "partner_roles": "the roles that are played and not trained",
+    "local_partners": "those of them that this run's base model plays",
+    "frozen_adapter_roles": "those that saved adapters play",
+    "past_roles": "those that past selves play",
+    "endpoint_roles": "those that servers play",
+    "replaying_credit": "name of an estimator that plays episodes again, or None",
     "n_new_adapters": "number of adapters that are added to the base",
     "base_change": "`init_lora_weights` of new adapters, if it moves a part of the base's weights into them; else None",
     "ties_embeddings": "whether the model's head and embeddings are one matrix",
@@ -161,6 +176,11 @@ def idle_correction(changed: Mapping[str, Any]) -> str | None:
     )
 
 
+def listed(roles: Any) -> Any:
+    """Return roles that are written as text, "generator,aggregator", as a list, and anything else unchanged."""
+    return [role.strip() for role in roles.split(",")] if isinstance(roles, str) else roles
+
+
 POSITIVE_INTEGER = "`NAME` must be a positive integer, got {NAME!r}."
 OPTIMIZER_ADVICE = "Use an optimizer with a schedule, such as 'adamw_torch'."
 SET_AFTERWARDS = (
@@ -206,7 +226,32 @@ RULES = [
                                      for role, weight in role_beta.items() if not weight >= 0)),
     Rule(lambda role_beta, roles: set(role_beta or {}) <= set(roles),
          lambda role_beta, roles: f"`role_beta` names {sorted(set(role_beta) - set(roles))}, but the roles are {list(roles)}."),
+    Rule(lambda role_beta, partner_roles: not set(role_beta or {}) & set(partner_roles),
+         lambda role_beta, partner_roles: (
+             f"`role_beta` weighs the KL penalty of {sorted(set(role_beta) & set(partner_roles))}, which `policy` does not train. Leave them out.")),
+    # roles that are not trained
+    Rule(lambda changed, past_roles: past_roles or not {"past_every", "past_selves"} & set(changed),
+         "`past_every={past_every}` and `past_selves={past_selves}` are for roles that past selves play, and `policy` has none. Write 'past:NAME' for "
+         "such a role, or leave them out."),
+    Rule(lambda max_staleness, past_roles: not (max_staleness and past_roles),
+         "`max_staleness={max_staleness}` plays episodes during the update, which copies the past selves that play {past_roles}. Leave it at 0."),
+    Rule(lambda is_sharded, past_roles, frozen_adapter_roles: not (is_sharded and (past_roles or frozen_adapter_roles)),
+         "FSDP2 shards the model, and frozen adapters and past selves were not made to work with it, but `policy` has them for "
+         "{frozen_adapter_roles}{past_roles}. Train with data parallelism, or write 'frozen', the base."),
+    Rule(lambda base_change, local_partners: not (base_change and local_partners),
+         "`init_lora_weights={base_change!r}` moves a part of the base's weights into the new adapters, so neither the base nor another adapter can "
+         "play {local_partners} on it. Use True."),
+    Rule(lambda replaying_credit, endpoint_roles: not (replaying_credit and endpoint_roles),
+         "{replaying_credit} replays episodes, and the endpoints that play {endpoint_roles} would have to be asked again for each of them. Use another "
+         "`credit`, such as 'outcome'."),
     # optimizer steps of an iteration
+    Rule(lambda role_order: role_order is None or (
+             isinstance(listed(role_order), list) and role_order and all(isinstance(role, str) for role in listed(role_order))),
+         "`role_order` must be a list of roles, such as ['generator', 'aggregator'], got {role_order!r}."),
+    Rule(lambda role_order, roles: set(listed(role_order) or ()) <= set(roles),
+         lambda role_order, roles: f"`role_order` names {sorted(set(listed(role_order)) - set(roles))}, but the roles are {list(roles)}."),
+    Rule(lambda target_kl: target_kl is None or (isinstance(target_kl, (int, float)) and target_kl > 0),
+         "`target_kl` must be a positive number of nats per token, such as 0.05, got {target_kl!r}."),
     Rule(lambda updates, step_tokens: (updates == "tokens") == (step_tokens is not None),
          "`step_tokens` must be set if `updates='tokens'` and only then, got {step_tokens} with updates={updates!r}: `updates='tokens'` needs "
          "`step_tokens`, such as 4096, and nothing else uses it."),
@@ -224,6 +269,15 @@ RULES = [
     Rule(lambda accumulated_steps: accumulated_steps == 1,
          "`accelerator_config` sets `num_steps={accumulated_steps}` for gradient accumulation, but an iteration takes its optimizer steps itself, on "
          "mini-batches of any size. Leave it out, and set `generation_batch_size`."),
+    # the schedule
+    Rule(lambda lr_ticks, lr_wraps: lr_ticks > 1 or not lr_wraps,
+         "`lr_wraps=True` is for a schedule that ends before the run does, which needs `lr_ticks` above 1, got {lr_ticks}. Leave it out."),
+    Rule(lambda lr_ticks, max_sampled_tokens: lr_ticks == 1 or max_sampled_tokens is None,
+         "`max_sampled_tokens={max_sampled_tokens}` reads the schedule at the share of the budget that is spent, and `lr_ticks={lr_ticks}` at a count "
+         "of iterations. Leave out one of the two."),
+    Rule(lambda max_staleness, max_sampled_tokens: not max_staleness or max_sampled_tokens is None,
+         "`max_sampled_tokens={max_sampled_tokens}` counts what was sampled before an iteration, and `max_staleness={max_staleness}` samples later ones "
+         "meanwhile. Leave max_staleness at 0."),
     # importance weights
     Rule(lambda changed, old_logprobs: old_logprobs != "sampled" or not idle_correction(changed),
          lambda changed, old_logprobs: (
@@ -244,8 +298,6 @@ RULES = [
     Rule(lambda max_staleness, ignore_data_skip: not (max_staleness and ignore_data_skip),
          "`max_staleness={max_staleness}` plays the problems that come next in the run's order, but `ignore_data_skip=True` would restart that order "
          "when a run is resumed. Leave it at False."),
-    Rule(lambda max_staleness, world_size: not max_staleness or world_size == 1,
-         "`max_staleness={max_staleness}` works in one process only, but this run has {world_size}. Leave it at 0, or train in one process."),
     Rule(lambda max_staleness, is_sharded: not (max_staleness and is_sharded),
          "`max_staleness={max_staleness}` needs the whole model in one process, but FSDP2 shards it. Leave it at 0, or train without FSDP2."),
     Rule(lambda max_staleness, engine_class, plays_during_update: not max_staleness or plays_during_update,

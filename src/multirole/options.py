@@ -11,7 +11,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
-from multirole.option_rules import RULES, broken_rules
+from multirole.option_rules import RULES, broken_rules, listed
 
 
 def parse_role_beta(text: str) -> dict[str, float]:
@@ -71,9 +71,11 @@ class MultiRoleGRPOConfig(GRPOConfig):
     - Fields that have no meaning here raise a ValueError that says why.
 
     Args:
-        policy (`str` or `dict[str, str]`, defaults to `"sp"`):
+        policy (`str` or `dict[str, Any]`, defaults to `"sp"`):
             Role to adapter map (paper section 3): `"sp"`, one adapter for all roles; `"ip"`, one for each role; or a map such as
-            `{"generator": "a", "aggregator": "b"}`, also as text, `"generator=a,aggregator=b"`.
+            `{"generator": "a", "aggregator": "b"}`, also as text, `"generator=a,aggregator=b"`. A role of a map may also be played without being trained:
+            by `"frozen"`, the base without an adapter; by `"frozen:FOLDER"`, a saved adapter; by `"past:a"`, earlier weights of the adapter `a`; or
+            by a model behind an OpenAI-compatible server, `{"url": "http://host:8000/v1", "model": "name", "key_env": "VARIABLE"}`.
         updates (`str`, defaults to `"per_batch"`):
             Optimizer steps of an adapter in an iteration. `"per_batch"`: one per `step_rows` rows (paper section 5.1: a role
             with three slots takes three). `"one"`: one on all its rows. `"tokens"`: one per about `step_tokens` completion tokens.
@@ -96,10 +98,33 @@ class MultiRoleGRPOConfig(GRPOConfig):
         process_reward (`float`, defaults to `0.0`):
             Weight of a second advantage, that of a turn's own correctness within its problem, role and round. A reward function must set
             `episode.reward` to a [`Reward`] with `is_correct`.
+        role_order (`list[str]`, *optional*):
+            Train one role per iteration, in this order and then again from its start: only the rows of that role take optimizer steps, on a
+            rollout of the adapters that the last iteration has left. A role may stand in it several times, and one that does not is never trained.
+            Also as text, `"generator,aggregator"`. By default every iteration trains all roles.
+        target_kl (`float`, *optional*):
+            Bound of KL(sampling policy || current policy) in nats per token, by role. It is estimated (k3) on the rows of every optimizer step but
+            an adapter's first one in an iteration; once a role exceeds it, its rows take no more steps in that iteration. The name is that of
+            TRL's earlier PPO and of stable-baselines3. It costs a forward pass per step.
+        lr_ticks (`int`, defaults to `1`):
+            Ticks of the learning-rate schedule in an iteration, whose end stays at `max_steps` ticks. With n adapters the k-th update (from 0) of
+            iteration t is at tick `t * lr_ticks + k * lr_ticks // n`: as many ticks as adapters are one for each adapter's update, as in verl. It needs
+            a schedule that is a function of the step, such as "cosine".
+        lr_wraps (`bool`, defaults to `False`):
+            With `lr_ticks` above 1, evaluate the schedule's formula beyond its end, where a cosine rises again. By default the rate stays at its
+            final value.
+        max_sampled_tokens (`int`, *optional*):
+            Budget of sampled tokens: training ends with the iteration that spends it, or at `max_steps`, whichever is first. All completion tokens
+            that the engine samples for training count, of every role, replays included; those of evaluations do not. Warm-up and schedule are read at
+            the share of the budget that was spent before the iteration, where `max_steps` ticks are the whole: with `warmup_steps=0.1` the warm-up
+            takes a tenth of the budget. A resumed run continues its count.
         role_beta (`dict[str, float]`, *optional*):
             KL weights of individual roles, which replace `beta`; also as text, `"judge=0.1,solver=0"`, or as JSON.
         micro_batch_tokens (`int`, defaults to `16384`):
             Largest number of tokens in one forward pass, padding included. Changes memory and speed, not the gradient.
+        past_every (`int`, defaults to `10`), past_selves (`int`, defaults to `4`):
+            For roles of the policy map that are played by `"past:NAME"`, earlier weights of the adapter NAME: the iterations between two copies, and the
+            number of copies that are kept. Each episode draws one of them.
         max_prompt_tokens (`int`, defaults to `2048`):
             A turn whose prompt is longer ends its episode without an answer.
         max_turns (`int`, defaults to `256`):
@@ -135,7 +160,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
             Unload adapters that other runs have left on the servers. By default such servers are refused.
     """
 
-    policy: dict[str, str] | str | None = "sp"  # with None, `TrlParser` takes text too
+    policy: dict[str, Any] | str | None = "sp"  # with None, `TrlParser` takes text too
     updates: Literal["per_batch", "one", "tokens"] = "per_batch"
     step_tokens: int | None = None
     step_rows: int | None = None
@@ -144,8 +169,15 @@ class MultiRoleGRPOConfig(GRPOConfig):
     credit: str = "outcome"
     credit_branches: int = 4
     process_reward: float = 0.0
+    role_order: list[str] | str | None = None
+    target_kl: float | None = None
+    lr_ticks: int = 1
+    lr_wraps: bool = False
+    max_sampled_tokens: int | None = None
     role_beta: dict[str, float] | str | None = None
     micro_batch_tokens: int = 16384
+    past_every: int = 10
+    past_selves: int = 4
     max_prompt_tokens: int = 2048
     max_turns: int = 256
     turn_seeds: Literal["position", "prompt"] = "position"
@@ -168,6 +200,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
     def __post_init__(self) -> None:
         if isinstance(self.role_beta, str):
             self.role_beta = parse_role_beta(self.role_beta)
+        self.role_order = listed(self.role_order)
         self.check()
         if self.bf16 is None and not self.fp16:  # type: ignore[has-type]
             self.bf16 = not self.use_cpu and is_torch_bf16_gpu_available()

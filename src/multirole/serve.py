@@ -22,6 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from multirole.access import API_KEY, check_host, read_key
+from multirole.bases.gguf_folder import local_base
 from multirole.chat.templates import Renderer, StartClock, chat_template
 from multirole.engines import load_engine
 from multirole.engines.protocol import Sampling
@@ -39,8 +40,8 @@ class SavedRoles:
 
     Args:
         folders: the folder of each adapter.
-        policy: role -> adapter.
-        base: folder or name of the base model.
+        policy: role -> adapter; None is the base.
+        base: folder, GGUF file or name of the base model.
         sampling: the largest length of a reply in tokens, and the temperature.
         max_prompt_tokens: longest prompt, in tokens.
         render: turns messages into a prompt.
@@ -51,7 +52,7 @@ class SavedRoles:
     """
 
     folders: Mapping[str, Path]
-    policy: Mapping[str, str]
+    policy: Mapping[str, str | None]
     base: str
     sampling: Sampling
     max_prompt_tokens: int
@@ -86,7 +87,8 @@ def read_saved(folder: Path, base: str | None = None, render: Renderer | None = 
     record = folder / SERVING
     facts: dict[str, Any] = json.loads(record.read_text(encoding="utf-8")) if record.is_file() else {}
     policy = facts.get("policy") or saved_args(folder).get("policy") or {name: name for name in adapters}
-    if missing := sorted(set(policy.values()) - set(adapters)):
+    names = [name for name in policy.values() if name is not None]  # None: the base
+    if missing := sorted(set(names) - set(adapters)):
         raise ValueError(
             f"{folder} maps roles to the adapters {missing} and holds {sorted(adapters)}. Save the model again, or copy all of it."
         )
@@ -95,7 +97,7 @@ def read_saved(folder: Path, base: str | None = None, render: Renderer | None = 
             f"{folder} was trained with a `render` of its own, which is not saved, so prompts would differ. Serve it from Python: "
             "`serve(read_saved(folder, render=...), host, port)` of multirole.serve."
         )
-    config = PeftConfig.from_pretrained(str(adapters[policy[next(iter(policy))]]))
+    config = PeftConfig.from_pretrained(str(adapters[names[0]]))
     base, revision = (base, None) if base else (config.base_model_name_or_path, config.revision)
     if not base:
         raise ValueError(
@@ -103,7 +105,7 @@ def read_saved(folder: Path, base: str | None = None, render: Renderer | None = 
         )
     options = {"strftime_now": StartClock(facts.get("started"))} | (facts.get("chat_template_kwargs") or {})
     return SavedRoles(
-        {name: adapters[name] for name in policy.values()}, policy, base,
+        {name: adapters[name] for name in names}, policy, base,
         Sampling(facts.get("max_completion_length", UNKNOWN_TOKENS), facts.get("temperature", 1.0)),
         facts.get("max_prompt_tokens", UNKNOWN_TOKENS), render or functools.partial(chat_template, **options), revision,
         str(folder) if (folder / "tokenizer_config.json").is_file() else None,
@@ -113,9 +115,12 @@ def read_saved(folder: Path, base: str | None = None, render: Renderer | None = 
 
 def load_server(saved: SavedRoles, ignore: Sequence[str] = ()) -> ModelServer:
     """Load base and adapters into an engine. `ignore` names request fields that are dropped. ValueError if they cannot be loaded."""
+    folder_or_name = local_base(saved.base)
     try:
-        tokenizer = AutoTokenizer.from_pretrained(saved.tokenizer or saved.base, revision=saved.revision or "main")
-        base = AutoModelForCausalLM.from_pretrained(saved.base, dtype=torch.float32, revision=saved.revision or "main")
+        tokenizer = AutoTokenizer.from_pretrained(saved.tokenizer or folder_or_name, revision=saved.revision or "main")
+        base = AutoModelForCausalLM.from_pretrained(
+            folder_or_name, dtype=torch.float32, revision=saved.revision or "main"
+        )
     except OSError as error:
         raise ValueError(
             f"The base model {saved.base!r} cannot be loaded: {error}\nPass a folder of this machine, or a name on the Hub, with `--model`."

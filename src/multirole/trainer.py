@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback
 from transformers.trainer_utils import EvalLoopOutput, denumpify_detensorize
 
+from multirole.bases.gguf_folder import local_base
 from multirole.callbacks import Iteration, OptimizerStep, require_value
 from multirole.chat.templates import Renderer, chat_template, check_chats
 from multirole.credit import credit_callbacks
@@ -48,20 +49,24 @@ from multirole.metrics.evaluation import (
     score_shares,
     warn_of_loss_as_metric,
 )
-from multirole.metrics.iteration import UpdateMetrics, log_iteration, role_metrics
+from multirole.metrics.iteration import UpdateMetrics, log_iteration, partner_metrics, role_metrics
 from multirole.options import MultiRoleGRPOConfig
+from multirole.partners import Partners
 from multirole.policy import adapter_names, parse_policy
 from multirole.rollout.play_ahead import RolloutsAhead, plays_during_update, staleness_metrics
 from multirole.rollout.player import Player
 from multirole.rollout.replay import Replay
 from multirole.rollout.rollout import Attempt, Rollout, numbered_attempts, turn_seed, warn_of_silent_roles
+from multirole.schedule import schedule_callbacks
 from multirole.trl_parts import StockHooks
 from multirole.types import Episode, Workflow
 from multirole.update.adapter_gradient import AdapterGradient, RowGroup, scaled_rates, set_optimizer_mode
 from multirole.update.entropy import StepEntropy, step_entropy
 from multirole.update.gradients import clip
 from multirole.update.importance import Correction
+from multirole.update.kl_bound import KLBound
 from multirole.update.noise import disable_noise, warn_of_noise
+from multirole.update.passes.fast_passes import choose_kernels
 from multirole.update.passes.logprobs import check_head, check_rows
 from multirole.update.passes.model_passes import MicroBatch, ModelPasses
 from multirole.update.passes.recomputation import return_freed_memory, use_growing_segments
@@ -74,7 +79,16 @@ from multirole.update.processes import (
     save_every_adapter,
 )
 from multirole.update.reference import Reference
-from multirole.update.rows import Row, collate, episode_rows, later_rows, loss_mass, plan_steps, shuffled
+from multirole.update.rows import (
+    Row,
+    collate,
+    episode_rows,
+    later_rows,
+    loss_mass,
+    plan_steps,
+    rows_in_turn,
+    shuffled,
+)
 from multirole.update.scoring import score_rows
 from multirole.update.threads import use_fitting_threads
 
@@ -89,7 +103,7 @@ class MultiRoleGRPOTrainer(StockHooks):
 
     Args:
         model (`str`, `PreTrainedModel` or `PeftModel`):
-            As in TRL. A `PeftModel` must hold an adapter for each name of the policy map or, for a policy with one adapter, the adapter
+            As in TRL, or the path of a GGUF file, which is converted once (docs/bases.md). A `PeftModel` must hold an adapter for each name of the policy map or, for a policy with one adapter, the adapter
             "default". Otherwise pass `peft_config`.
         workflow ([`Workflow`]):
             Any object with `name`, `roles` (role to its number of slots) and `async def run(problem, call) -> Answer`.
@@ -120,6 +134,7 @@ class MultiRoleGRPOTrainer(StockHooks):
     """
 
     problems: Problems
+    partners: Partners
 
     def __init__(
         self,
@@ -154,12 +169,14 @@ class MultiRoleGRPOTrainer(StockHooks):
         use_growing_segments()
         self.workflow = workflow
         policy = parse_policy("sp" if args.policy is None else args.policy, list(workflow.roles))
-        self.policy = named_adapters(model, policy)
+        self.policy = named_adapters(model, policy, adapter_names(policy))
         self.adapters = adapter_names(self.policy)
         args.check()
-        args.check(
-            **facts_before_loading(args, self.policy, model, peft_config, reward_funcs, train_dataset, eval_dataset)
+        self.partners = Partners(self.policy)
+        facts = facts_before_loading(
+            args, self.partners.trained, model, peft_config, reward_funcs, train_dataset, eval_dataset
         )
+        args.check(roles=list(self.policy), **facts, **self.partners.facts)
         check_dataset("train_dataset", train_dataset, reward_funcs)
         self._evaluation_sets = (
             eval_dataset,
@@ -167,9 +184,13 @@ class MultiRoleGRPOTrainer(StockHooks):
         )
         check_engine(args.engine)
         credit = credit_callbacks(args, callbacks or [])
+        self.partners.check(args, [*credit, *(callbacks or [])])
         self.role_betas = kl_weights(args, self.policy)
         self._set_train_rows(train_dataset, args)
+        if isinstance(model, str):
+            model = local_base(model)
         peft_model = with_adapters(model, peft_config, self.adapters, args)
+        self.partners.add_to(peft_model, args)
         args.check(ties_embeddings=peft_model.config.tie_word_embeddings)
         if args.device.type == "cpu":
             # transformers' is "cpu:0" where there are several processes, and torch loads no optimizer to that
@@ -182,7 +203,7 @@ class MultiRoleGRPOTrainer(StockHooks):
             if not any(isinstance(function, str) for function in reward_funcs):
                 args.model_init_kwargs = None  # used; TRL would warn that they are not, or load reward models with them
         self.init_stock(
-            peft_model, reward_funcs, args, [*credit, *(callbacks or [])], workflow.name, train_dataset=train_dataset, eval_dataset=eval_dataset,
+            peft_model, reward_funcs, args, [*schedule_callbacks(args), *credit, *(callbacks or [])], workflow.name, train_dataset=train_dataset, eval_dataset=eval_dataset,
             processing_class=processing_class, reward_processing_classes=reward_processing_classes, optimizers=optimizers,
         )  # fmt: skip
         switched_off = disable_noise(self.peft_model, args.neftune_noise_alpha)
@@ -190,6 +211,7 @@ class MultiRoleGRPOTrainer(StockHooks):
             warn_of_noise(switched_off)
             warn_of_loss_as_metric(args)
         self._n_steps = 0  # optimizer steps that were taken
+        self.kl_bound = None if args.target_kl is None else KLBound(args.target_kl)
         self.update_metrics = UpdateMetrics(is_per_row=args.importance_sampling_level == "sequence")
         self._zero_reward = ZeroRewardWarning()
         self._set_up_passes(has_initial_adapters=isinstance(model, PeftModel) or changes_base(peft_config))
@@ -203,6 +225,7 @@ class MultiRoleGRPOTrainer(StockHooks):
         Returns the mean loss of the optimizer steps, detached.
         """
         started = time.perf_counter()
+        tokens = self.rollout.sampled_tokens, self.rollout.read_tokens
         model.train()
         set_optimizer_mode(self.optimizer, "train")
         episodes = self._generate_and_score_completions(inputs)
@@ -213,15 +236,20 @@ class MultiRoleGRPOTrainer(StockHooks):
         steps, loss = self.update(model, rows)
         return_freed_memory(self.passes.base)
         self._step += 1  # TRL counts training steps here
+        self.underway.has_unsaved = True
         seconds = {"rollout": played - started, "update": time.perf_counter() - played}
         self._metrics["train"]["step_time"].append(sum(seconds.values()))
-        self._finish_iteration(Iteration(self.state.global_step + 1, episodes, rows, steps, seconds))
+        self.partners.past.end_iteration(self.state.global_step + 1)
+        iteration = Iteration(self.state.global_step + 1, episodes, rows, steps, seconds)
+        counts = self.rollout.sampled_tokens - tokens[0], self.rollout.read_tokens - tokens[1]
+        iteration.sampled_tokens, iteration.read_tokens = map(sum, zip(*gather_objects(counts), strict=True))
+        self._finish_iteration(iteration)
         return loss
 
     def prepare_rows(self, episodes: list[Episode]) -> list[Row]:
         """Return the iteration's rows in the order of training, with their advantages and the log-probs that the loss needs."""
         args = self.args
-        rows = episode_rows(episodes, self.policy, args.mask_truncated_completions)
+        rows = episode_rows(episodes, self.partners.trained, args.mask_truncated_completions)
         if not rows:
             has_sampled = bool(self.state.num_input_tokens_seen)
             report_no_turns(episodes, self.state.global_step + 1, args.max_prompt_tokens, has_sampled)
@@ -235,7 +263,10 @@ class MultiRoleGRPOTrainer(StockHooks):
 
     def update(self, model: nn.Module, rows: list[Row]) -> tuple[list[OptimizerStep], Tensor]:
         """Take every optimizer step of every adapter; return the steps and their mean loss, detached."""
-        steps = plan_steps(rows, self.adapters, self.args)
+        trained = rows_in_turn(rows, self.args.role_order, self.state.global_step)
+        steps = plan_steps(trained, self.adapters, self.args)
+        if self.kl_bound is not None:
+            self.kl_bound.begin()
         for callback in self.multirole_callbacks:
             callback.on_update_begin(self, rows, steps)
         if self.args.old_logprobs == "recomputed":  # of the steps that callbacks have changed
@@ -248,8 +279,13 @@ class MultiRoleGRPOTrainer(StockHooks):
             lr = self.adapter_learning_rate(adapter)
             if mini_batches or not optimizer_steps:
                 self._last_lr = lr
-            for mini_batch in mini_batches * self.args.num_iterations:
-                step, loss = self.optimizer_step(model, adapter, mini_batch.rows, mini_batch.divisor, lr)
+            for i, mini_batch in enumerate(mini_batches * self.args.num_iterations):
+                step_rows = mini_batch.rows
+                if self.kl_bound is not None and i:
+                    step_rows = self.kl_bound.within(step_rows, self.logprobs_of)
+                if not step_rows:
+                    continue
+                step, loss = self.optimizer_step(model, adapter, step_rows, mini_batch.divisor, lr)
                 optimizer_steps.append(step)
                 losses.append(loss)
         self.update_metrics.loss.write_to(self._metrics["train"])
@@ -368,7 +404,11 @@ class MultiRoleGRPOTrainer(StockHooks):
         version = self.state.global_step
         # the adapters also change within an iteration
         weights = version, self._n_steps
-        return self.player.play(self.peft_model, version, weights, attempts, iteration, policy, replays)
+        if replays is not None:
+            self.args.check(replaying_credit="A fork", endpoint_roles=self.partners.facts["endpoint_roles"])
+        players = self.partners.players(self.policy if policy is None else policy, version)
+        self.rollout.versions = self.partners.versions(version)
+        return self.player.play(self.peft_model, version, weights, attempts, iteration, players, replays)
 
     def _play_ahead(
         self, model: PeftModel, version: int, attempts: list[Attempt], iteration: int
@@ -403,12 +443,15 @@ class MultiRoleGRPOTrainer(StockHooks):
     def _finish_iteration(self, iteration: Iteration) -> None:
         """Write metrics per role into TRL's log, after the callbacks' `on_iteration_end`."""
         iteration.roles |= role_metrics(iteration.rows, list(self.policy))
+        iteration.roles |= partner_metrics(iteration.episodes, self.partners.roles)
         for role, values in self.update_metrics.weights.collect(gather_objects).items():
             iteration.roles[role] |= values
         is_main = self.accelerator.is_main_process
         if iteration.number == 1 and iteration.rows and is_main:
             called = {turn.role for episode in iteration.episodes for turn in episode.turns}
             warn_of_silent_roles(self.workflow, called, "in the first iteration", n_overflows(iteration.episodes))
+        for role, values in (self.kl_bound.metrics() if self.kl_bound is not None else {}).items():
+            iteration.roles[role] |= values
         for counts in gather_objects(self.passes.take_counts()):
             for name, n in counts.items():
                 iteration.repeated_passes[name] = iteration.repeated_passes.get(name, 0) + n
@@ -418,6 +461,9 @@ class MultiRoleGRPOTrainer(StockHooks):
         if self.player.ahead is not None:
             for name, value in staleness_metrics(iteration.rows, self.state.global_step).items():
                 self._metrics["train"][name].append(value)
+        if self.budget is not None:
+            for name, n in self.budget.spent.items():
+                self._metrics["train"][f"spent/{name}"] = [n]
         self._zero_reward.count(iteration.episodes, is_main)
 
     def evaluation_loop(
@@ -484,12 +530,19 @@ class MultiRoleGRPOTrainer(StockHooks):
             self.peft_model, self.adapters if is_anchored else [], self.is_sharded
         )
         self.passes = ModelPasses(self.peft_model, self.adapters, self.accelerator, self.args, self.is_sharded)
+        self.run_state.kernels = self._choose_kernels()
         self.correction = Correction.from_args(self.args)
         if not self.is_sharded:
             with self.accelerator.autocast():
                 tolerance = 0.01 if self.passes.is_float32 else 0.5
                 check_rows(self.peft_model, tolerance)
                 check_head(self.peft_model, self.temperature, tolerance)
+
+    def _choose_kernels(self) -> dict[str, object]:
+        """Return the kernels that the first process chooses, after every process has been told to use them."""
+        base, is_half = self.passes.base, self.passes.is_half
+        chosen = gather_objects(choose_kernels(base, is_half) if self.accelerator.is_main_process else {})[0]
+        return choose_kernels(base, is_half, chosen) if chosen else {}
 
     def _set_up_rollout(
         self, engine: Engine | None, render: Renderer | None, is_answer: Callable[[str], bool]
@@ -508,17 +561,21 @@ class MultiRoleGRPOTrainer(StockHooks):
         maker = engine or load_engine(args.engine, self.peft_model, self.passes.is_float32)
         engine_class = (maker if isinstance(maker, type) else type(maker)).__name__
         args.check(
-            is_sharded=self.is_sharded, engine_class=engine_class, plays_during_update=plays_during_update(maker)
+            is_sharded=self.is_sharded,
+            engine_class=engine_class,
+            plays_during_update=plays_during_update(maker),
+            **self.partners.facts,
         )
-        self.engine = engine or maker.from_trainer(self)
+        self.engine = self.partners.with_endpoints(engine or maker.from_trainer(self), self)
         tokenizer = (
             copy.deepcopy(self._tokenizer) if args.max_staleness else self._tokenizer
         )  # one thread, one tokenizer
         self.rollout = Rollout(
-            workflow, self.engine, tokenizer, self.policy, is_answer, args.seed, args.max_prompt_tokens, render,
+            workflow, self.engine, tokenizer, self.partners.players(self.policy, 0), is_answer, args.seed, args.max_prompt_tokens, render,
             args.max_turns, args.turn_seeds, args.max_failed_episodes, self._end_episode, args.strip_thoughts,
             n_embeddings=len(self.peft_model.get_input_embeddings().weight),
         )  # fmt: skip
+        self.rollout.versions = self.partners.versions(0)
         sampling = Sampling(args.max_completion_length, args.temperature)
         self.player = Player(
             self.rollout, self.engine, sampling, args.max_failed_episodes,

@@ -20,7 +20,7 @@ import shutil
 import sys
 import warnings
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -39,7 +39,7 @@ from multirole.callbacks import MultiRoleCallback, require_value
 from multirole.chat.templates import StartClock
 from multirole.credit.advantages import groups_of_equal_rewards
 from multirole.credit.rewards import answers_as_completions, leave_out_failed, set_rewards, with_equal_columns
-from multirole.engines.protocol import EngineError, RequestRefused
+from multirole.credit.role_rewards import TurnRewards, check_one_reward, role_advantages
 from multirole.inputs.adapters import train_only
 from multirole.inputs.epochs import EpochCount
 from multirole.inputs.problems import INDEX, checked_evaluation, to_row
@@ -49,8 +49,10 @@ from multirole.metrics.completions_table import save_separately
 from multirole.metrics.evaluation import score_shares
 from multirole.metrics.iteration import UpdateMetrics
 from multirole.options import MultiRoleGRPOConfig
-from multirole.rollout.player import Player
-from multirole.rollout.rollout import Attempt, WorkflowError, answer_ids, last_turns, transcript
+from multirole.partners import Partners
+from multirole.policy import served_part, shown
+from multirole.rollout.player import PLAY_ERRORS, Player
+from multirole.rollout.rollout import Attempt, answer_ids, last_turns, transcript
 from multirole.saving.checkpoints import (
     PolicyMap,
     check_checkpoint,
@@ -59,11 +61,13 @@ from multirole.saving.checkpoints import (
     resume_argument,
     rotating_by_step,
 )
-from multirole.saving.layout import SERVING, last_checkpoint, saved_args
+from multirole.saving.layout import SERVING, last_checkpoint, owes_evaluation, saved_args
 from multirole.saving.model_card import write_card
+from multirole.schedule import TokenBudget
 from multirole.types import Episode
 from multirole.update.entropy import StepEntropy, by_adapter, next_coef, value_of, with_value
 from multirole.update.importance import Correction
+from multirole.update.passes.fast_passes import choose_kernels
 from multirole.update.passes.model_passes import MicroBatch, ModelPasses
 from multirole.update.processes import all_reduce, gather_objects
 from multirole.update.rows import problem_order
@@ -136,7 +140,7 @@ PRIVATE = (
     Private(HF, "evaluation_loop", "overridden", "episodes on the evaluation problems, scored by the reward functions", "35a11f83d269fdca a0fe4d6536f8a84a"),
     Private(HF, "_load_from_checkpoint", "overridden", "refuses checkpoints of other adapters or another policy map", "4711d0506786db15 a2804e8d93a297e3"),
     Private(HF, "_load_best_model", "overridden", "loads every adapter, as a resumed run does", "0e183d55a9db7414"),
-    Private(GRPO, "_save_checkpoint", "overridden", "`save_total_limit` goes by steps, not by the clock", "ec91bde123649111"),
+    Private(GRPO, "_save_checkpoint", "overridden", "`save_total_limit` goes by steps, not by the clock; the adapters that play iterations in flight are saved", "ec91bde123649111"),
     Private(HF, "_push_from_checkpoint", "overridden", "also copies the adapters' folders", "b336b2f27274f0a5 2523da925347bd9a"),
     Private(HF, "_save", "overridden", "also writes what serving the adapters takes", "bf720120f407bab3 b136889e87928376"),
     Private("trl.trainer.base_trainer._BaseTrainer", "create_model_card", "overridden", "of several adapters, without local paths", "4f8a407fd9fd3f6e"),
@@ -209,15 +213,22 @@ class Underway:
         attempts: the problems, in the order of the iteration's episodes.
         episodes: the iteration's episodes, of all processes.
         rewards: (N, F) of the episodes that were scored last, by reward function.
+        turn_rewards: (T, F) of each of their turns, of all processes, if a function rewards single roles or turns.
         micro_batch: whose loss is being computed; None outside of a loss.
         evaluation: the prefix and the table of completions of the evaluation that is logged next.
+        is_playing, is_evaluating: whether the episodes of an iteration, or of an evaluation, are being played.
+        has_unsaved: whether iterations were trained after the last checkpoint.
     """
 
     attempts: list[Attempt] = field(default_factory=list)
     episodes: list[Episode] = field(default_factory=list)
     rewards: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
+    turn_rewards: list[Tensor] | None = None
     micro_batch: MicroBatch | None = None
     evaluation: tuple[str, dict[str, Any]] | None = None
+    is_playing: bool = False
+    is_evaluating: bool = False
+    has_unsaved: bool = False
 
 
 class StockHooks(GRPOTrainer):
@@ -231,6 +242,7 @@ class StockHooks(GRPOTrainer):
     entropy_coef: float | dict[str, float]  # of each adapter, if there are several
     policy: dict[str, str]
     adapters: list[str]
+    partners: Partners
     passes: ModelPasses
     correction: Correction | None
     player: Player
@@ -258,22 +270,30 @@ class StockHooks(GRPOTrainer):
         """
         self.underway = Underway()
         self._last_grad_norm, self._last_lr = torch.tensor(0.0), 0.0  # what HF's loop logs
-        run = PolicyMap(self.policy, gather_objects(StartClock().started)[0])  # of the first process
-        self.clock = run.clock
+        self.run_state = PolicyMap(
+            self.policy, gather_objects(StartClock().started)[0], self.partners.past_numbers
+        )  # of the first process
+        self.clock = self.run_state.clock
         """The clock of chat templates, which a resumed run takes over from its checkpoint."""
         args.router_aux_loss_coef = 0.0
         beta, args.beta = (
             args.beta,
             0.0,
         )  # or TRL would look for an adapter "default"; `computing_loss` sets it role by role
+        self.turn_rewards = TurnRewards()
+        functions = [
+            checked_reward(function, list(self.policy), self.turn_rewards.recorder(i))
+            for i, function in enumerate(reward_funcs)
+        ]
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*rollout_func.*")  # the experimental hook that this stands on
             super().__init__(
-                model=model, reward_funcs=[checked_reward(function) for function in reward_funcs], args=args,
-                callbacks=[*callbacks, run], rollout_func=self._rollout_func, **arguments,
+                model=model, reward_funcs=functions, args=args,
+                callbacks=[*callbacks, self.run_state], rollout_func=self._rollout_func, **arguments,
             )  # fmt: skip
         args.beta = beta  # for logs and records; TRL's loss reads `self.beta`
         self.callback_handler.callbacks.insert(0, EpochCount(self))
+        self.budget = next((c for c in self.callback_handler.callbacks if isinstance(c, TokenBudget)), None)
         self.peft_model: PeftModel = self.model
         """The model without the wrappers of accelerate."""
         self.num_iterations = 1  # the passes over a mini-batch are in `update`
@@ -286,7 +306,7 @@ class StockHooks(GRPOTrainer):
         self._last_world_entropy = by_adapter(self.adapters, math.inf)
         fields = {f"paper_{key}": self._paper.get(key) for key in ("title", "id")}
         self._card = functools.partial(
-            write_card, source=self.peft_model.config.name_or_path, policy=self.policy, workflow=workflow_name,
+            write_card, source=self.peft_model.config.name_or_path, policy={role: shown(value) for role, value in self.policy.items()}, adapter=self.adapters[0], workflow=workflow_name,
             name=Path(args.hub_model_id or args.output_dir).name, hub_id=args.hub_model_id, tags=self._tag_names,
             trainer=fields | {"trainer_name": self._name, "trainer_citation": self._paper.get("citation")},
         )  # fmt: skip
@@ -305,13 +325,31 @@ class StockHooks(GRPOTrainer):
         if resume_from_checkpoint is True and (last := last_checkpoint(Path(self.args.output_dir))):
             resume_from_checkpoint = str(last)
         self.forget_unlogged()
+        eval_on_start = self.args.eval_on_start
+        with self._ended_by_budget(resume_from_checkpoint):
+            try:
+                return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
+            except PLAY_ERRORS as error:
+                self._save_finished(trial)
+                # their messages say where; a traceback would show this package
+                raise error.with_traceback(None) from error.__cause__
+            finally:
+                self.args.eval_on_start = eval_on_start
+                self.player.stop()
+
+    @contextmanager
+    def _ended_by_budget(self, checkpoint: str | bool | None) -> Iterator[None]:
+        """Context manager: the budget counts from a checkpoint on, and a run that has spent it there has no iteration left."""
+        is_there = isinstance(checkpoint, str) and Path(checkpoint).is_dir()
+        last = None if self.budget is None else self.budget.begin(Path(str(checkpoint)) if is_there else None)
+        if last is None:
+            yield
+            return
+        usual, self.args.max_steps = self.args.max_steps, last
         try:
-            return super().train(resume_from_checkpoint, trial, ignore_keys_for_eval)
-        except (WorkflowError, EngineError, RequestRefused) as error:
-            # their messages say where; a traceback would show this package
-            raise error.with_traceback(None) from error.__cause__
+            yield
         finally:
-            self.player.stop()
+            self.args.max_steps = usual
 
     # ---- what the loop defines
 
@@ -374,7 +412,9 @@ class StockHooks(GRPOTrainer):
 
     def _rollout_func(self, prompts: list, _: GRPOTrainer) -> dict[str, list]:
         """Play the iteration's episodes (TRL's hook). Returns the last turn of each episode of this process, with the episode."""
+        self.underway.is_playing = True
         self.underway.episodes = self.play_iteration(self.underway.attempts)
+        self.underway.is_playing = False
         start = self.accelerator.process_index * len(prompts)
         return last_turns(self.underway.episodes[start : start + len(prompts)], self._tokenizer.eos_token_id)
 
@@ -403,9 +443,22 @@ class StockHooks(GRPOTrainer):
         scores = itertools.chain.from_iterable(gather_objects(share))
         for episode, (reward, advantage) in zip(episodes, scores, strict=True):
             episode.reward, episode.advantage = reward, advantage
+        if self.underway.turn_rewards is not None:
+            self._compare_roles(episodes, self.underway.turn_rewards)
         for callback in self.multirole_callbacks:
             callback.on_rollout_end(self, episodes)
         return episodes
+
+    def _compare_roles(self, episodes: list[Episode], of_turns: list[Tensor]) -> None:
+        """Set `turn_advantages` of episodes whose reward functions reward single roles or turns, and log how many roles of groups are silent."""
+        check_one_reward(self.multirole_callbacks)
+        advantages, share_equal = role_advantages(
+            of_turns, [[turn.role for turn in episode.turns] for episode in episodes], self.reward_weights.to(self.underway.rewards.device),
+            self.num_generations, self.scale_rewards, self.multi_objective_aggregation,
+        )  # fmt: skip
+        for episode, of_episode in zip(episodes, advantages, strict=True):
+            episode.turn_advantages = of_episode
+        self._metrics["train"]["frac_reward_zero_std"][-1] = share_equal  # TRL's is of the episodes' means
 
     def _calculate_rewards(
         self, inputs: list[dict], prompts: list, completions: list, completion_ids_list: list
@@ -423,7 +476,10 @@ class StockHooks(GRPOTrainer):
             leave_out_failed(rewards, episodes)
         self.underway.rewards = rewards
         start = self.accelerator.process_index * len(inputs) if len(rewards) > len(inputs) else 0
-        set_rewards(episodes, rewards[start : start + len(inputs)], self.reward_weights)
+        share = rewards[start : start + len(inputs)]
+        of_turns = self.turn_rewards.take(episodes, share)
+        set_rewards(episodes, share, self.reward_weights, of_turns)
+        self.underway.turn_rewards = of_turns and list(itertools.chain.from_iterable(gather_objects(of_turns)))
         return rewards
 
     def score(self, episodes: list[Episode]) -> None:
@@ -529,7 +585,10 @@ class StockHooks(GRPOTrainer):
     ) -> dict[str, float]:
         # with persistent workers, HF would return the loader of the first dataset that was passed for every other one
         self.__dict__.pop("_eval_dataloaders", None)
-        return super().evaluate(self._evaluation_set(eval_dataset), ignore_keys, metric_key_prefix)
+        self.underway.is_evaluating = True
+        metrics = super().evaluate(self._evaluation_set(eval_dataset), ignore_keys, metric_key_prefix)
+        self.underway.is_evaluating = False
+        return metrics
 
     def predict(
         self, test_dataset: Any, ignore_keys: list[str] | None = None, metric_key_prefix: str = "test"
@@ -560,12 +619,31 @@ class StockHooks(GRPOTrainer):
         if self.args.should_save and target.exists():  # of an earlier run, perhaps with other adapters
             shutil.rmtree(target)
         self.accelerator.wait_for_everyone()
+        if self.player.ahead is not None and self.args.should_save:
+            target.mkdir(parents=True)
+            self.player.ahead.save(target, self.state.global_step)
         with rotating_by_step(self.state.global_step):
             super()._save_checkpoint(model, trial)
+        self.underway.has_unsaved = False
+
+    def _save_finished(self, trial: Any) -> None:
+        """Save a checkpoint if episodes could not be played and iterations were trained since the last one.
+
+        The weights are those after the last iteration. If the episodes were those of an evaluation, the resumed run begins with it, but not if
+        the evaluation was to choose the best checkpoint, which HF does after an iteration only.
+        """
+        args, underway = self.args, self.underway
+        owes = underway.is_evaluating and args.eval_strategy != "no" and args.metric_for_best_model is None
+        if underway.has_unsaved and (underway.is_playing or owes) and args.save_strategy in ("steps", "epoch"):
+            self.run_state.owes_evaluation = owes
+            self._save_checkpoint(self.model, trial)
+            self.run_state.owes_evaluation = False
+            self.callback_handler.on_save(args, self.state, self.control)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
         if self.is_world_process_zero():
-            copy_adapters(Path(checkpoint_folder), Path(self.args.output_dir), self.adapters)
+            names = [name for name in served_part(self.policy).values() if name is not None]
+            copy_adapters(Path(checkpoint_folder), Path(self.args.output_dir), dict.fromkeys(names))
         super()._push_from_checkpoint(checkpoint_folder)
 
     def create_model_card(
@@ -591,7 +669,7 @@ class StockHooks(GRPOTrainer):
             "strip_thoughts",
         )
         facts = {
-            "policy": self.policy, "eos_token_ids": self.eos_token_ids, "has_own_render": self.has_own_render,
+            "policy": served_part(self.policy), "eos_token_ids": self.eos_token_ids, "has_own_render": self.has_own_render,
             "started": self.clock.started,
         }  # fmt: skip
         facts |= {name: vars(args)[name] for name in options}
@@ -599,11 +677,24 @@ class StockHooks(GRPOTrainer):
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         adapters = set(self.peft_model.peft_config)
-        check_checkpoint(Path(resume_from_checkpoint), self.policy, adapters, self.is_fsdp_enabled)
+        check_checkpoint(
+            Path(resume_from_checkpoint), self.policy, adapters, self.is_fsdp_enabled, self.partners.served,
+            self.partners.past_numbers,
+        )  # fmt: skip
         with loading_on_host(self.peft_model):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
-        self.clock.started = saved_args(Path(resume_from_checkpoint)).get("started", self.clock.started)
+        if self.player.ahead is not None:
+            self.player.ahead.load(Path(resume_from_checkpoint))
+        self.args.eval_on_start |= owes_evaluation(Path(resume_from_checkpoint))
+        saved = saved_args(Path(resume_from_checkpoint))
+        self.clock.started = saved.get("started", self.clock.started)
+        self.use_kernels(saved.get("kernels"))
         self.player.forget_published()
+
+    def use_kernels(self, recorded: Mapping[str, Any] | None) -> None:
+        """Compute with the kernels that an earlier run has recorded (`run_state.kernels`), if any: a choice of this start may give other bits."""
+        if recorded:
+            self.run_state.kernels = choose_kernels(self.passes.base, self.passes.is_half, recorded)
 
     def _load_best_model(self) -> None:
         logger.info("Loading the best adapters from %s (%s).", self.state.best_model_checkpoint, self.state.best_metric)

@@ -4,6 +4,7 @@ A *problem* is attempted `n` times; each attempt is an *episode* (the paper's "w
 a *turn*. A turn is also one training sequence (a *row*): its prompt is masked, and its completion is trained on.
 """
 
+import math
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -60,11 +61,16 @@ class Problem:
 
 @dataclass(frozen=True)
 class Reward:
-    """Outcome reward of one episode. Accuracy counts `is_correct`, which is None if the reward function does not set it."""
+    """Reward of one episode. Accuracy counts `is_correct`, which is None if the reward function does not set it.
+
+    `turns` has the reward of each turn, in the order of the episode's, where a reward function rewards single roles or turns: NaN for a turn without
+    one. The trainer sets it, and `value` is then the weighted sum of the functions' means.
+    """
 
     value: float
     reason: str = "scored"
     is_correct: bool | None = None
+    turns: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
         """Convert NumPy's numbers, which `json` cannot write."""
@@ -92,7 +98,8 @@ class Turn:
     workflow sets it for turns that are verdicts, selections or plans; for every other turn the rollout records
     "answered" or "unparsed" from the task's answer extraction. `is_right` says whether the turn by itself was right, None if it
     has not been judged. `version` is the number of iterations for which the adapter had been trained when it sampled the turn; None outside a trainer.
-    `reply` has the tool calls of a turn that was called with `tools`.
+    `reply` has the tool calls of a turn that was called with `tools`. A turn that an endpoint has played has this model's tokens of its text, NaN as
+    log-probs, and in `billed` the tokens of prompt and reply that the server counted.
     """
 
     role: str
@@ -107,6 +114,7 @@ class Turn:
     is_right: bool | None = None
     version: int | None = None
     reply: Reply | None = None
+    billed: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -121,7 +129,9 @@ class Answer:
 class Episode:
     """One attempt at one problem. `reward` is None until `answer` is scored, and stays None if no reward function scores it.
 
-    `failure` is the error if the workflow raised. Such an episode has no turns and no reward, and is left out of its group.
+    `turn_advantages` has the advantage of each turn, in their order, where a reward function rewards single roles or turns. Without it, all turns
+    have the episode's `advantage`. `failure` is the error if the workflow raised. Such an episode has no turns and no reward, and is left out of
+    its group.
     """
 
     problem: Problem
@@ -131,6 +141,20 @@ class Episode:
     reward: Reward | None = None
     advantage: float = 0.0
     failure: str | None = None
+    turn_advantages: list[float] = field(default_factory=list)
+
+    def reward_of(self, turn: Turn) -> float:
+        """Return the reward of one of the episode's turns, which is the episode's unless a function rewards turns; NaN without one."""
+        if self.reward is None:
+            return math.nan
+        return self.reward.turns[self._place_of(turn)] if self.reward.turns else self.reward.value
+
+    def advantage_of(self, turn: Turn) -> float:
+        """Return the advantage of one of the episode's turns, which is the episode's unless a function rewards turns."""
+        return self.turn_advantages[self._place_of(turn)] if self.turn_advantages else self.advantage
+
+    def _place_of(self, turn: Turn) -> int:
+        return next(i for i, other in enumerate(self.turns) if other is turn)
 
     def __repr__(self) -> str:
         """Return one line: TRL prints all arguments of a reward function, episodes among them, if all rewards are None."""

@@ -5,13 +5,17 @@
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from trl.kernels import chunked_logprob
 from trl.kernels.chunked_logprob import ChunkedLogProbFunction
 from trl.trainer import utils
+
+from multirole_cpu.half_model import products_in
 
 TILE = 512, 2048
 """Tokens and vocabulary entries of a tile of logits in a `LargeHead`, small enough for the processor's cache."""
@@ -21,47 +25,123 @@ FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 """The kernel behind `scaled_dot_product_attention` on a CPU; it also returns the log-sum-exp of each query."""
 
 
-class AttentionHead(torch.autograd.Function):
-    """Compute log-probs (N,) and entropies (N,) of tokens under the head's rows (V, H) with one call of PyTorch's fused attention.
+HEADS: dict[str, tuple[int, int] | None] = {"attention": None, "tiles": (256, 2048)}
+"""Names of the kernels of a `LargeHead`: PyTorch's fused attention, or tiles of so many tokens and words."""
 
-    Softmax over the vocabulary is attention with the rows of the head as keys. With the rows as values, too, the kernel returns the mean row
-    m under each token's distribution, and its log Z. With hidden state h, the chosen token's row w and temperature T, the log-prob is
+
+@dataclass(frozen=True)
+class HeadKernels:
+    """The kernels, by their names in `HEADS`, of tokens that are differentiated and of those that are only scored."""
+
+    with_gradient: str = "attention"
+    scoring: str = "attention"
+
+
+class Statistics(NamedTuple):
+    """Of each token's distribution over the words: log Z (N,), the mean h w / T (N,), and the mean row (N, H) where it is computed."""
+
+    log_z: Tensor
+    mean_logit: Tensor
+    mean: Tensor | None
+
+
+def statistics(hidden: Tensor, head: Tensor, temperature: float, kernel: str, needs_mean: bool) -> Statistics:
+    """Compute the softmax of hidden states (N, H) over the rows of a head (V, H) in one dtype, without storing the logits."""
+    tile = HEADS[kernel]
+    if tile is None:
+        mean, log_z = FLASH(hidden[None, None], head[None, None], head[None, None], scale=1 / temperature)
+        mean = mean[0, 0].float()
+        return Statistics(log_z[0, 0].float(), torch.linalg.vecdot(hidden.float(), mean).div_(temperature), mean)
+    parts = [_by_tiles(part, head, 1 / temperature, tile[1], needs_mean) for part in hidden.float().split(tile[0])]
+    means = [part.mean for part in parts if part.mean is not None]
+    return Statistics(
+        torch.cat([part.log_z for part in parts]),
+        torch.cat([part.mean_logit for part in parts]),
+        torch.cat(means) if means else None,
+    )
+
+
+def _by_tiles(hidden: Tensor, head: Tensor, scale: float, n_words: int, needs_mean: bool) -> Statistics:
+    """Compute `statistics` tile by tile. Sums are relative to the largest logit so far, and scaled whenever it grows.
+
+    The mean row is a second product. Without it the mean logit takes one pass over the tile.
+    """
+    n = len(hidden)
+    largest: Tensor = hidden.new_full((n,), -torch.inf)
+    total, weighted = hidden.new_zeros(n), hidden.new_zeros(n)
+    mean = torch.zeros_like(hidden) if needs_mean else None
+    buffer = hidden.new_empty(n * n_words)
+    for tile in head.split(n_words):
+        rows = tile.float()  # (W, H)
+        logits = torch.mm(hidden, rows.T, out=buffer[: n * len(rows)].view(n, -1))  # (N, W), without 1 / T
+        new = largest.maximum(logits.amax(1).mul_(scale))
+        kept = largest.sub_(new).exp_()
+        largest = new
+        logits = torch.add(-largest[:, None], logits, alpha=scale)  # relative to the largest
+        exponentials = logits.exp() if mean is None else logits.exp_()
+        of_tile = exponentials.sum(1)
+        total.mul_(kept).add_(of_tile)
+        if mean is None:
+            of_logits = torch.linalg.vecdot(exponentials, logits).addcmul_(of_tile, largest)
+            weighted.mul_(kept).add_(of_logits)
+        else:
+            mean.mul_(kept[:, None]).addmm_(exponentials, rows)
+    if mean is None:
+        return Statistics(largest + total.log(), weighted.div_(total), None)
+    mean.div_(total[:, None])
+    return Statistics(largest + total.log(), torch.linalg.vecdot(hidden, mean).mul_(scale), mean)
+
+
+class VocabularyHead(torch.autograd.Function):
+    """Compute log-probs (N,) and entropies (N,) of tokens under the head's rows (V, H) by `statistics`.
+
+    With hidden state h, the mean row m under its distribution, the chosen token's row w and temperature T, the log-prob is
     h w / T - log Z, its gradient (w - m) / T, and the entropy log Z - h m / T. So logits are never stored, and are not computed again in
     the backward pass. The head gets no gradient.
+
+    With "attention", m and log Z are one call of PyTorch's fused attention with the head's rows as keys and as values.
     """
 
     @staticmethod
-    def forward(ctx, hidden: Tensor, head: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:  # type: ignore
+    def forward(  # type: ignore
+        ctx, hidden: Tensor, head: Tensor, targets: Tensor, temperature: float, kernels: HeadKernels
+    ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
+        has_gradient = ctx.needs_input_grad[0]
         is_half = torch.is_autocast_enabled("cpu") or torch.backends.mkldnn.matmul.fp32_precision == "bf16"  # type: ignore[attr-defined]
         dtype = torch.bfloat16 if is_half else hidden.dtype
         rounded, rows = hidden.to(dtype), head.to(dtype)
-        mean, log_z = FLASH(rounded[None, None], rows[None, None], rows[None, None], scale=1 / temperature)
-        mean, log_z, chosen, rounded = mean[0, 0].float(), log_z[0, 0].float(), rows[targets].float(), rounded.float()
-        logps = torch.linalg.vecdot(rounded, chosen).div_(temperature).sub_(log_z)
-        entropies = log_z - torch.linalg.vecdot(rounded, mean).div_(temperature)
-        ctx.save_for_backward(hidden, head, targets, chosen.sub_(mean).div_(temperature))
-        ctx.temperature = temperature
-        return logps, entropies
+        kernel = kernels.with_gradient if has_gradient else kernels.scoring
+        with torch.autocast("cpu", enabled=False), products_in("bf16") if is_half else nullcontext():
+            log_z, mean_logit, mean = statistics(rounded, rows, temperature, kernel, has_gradient)
+        chosen = rows[targets].float()
+        logps = torch.linalg.vecdot(rounded.float(), chosen).div_(temperature).sub_(log_z)
+        if has_gradient:
+            assert mean is not None
+            ctx.save_for_backward(hidden, head, targets, chosen.sub_(mean).div_(temperature))
+            ctx.temperature = temperature
+        return logps, log_z - mean_logit
 
     @staticmethod
     def backward(ctx, grad_logps: Tensor | None, grad_entropies: Tensor | None) -> tuple[Tensor | None, ...]:  # type: ignore
         hidden, head, targets, slopes = ctx.saved_tensors
         if grad_entropies is None:
-            return None if grad_logps is None else (slopes * grad_logps[:, None]).to(hidden.dtype), None, None, None
+            return None if grad_logps is None else (slopes * grad_logps[:, None]).to(hidden.dtype), *[None] * 4
         with torch.enable_grad():  # an entropy's gradient needs every word's probability
             hidden = hidden.detach().requires_grad_()
             outputs = ChunkedLogProbFunction.apply(hidden, head, None, targets, ctx.temperature, TILE[1])[:2]
         grads = torch.zeros_like(grad_entropies) if grad_logps is None else grad_logps, grad_entropies
-        return *torch.autograd.grad(outputs, hidden, grads), None, None, None
+        return *torch.autograd.grad(outputs, hidden, grads), *[None] * 4
 
 
 class LargeHead:
-    """Replacement of TRL's `ChunkedLogProbFunction`: `AttentionHead` for a frozen matrix, as most heads are, and TRL's for others."""
+    """Replacement of TRL's `ChunkedLogProbFunction`: `VocabularyHead` for a frozen matrix, as most heads are, and TRL's for others."""
 
-    @staticmethod
+    def __init__(self, kernels: HeadKernels) -> None:
+        self.kernels = kernels
+
     def apply(
-        hidden: Tensor, head: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, chunk_size: int,
+        self, hidden: Tensor, head: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, chunk_size: int,
         softcap: float | None, logit_scale: float, outputs: tuple[str, ...],
     ) -> tuple[Tensor | None, ...]:  # fmt: skip
         if (
@@ -71,18 +151,18 @@ class LargeHead:
             and not head.requires_grad
             and set(outputs) <= {"log_probs", "entropy"}
         ):
-            return *AttentionHead.apply(hidden, head, targets, temperature), None, None, None
+            return *VocabularyHead.apply(hidden, head, targets, temperature, self.kernels), None, None, None
         return ChunkedLogProbFunction.apply(
             hidden, head, bias, targets, temperature, chunk_size, softcap, logit_scale, outputs
         )
 
 
 @contextmanager
-def large_head() -> Iterator[None]:
+def large_head(kernels: HeadKernels = HeadKernels()) -> Iterator[None]:
     """Context manager: TRL's fused head is a `LargeHead`, or works in tiles of `TILE`; it must last until `backward` has ended."""
     former = utils._CHUNKED_LOGPROB_CHUNK_SIZE, utils._ChunkedLogProbFunction, chunked_logprob.TOKEN_CHUNK_SIZE
     chunked_logprob.TOKEN_CHUNK_SIZE, utils._CHUNKED_LOGPROB_CHUNK_SIZE = TILE
-    utils._ChunkedLogProbFunction = LargeHead
+    utils._ChunkedLogProbFunction = LargeHead(kernels)
     try:
         yield
     finally:

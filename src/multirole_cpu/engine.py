@@ -1,4 +1,4 @@
-"""Default engine on a CPU: a functional Qwen3 or Llama with a static KV cache and several adapters in one running batch.
+"""Default engine on a CPU: a functional decoder (`families`) with a static KV cache and several adapters in one running batch.
 
 Why it is faster than `model.generate` on the same rows: the cache is never concatenated or repeated per head,
 norm weights are folded into the projections, q/k/v and gate/up are one product each, finished rows leave at once, and
@@ -6,7 +6,7 @@ identical prompts are computed, stored and read once (`kv_cache`). `benchmarks/b
 
 A row's tokens depend only on its request, up to float rounding: products with another batch size may differ in the last bit
 (1e-7), which changes a token only if its uniform number falls that close to a boundary. The same calls in the same order give
-bit-identical results. Not supported: other models, biases, sliding windows, RoPE that depends on the length, DoRA.
+bit-identical results. Not supported: other models, sliding windows, RoPE that depends on the length, DoRA.
 """
 
 import math
@@ -28,17 +28,29 @@ from multirole.engines import check_idle, check_request, too_large
 from multirole.engines.protocol import Completion, Request
 from multirole.engines.sampling import sample, signed, uniform
 from multirole.update.passes.recomputation import is_out_of_memory
-from multirole_cpu.half_model import cpu_has_bfloat16
+from multirole_cpu.families import Served
+from multirole_cpu.kernels import engine_dtype, kernels_of
 from multirole_cpu.kv_cache import Pool
 from multirole_cpu.prefix_cache import BLOCK, PrefixCache
-from multirole_cpu.qwen3 import Served, Span, Weights, check_supported, forward, make_weights, rope_table, unsupported
+from multirole_cpu.qwen3 import (
+    Span,
+    Weights,
+    base_of,
+    check_supported,
+    forward,
+    make_weights,
+    rope_table,
+    unsupported,
+)
 
 PREFILL_TOKENS = 4096
 """Largest number of padded tokens in a prefill batch: bounds its memory, and is large enough for full speed."""
+SPAN_TOKENS = 1024
+"""The same for the unpadded tokens of a large model, whose activations then stay in the processor's cache."""
 MIN_POOL_LENGTH = 64
 """Prompts of up to 64 tokens share a pool, then those of up to 128, 256 and so on."""
-LOGITS, CACHED_LOGITS = 1 << 23, 1 << 19
-"""Number of logits computed at once (32 MiB), and sampled from at once (2 MiB, which fit into a core's cache)."""
+CACHED_LOGITS = 1 << 19
+"""Number of logits sampled from at once: 2 MiB, which fit into a core's cache."""
 ADMIT_EVERY = 4
 """Steps between admissions while rows run: prompts prefilled together cost little more than one."""
 SHARED_ROWS, SHARED_TOKENS = 4, 16
@@ -70,7 +82,7 @@ class PromptSpan:
 
 
 class TransformersEngine:
-    """Engine (`multirole.engines.protocol`) on copies of the weights of a `transformers` Qwen3 or Llama, with or without PEFT adapters.
+    """Engine (`multirole.engines.protocol`) on copies of the weights of one of `families`, with or without PEFT adapters.
 
     `publish` copies the weights, so the live model is never modified and may train between steps. `max_rows` is the number of
     requests running at once and `max_length` the largest prompt + max_tokens, in tokens. A completion ends with any of `eos_ids`.
@@ -127,25 +139,22 @@ class TransformersEngine:
     def publish(self, model: PeftModel | Served, version: int) -> None:
         """Copy `model`'s current weights, and drop all keys and values of older ones."""
         check_idle(f"publish(version={version})", len(self.waiting) + self.n_running)
-        self.weights = make_weights(model, self._dtype_for(model))
+        base = base_of(model)
+        self.kernels = kernels_of(base)
+        self.weights = make_weights(model, engine_dtype(base), self.kernels)
         self.names = list(self.weights)
         c = model.config
         embed = self.weights[None].embed
-        self.empty_kv = embed.new_zeros(c.num_hidden_layers, 2, 0, c.num_key_value_heads, 0, c.head_dim)
+        self.rope = rope_table(model, self.max_length)
+        self.empty_kv = embed.new_zeros(c.num_hidden_layers, 2, 0, c.num_key_value_heads, 0, self.rope.cos.shape[1])
         self.eos_ids = self.eos_ids.to(embed.device)
         self.eps = c.rms_norm_eps
-        self.rope = rope_table(model, self.max_length)
         self.pools.clear()
         self.logits = embed.new_empty(0, 0, dtype=torch.float32)
         n_bytes = self.prefix_bytes
         if n_bytes is None:
             n_bytes = PREFIX_BYTES if model.num_parameters() >= PREFIX_PARAMETERS else 0
         self.prefixes = PrefixCache(self.empty_kv, n_bytes) if n_bytes else None
-
-    def _dtype_for(self, model: PeftModel | Served) -> torch.dtype:
-        """Return bfloat16 for a bfloat16 model on a processor that multiplies it in hardware, else float32."""
-        is_supported = model.dtype == torch.bfloat16 and model.device.type == "cpu" and cpu_has_bfloat16()
-        return torch.bfloat16 if is_supported else torch.float32
 
     @property
     def n_running(self) -> int:
@@ -226,7 +235,7 @@ class TransformersEngine:
             batches[kind, self.names.index(request.adapter)].append(item)
         for (kind, adapter), batch in batches.items():
             if kind not in self.pools:
-                self.pools[kind] = Pool(self.empty_kv, is_shared=kind[1] > 0)
+                self.pools[kind] = Pool(self.empty_kv, kind[1] > 0, self.kernels.attention)
             self._admit_batch(self.pools[kind], adapter, batch)
 
     def _pool_kind(self, prompt_length: int, n_rows: int) -> PoolKind:
@@ -318,7 +327,7 @@ class TransformersEngine:
         spans = sorted((self._span(kv, adapter, *prompt) for prompt in prompts), key=lambda span: span.n_new)
         spans = [span for span in spans if span.n_new]
         while spans:
-            n = max(1, PREFILL_TOKENS // spans[-1].n_new)
+            n = max(1, SPAN_TOKENS // spans[-1].n_new)
             self._prefill_spans(kv, adapter, spans[-n:])
             del spans[-n:]
 
@@ -427,13 +436,13 @@ class TransformersEngine:
         """
         weights = self.weights[None]
         n_tokens = len(weights.embed)
-        at_once, cached = max(1, LOGITS // n_tokens), max(1, CACHED_LOGITS // n_tokens)
+        at_once, cached = max(1, self.kernels.n_logits // n_tokens), max(1, CACHED_LOGITS // n_tokens)
         n_rows = math.ceil(len(hidden) / math.ceil(len(hidden) / at_once))
         if len(self.logits) < n_rows:
             self.logits = hidden.new_empty(n_rows, n_tokens, dtype=torch.float32)
         sampled, rows = [], (hidden, temperature, u) if top_p is None else (hidden, temperature, u, top_p)
         for part, *of_rows in zip(*(x.split(n_rows) for x in rows), strict=True):
-            logits = weights.logits(part, self.logits[: len(part)])
+            logits = weights.head.logits(part, self.logits[: len(part)])
             sampled += [sample(*chunk) for chunk in zip(*(x.split(cached) for x in (logits, *of_rows)), strict=True)]
         tokens, logprobs = zip(*sampled, strict=True)
         return torch.cat(tokens), torch.cat(logprobs)

@@ -1,4 +1,4 @@
-"""Compute the decoder layers of a Llama or a Qwen3 in bfloat16 on a CPU, with hand-written gradients.
+"""Compute the decoder layers of one of `families` in bfloat16 on a CPU, with hand-written gradients.
 
 Besides its products a layer consists of token-wise operations, which are bound by memory. Here they take few passes: a layer is
 two autograd functions with attention between them, which keep what their backward passes need in the dtype they need it in. Projections
@@ -121,7 +121,7 @@ def join(modules: Iterable[Any], adapter: str | None, sums: PartSums | None) -> 
 
 
 class HalfDecoder:
-    """The forward pass of a decoder layer of a Llama or a Qwen3, to replace its `forward`.
+    """The forward pass of a decoder layer of one of `families`, to replace its `forward`.
 
     Args:
         adapter: computed with; None for the base alone.

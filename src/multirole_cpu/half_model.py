@@ -1,4 +1,4 @@
-"""Compute a Llama or a Qwen3 with an adapter in bfloat16 on a CPU without autocast, with the adapter's gradient by part.
+"""Compute one of `families` with an adapter in bfloat16 on a CPU without autocast, with the adapter's gradient by part.
 
 `half_decoder` joins the products of a decoder layer that have the same input, and computes what is between them. Matrix products are in
 bfloat16 with float32 accumulation; adapters, their gradients, the residual stream, the statistics of the norms, logits and log-probs are
@@ -11,19 +11,17 @@ from contextlib import ExitStack, contextmanager
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from transformers import LlamaForCausalLM, PreTrainedModel, Qwen3ForCausalLM
+from transformers import PreTrainedModel
 
 from multirole.update.gradients import PartSums
 from multirole.update.passes.bfloat16_layers import HALF, replaced
+from multirole_cpu.families import CLASSES
 from multirole_cpu.half_decoder import HalfDecoder
-
-COVERED = (LlamaForCausalLM, Qwen3ForCausalLM)
-"""Models in which `half_model` knows every layer."""
 
 
 def is_covered(base: PreTrainedModel) -> bool:
-    """Return whether `half_model` covers the whole model: a Llama or a Qwen3 on a CPU, and no subclass, which may have other layers."""
-    return type(base) in COVERED and base.config.hidden_act == "silu" and base.device.type == "cpu"
+    """Return whether `half_model` covers the whole model: one of `families` on a CPU, and no subclass, which may have other layers."""
+    return type(base) in CLASSES and base.config.hidden_act == "silu" and base.device.type == "cpu"
 
 
 def cpu_has_bfloat16() -> bool:

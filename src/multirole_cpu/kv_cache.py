@@ -14,12 +14,29 @@ from multirole_cpu.attention_head import FLASH
 N_COLUMNS = 10
 
 
+def product_attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor) -> Tensor:
+    """Attend with q (n * n_kv, g, d) to keys and values (n * n_kv, L, d) by two batched products; the additive mask is (n * n_kv, 1, L)."""
+    return torch.bmm(torch.baddbmm(mask, q, keys.transpose(1, 2)).softmax(-1), values)
+
+
+def fused_attention(q: Tensor, keys: Tensor, values: Tensor, mask: Tensor, by_groups: bool) -> tuple[Tensor, Tensor]:
+    """Attend with q (n, heads, d) to keys and values (n, n_kv, L, d) by PyTorch's fused kernel; the additive mask is (n, 1, 1, L).
+
+    Returns the output (n, heads, d) and the log-sum-exp of the scores (n, heads). With `by_groups`, the heads of a KV head are its queries in
+    one call; otherwise each has one query, and the keys are read once per head.
+    """
+    shape = (len(q), keys.shape[1], -1, q.shape[-1]) if by_groups else (*q.shape[:2], 1, q.shape[-1])
+    out, lse = FLASH(q.reshape(shape), keys, values, attn_mask=mask, scale=1.0)
+    return out.reshape(q.shape), lse.reshape(q.shape[:2])
+
+
 class Pool:
     """A pool of rows in slots 0..n-1. A shared pool also holds prompts in slots 0..n_prompts-1, each used by at least one row."""
 
-    def __init__(self, empty_kv: Tensor, is_shared: bool) -> None:
-        """`empty_kv` is (layers, 2, 0 rows, n_kv, 0 tokens, d)."""
+    def __init__(self, empty_kv: Tensor, is_shared: bool, attention: str) -> None:
+        """`empty_kv` is (layers, 2, 0 rows, n_kv, 0 tokens, d); `attention` is that of `kernels.Kernels`, "products" in float32 alone."""
         self.n_kv, self.is_shared = empty_kv.shape[3], is_shared
+        self.is_fused, self.by_groups = attention != "products", attention == "groups"
         self.n, self.n_prompts, self.longest = 0, 0, 0
         self.is_placed = False
         device = empty_kv.device
@@ -58,7 +75,7 @@ class Pool:
         return slot
 
     def start_step(self) -> None:
-        """Compute what all layers use: the longest row L without its shared prompt, additive mask (n * n_kv, 1, L), cache rows to write."""
+        """Compute what all layers use: the longest row L without its shared prompt, additive mask, cache rows to write."""
         cached = (self.position - self.start)[: self.n]
         self.longest = int(cached.max()) + 1
         self.mask = self._mask(cached + 1, self.longest)
@@ -69,10 +86,10 @@ class Pool:
             self._place()
 
     def _mask(self, lengths: Tensor, longest: int) -> Tensor:
-        """Return the additive mask, 0 within a row's length and -inf beyond: (rows * n_kv, 1, longest); in bfloat16 (rows, 1, 1, longest)."""
+        """Return the additive mask, 0 within a row's length and -inf beyond: (rows * n_kv, 1, longest); for the fused kernel (rows, 1, 1, longest)."""
         hidden = torch.arange(longest, device=lengths.device) >= lengths[:, None]  # (rows, longest)
         mask = torch.zeros(hidden.shape, device=lengths.device).masked_fill_(hidden, -torch.inf)
-        if self.kv.dtype == torch.bfloat16:
+        if self.is_fused:
             return mask[:, None, None]
         return mask.repeat_interleave(self.n_kv, 0)[:, None]
 
@@ -98,18 +115,18 @@ class Pool:
         """Store k and v (n, n_kv, d) at each row's position, then attend with q (n, heads, d) -> (n, heads * d)."""
         new = torch.stack((k.to(self.kv.dtype), v)).view(-1, k.shape[-1])  # (2 * n * n_kv, d)
         self.kv[layer].view(-1, k.shape[-1]).index_copy_(0, self.write_at, new)
-        if self.kv.dtype == torch.bfloat16:
-            return self._attend_in_bfloat16(layer, q.bfloat16())
+        if self.is_fused:
+            return self._attend_fused(layer, q.to(self.kv.dtype))
         rows = self.n * self.n_kv
         keys, values = self.kv[layer].flatten(1, 2)[:, :rows, : self.longest]  # (n * n_kv, L, d) each
         q = q.reshape(rows, -1, q.shape[-1])  # (n * n_kv, g, d) with g = heads / n_kv
         n_q = q.shape[1]
         if n_q == 3:
             q = F.pad(q, (0, 0, 0, 1))  # (n * n_kv, 4, d): MKL multiplies 4 rows 1.4 times as fast as 3
-        scores = torch.baddbmm(self.mask, q, keys.transpose(1, 2))  # (n * n_kv, g, L)
         if not self.is_shared:
-            out = torch.bmm(scores.softmax(-1), values)  # (n * n_kv, g, d)
+            out = product_attention(q, keys, values, self.mask)  # (n * n_kv, g, d)
         else:
+            scores = torch.baddbmm(self.mask, q, keys.transpose(1, 2))  # (n * n_kv, g, L)
             used = self.n_prompts * self.n_kv
             prompts = self.prompt_kv[layer].flatten(1, 2)
             keys_p, values_p = prompts[:, :used, : self.longest_prompt]  # (prompts * n_kv, P, d) each
@@ -119,13 +136,13 @@ class Pool:
             out = torch.baddbmm(self._unspread(torch.bmm(self._spread(weights_p), values_p)), weights, values)
         return out[:, :n_q].reshape(self.n, -1)  # (n, heads * d)
 
-    def _attend_in_bfloat16(self, layer: int, q: Tensor) -> Tensor:
+    def _attend_fused(self, layer: int, q: Tensor) -> Tensor:
         """Attend with q (n, heads, d) -> (n, heads * d), with scores and softmax in float32.
 
         A row's attention over its shared prompt and over its other tokens are averaged, weighted by their sums of exponentials.
         """
         keys, values = self.kv[layer, :, : self.n, :, : self.longest]  # (n, n_kv, L, d) each
-        out, lse = FLASH(q[:, :, None], keys, values, attn_mask=self.mask, scale=1.0)  # (n, heads, 1, d), (n, heads, 1)
+        out, lse = fused_attention(q, keys, values, self.mask, self.by_groups)  # (n, heads, d), (n, heads)
         if not self.is_shared:
             return out.flatten(1)
         by_kv = (self.n * self.n_kv, -1, q.shape[-1])
@@ -134,7 +151,7 @@ class Pool:
         keys, values = self.prompt_kv[layer, :, : self.n_prompts, :, : self.longest_prompt]
         out_p, lse_p = FLASH(lanes, keys, values, attn_mask=self.prompt_mask, scale=1.0)
         out_p, lse_p = self._unspread(out_p.flatten(0, 1)), self._unspread(lse_p.flatten(0, 1)[..., None])
-        share = (lse_p - lse.reshape(*lse_p.shape)).sigmoid().to(out.dtype)  # (n * n_kv, g, 1)
+        share = (lse_p - lse.reshape(lse_p.shape)).sigmoid().to(out.dtype)  # (n * n_kv, g, 1)
         return out.reshape(by_kv).lerp(out_p, share).view(self.n, -1)
 
     def _spread(self, x: Tensor) -> Tensor:

@@ -1,16 +1,19 @@
 """Offer the faster passes of this package to the library: `multirole.update.passes.fast_passes.FastPasses`."""
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
+from typing import Any
 
 from transformers import PreTrainedModel
 
 from multirole.update.gradients import PartSums
 from multirole_cpu.attention_head import has_large_head, large_head
 from multirole_cpu.half_model import half_model, is_covered
+from multirole_cpu.kernels import choose_once, from_record, has_choice, kernels_of, to_record, use
 
 
 class CPUPasses:
-    """A Llama or a Qwen3 in bfloat16, and heads with a large vocabulary, on a CPU."""
+    """One of `families` in bfloat16, and heads with a large vocabulary, on a CPU."""
 
     def bfloat16_model(
         self, base: PreTrainedModel, adapter: str | None, sums: PartSums | None
@@ -20,4 +23,13 @@ class CPUPasses:
 
     def head(self, base: PreTrainedModel) -> AbstractContextManager[None] | None:
         """Return `large_head` if the model has one."""
-        return large_head() if has_large_head(base) else None
+        return large_head(kernels_of(base).of_training) if has_large_head(base) else None
+
+    def kernels(
+        self, base: PreTrainedModel, is_half: bool, recorded: Mapping[str, Any] | None = None
+    ) -> dict[str, object]:
+        """Choose kernels of the engine and of the head (`multirole_cpu.kernels`), unless the model is too small."""
+        if not has_choice(base):
+            return {}
+        use(base, from_record(recorded, base) if recorded else choose_once(base, is_half))
+        return to_record(kernels_of(base))

@@ -1,6 +1,7 @@
-"""Compute the forward pass of Qwen3 and Llama on plain tensors, and copy these tensors from a model.
+"""Compute the forward pass of a decoder (`families`) on plain tensors, and copy these tensors from a model.
 
-Llama is Qwen3 without q and k norms, whose weights (and the 1 / sqrt(d) of attention) are folded into the RoPE table.
+Llama, Mistral and Qwen2 are Qwen3 without q and k norms, whose weights (and the 1 / sqrt(d) of attention) are folded into the RoPE
+table. Qwen2 has biases of q, k and v; a configuration may give the others biases, too.
 
 - In float32, adapters are merged, and the weights of the layer norms are folded into the projections that follow. Logits agree
   with `transformers` to float32 rounding: 2e-6 on random weights, up to 1.5e-5 on trained ones with logits near 20, where
@@ -11,9 +12,8 @@ Llama is Qwen3 without q and k norms, whose weights (and the 1 / sqrt(d) of atte
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,19 +21,20 @@ from peft import PeftModel
 from peft.tuners.lora import LoraLayer
 from peft.tuners.tuners_utils import BaseTunerLayer
 from torch import Tensor
-from transformers import LlamaForCausalLM, PreTrainedModel, Qwen3ForCausalLM
+from transformers import PreTrainedModel, Qwen3ForCausalLM
 
-from multirole.update.passes.tree_attention import STATIC_ROPES
+from multirole.update.passes.tree_attention import STATIC_ROPES, has_windows
 from multirole.update.processes import full_tensor
-from multirole_cpu import SERVED, bfloat16_products
-from multirole_cpu.half_model import products_in
+from multirole_cpu import SERVED, packed_products
+from multirole_cpu.families import CLASSES, Served, head_dim
+from multirole_cpu.kernels import FLOAT32, Kernels
+from multirole_cpu.sampling_head import SAMPLING_HEADS, SamplingHead
 
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 PLAIN_VARIANTS = ("MiCALinearVariant", "VeloraLinearVariant")
 """PEFT's variants of LoRA that compute what plain LoRA does: one starts from other matrices, one keeps fewer activations."""
 WEIGHT_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 """Dtypes of weights that are numbers themselves; integers and 8-bit floats are multiples of a scale that is stored apart."""
-Served: TypeAlias = Qwen3ForCausalLM | LlamaForCausalLM
 Attend = Callable[[int, Tensor, Tensor, Tensor], Tensor | None]
 """(layer, q (N, heads, d), k (N, n_kv, d), v (N, n_kv, d)) -> (N, heads * d), or None to end the pass there."""
 
@@ -50,24 +51,18 @@ class LowRank:
 class Weights:
     """The weights of one adapter's model, in the dtype of `embed`. Each layer has qkv, o, gate_up and down.
 
-    The matrices of `layers` are (in, out) in float32, which multiplies few rows faster than (out, in), and packed for oneDNN in
-    bfloat16; `head` is in float32. `norms` are those before qkv and gate_up, and `norm` is the last one; None if folded.
+    The matrices of `layers` are packed for oneDNN (`is_packed`), or (in, out) in float32, which multiplies few rows faster than (out, in).
+    `biases` are those of the four products, None without. `norms` are those before qkv and gate_up, and `norm` is the last one; None if folded.
     """
 
     embed: Tensor  # (V, H)
-    head: Tensor  # (V, H)
+    head: SamplingHead
     layers: list[tuple[Tensor, ...]]
+    biases: list[tuple[Tensor | None, ...]]
     norms: list[tuple[Tensor | None, Tensor | None]]
     norm: Tensor | None = None
     adapter: list[tuple[LowRank | None, ...]] | None = None
-
-    def logits(self, hidden: Tensor, out: Tensor) -> Tensor:
-        """Compute float32 logits (N, V) of `forward`'s (N, H), written to `out`.
-
-        Of bfloat16 hidden states only the factors are rounded: bfloat16 products would round a logit of 20 by up to 0.06.
-        """
-        with products_in("bf16") if hidden.dtype == torch.bfloat16 else nullcontext():
-            return torch.mm(hidden.float(), self.head.t(), out=out)
+    is_packed: bool = True
 
 
 @dataclass(frozen=True)
@@ -85,7 +80,7 @@ class Rope:
 
     For y = norm(x) * w, rotated: y * cos + rotate_half(y) * sin = norm(x) * (w * cos) + norm(x).roll(d / 2) * (w' * sin),
     with w' = w.roll(d / 2) and sin's first half negated. q's weights hold the 1 / sqrt(d) of attention, and nothing else if
-    q and k are not normed (Llama).
+    q and k are not normed, as in Qwen3 alone they are.
     """
 
     cos: Tensor  # (length, d)
@@ -128,14 +123,16 @@ def forward(tokens: Tensor, positions: Tensor, spans: list[Span], rope: Rope, ep
 
 
 def _project(x: Tensor, spans: list[Span], layer: int, matrix: int) -> Tensor:
-    """Multiply x (N, in) with each span's matrix -> (N, out)."""
+    """Multiply x (N, in) with each span's matrix, and add the bias, which no adapter changes -> (N, out)."""
+    bias = spans[0].weights.biases[layer][matrix]
     if x.dtype == torch.bfloat16:
         added = _low_rank(x, spans, layer, matrix)
-        return bfloat16_products.product(x, spans[0].weights.layers[layer][matrix], added)
-    if len(spans) == 1:
-        return x @ spans[0].weights.layers[layer][matrix]
+        return packed_products.product(x, spans[0].weights.layers[layer][matrix], added, bias)
+    multiply = packed_products.product if spans[0].weights.is_packed else torch.matmul
     parts = x.split([span.stop - span.start for span in spans])
-    return torch.cat([part @ span.weights.layers[layer][matrix] for part, span in zip(parts, spans, strict=True)])
+    products = [multiply(part, span.weights.layers[layer][matrix]) for part, span in zip(parts, spans, strict=True)]
+    product = products[0] if len(products) == 1 else torch.cat(products)
+    return product if bias is None else product.add_(bias)
 
 
 def _low_rank(x: Tensor, spans: list[Span], layer: int, matrix: int) -> Tensor | None:
@@ -155,14 +152,15 @@ def _low_rank(x: Tensor, spans: list[Span], layer: int, matrix: int) -> Tensor |
 
 def rope_table(model: PeftModel | Served, length: int) -> Rope:
     """Build the tables for positions 0..length-1."""
-    inner = _inner(model)
+    inner = base_of(model)
     config, embed = inner.config, inner.model.embed_tokens.weight
     positions = torch.arange(length, device=embed.device)[None]
     cos, sin = inner.model.rotary_emb(embed.new_zeros(1, dtype=torch.float32), positions)  # (1, length, d) each
-    half = config.head_dim // 2
+    d = head_dim(inner)
+    half = d // 2
     sin = torch.cat([-sin[..., :half], sin[..., half:]], -1)
-    n_q, n_kv, scale = config.num_attention_heads, config.num_key_value_heads, config.head_dim**-0.5
-    is_normed, plain = isinstance(inner, Qwen3ForCausalLM), cos.new_ones(config.head_dim)
+    n_q, n_kv, scale = config.num_attention_heads, config.num_key_value_heads, d**-0.5
+    is_normed, plain = isinstance(inner, Qwen3ForCausalLM), cos.new_ones(d)
     norms = torch.stack(
         [
             torch.cat([q.expand(n_q, -1) * scale, k.expand(n_kv, -1)])
@@ -177,15 +175,18 @@ def rope_table(model: PeftModel | Served, length: int) -> Rope:
     return Rope(cos[0], sin[0], norms, norms.roll(half, -1), is_normed)
 
 
-def make_weights(model: PeftModel | Served, dtype: torch.dtype) -> dict[str | None, Weights]:
-    """Copy the base (key None) and every adapter in float32 or bfloat16; `model` is not modified."""
-    inner = _inner(model)
+def make_weights(
+    model: PeftModel | Served, dtype: torch.dtype, kernels: Kernels = FLOAT32
+) -> dict[str | None, Weights]:
+    """Copy the base (key None) and every adapter in float32 or bfloat16, for these kernels; `model` is not modified."""
+    inner = base_of(model)
     check_supported(model)
     adapters = list(model.peft_config) if isinstance(model, PeftModel) else []
-    return _packed_weights(inner, adapters) if dtype == torch.bfloat16 else _merged_weights(inner, adapters)
+    make = _packed_weights if dtype == torch.bfloat16 else _merged_weights
+    return make(inner, adapters, kernels)
 
 
-def _merged_weights(inner: Any, adapters: list[str]) -> dict[str | None, Weights]:
+def _merged_weights(inner: Any, adapters: list[str], kernels: Kernels) -> dict[str | None, Weights]:
     """Copy the weights in float32, with adapters merged and norms folded."""
     embed = full_tensor(inner.model.embed_tokens.weight.detach()).float().clone()  # (V, H)
     head = (
@@ -193,11 +194,23 @@ def _merged_weights(inner: Any, adapters: list[str]) -> dict[str | None, Weights
     )  # (V, H)
     layers: Any = inner.model.layers
     folded: list[Any] = [(None, None)] * len(layers)
+    biases = _biases(inner, torch.float32)
     names: list[str | None] = [None, *adapters]
-    return {name: Weights(embed, head, [_merged_layer(layer, name) for layer in layers], folded) for name in names}
+    sampling_head, is_packed = SAMPLING_HEADS[kernels.head](head), kernels.layers == "packed"
+    return {
+        name: Weights(
+            embed,
+            sampling_head,
+            [_merged_layer(layer, name, is_packed) for layer in layers],
+            biases,
+            folded,
+            is_packed=is_packed,
+        )
+        for name in names
+    }
 
 
-def _merged_layer(layer: Any, adapter: str | None) -> tuple[Tensor, ...]:
+def _merged_layer(layer: Any, adapter: str | None, is_packed: bool) -> tuple[Tensor, ...]:
     """Return one decoder layer's fused and folded matrices: qkv, o, gate_up, down."""
     (q, k, v), (o,), (gate, up), (down,) = ([_merged(p, adapter) for p in group] for group in _fused(layer))
     before, after = (
@@ -205,7 +218,7 @@ def _merged_layer(layer: Any, adapter: str | None) -> tuple[Tensor, ...]:
         full_tensor(layer.post_attention_layernorm.weight).float(),
     )
     fused = (torch.cat([q, k, v]) * before, o, torch.cat([gate, up]) * after, down)  # (out, in) each
-    return tuple(weight.t().contiguous() for weight in fused)
+    return tuple(packed_products.pack(weight) if is_packed else weight.t().contiguous() for weight in fused)
 
 
 def _merged(module: Any, adapter: str | None) -> Tensor:
@@ -217,13 +230,14 @@ def _merged(module: Any, adapter: str | None) -> Tensor:
     return weight + module.scaling[adapter] * (b @ a)
 
 
-def _packed_weights(inner: Any, adapters: list[str]) -> dict[str | None, Weights]:
+def _packed_weights(inner: Any, adapters: list[str], kernels: Kernels) -> dict[str | None, Weights]:
     """Copy the weights in bfloat16: one packed base, and the low-rank parts of the adapters."""
     embed = full_tensor(inner.model.embed_tokens.weight.detach()).bfloat16().clone()  # (V, H)
     base = Weights(
         embed,
-        full_tensor(inner.lm_head.weight.detach()).float().clone(),
-        [tuple(bfloat16_products.pack(torch.cat([*map(_base_weight, group)])) for group in _fused(layer)) for layer in inner.model.layers],
+        SAMPLING_HEADS[kernels.head](full_tensor(inner.lm_head.weight.detach()).float().clone()),
+        [tuple(packed_products.pack(torch.cat([*map(_base_weight, group)]).bfloat16()) for group in _fused(layer)) for layer in inner.model.layers],
+        _biases(inner, torch.bfloat16),
         [
             (_copied(layer.input_layernorm.weight), _copied(layer.post_attention_layernorm.weight))
             for layer in inner.model.layers
@@ -262,9 +276,31 @@ def _has_adapter(module: Any, adapter: str) -> bool:
     return isinstance(module, LoraLayer) and adapter in module.lora_A
 
 
+def _base(module: Any) -> Any:
+    """Return a linear layer without adapters."""
+    return module.get_base_layer() if isinstance(module, LoraLayer) else module
+
+
 def _base_weight(module: Any) -> Tensor:
     """Return a linear layer's weight (out, in) without adapters."""
-    return full_tensor((module.get_base_layer() if isinstance(module, LoraLayer) else module).weight.detach())
+    return full_tensor(_base(module).weight.detach())
+
+
+def _biases(inner: Any, dtype: torch.dtype) -> list[tuple[Tensor | None, ...]]:
+    """Copy the biases of each layer's four products (out,), None for a product without."""
+    return [tuple(_joint_bias([*map(_base, group)], dtype) for group in _fused(layer)) for layer in inner.model.layers]
+
+
+def _joint_bias(modules: list[Any], dtype: torch.dtype) -> Tensor | None:
+    """Copy the biases of fused linear layers, with zeros for those without; None if all are without."""
+    if all(module.bias is None for module in modules):
+        return None
+    zeros = [module.weight.new_zeros(module.out_features) for module in modules]
+    parts = [
+        zero if module.bias is None else full_tensor(module.bias.detach())
+        for module, zero in zip(modules, zeros, strict=True)
+    ]
+    return torch.cat(parts).to(dtype)
 
 
 def _copied(weight: Tensor) -> Tensor:
@@ -282,7 +318,8 @@ def _fused(layer: Any) -> tuple[tuple[Any, ...], ...]:
     )
 
 
-def _inner(model: PeftModel | PreTrainedModel) -> Any:
+def base_of(model: PeftModel | PreTrainedModel) -> Any:
+    """Return the model without adapters."""
     return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
@@ -290,26 +327,24 @@ def check_supported(model: PeftModel | Served) -> None:
     """Raise ValueError for a model or adapter that this forward pass does not implement."""
     for problem in unsupported(model):
         raise ValueError(
-            f"The transformers engine cannot serve this model: {problem}. It implements plain Qwen3 and Llama with LoRA on the "
-            "linear layers. Use engine='generate' for other models, which is slower, or engine='vllm'."
+            f"The transformers engine cannot serve this model: {problem}. It implements plain Llama, Mistral, Qwen2 and Qwen3 with "
+            "LoRA on the linear layers. Use engine='generate' for other models, which is slower, or engine='vllm'."
         )
 
 
 def unsupported(model: PeftModel | PreTrainedModel) -> Iterator[str]:
     """List the properties of a model and its adapters that this forward pass does not implement."""
-    inner = _inner(model)
-    if type(inner) not in (Qwen3ForCausalLM, LlamaForCausalLM):  # a model's own code may use one of these names
+    inner = base_of(model)
+    if type(inner) not in CLASSES:  # a model's own code may use one of these names
         yield f"it is a {type(inner).__name__}" + " of other code" * (type(inner).__name__ in SERVED)
         return
     config = inner.config
     if config.rope_parameters["rope_type"] not in STATIC_ROPES:
         yield f"rope_type is {config.rope_parameters['rope_type']!r}"
-    if config.hidden_act != "silu" or any("sliding" in kind for kind in config.to_dict().get("layer_types") or ()):
+    if config.hidden_act != "silu" or has_windows(inner):
         yield "it has sliding windows or an activation other than silu"
     if quantised := [name for name, weight in inner.named_parameters() if weight.dtype not in WEIGHT_DTYPES]:
         yield f"its weights are quantised, such as {quantised[0]}"
-    if any(name.endswith(("_proj.bias", "_proj.base_layer.bias")) for name, _ in inner.named_parameters()):
-        yield "its linear layers have biases"
     for name, module in inner.named_modules():
         if not isinstance(module, BaseTunerLayer):
             continue

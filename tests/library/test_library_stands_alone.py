@@ -15,6 +15,7 @@ import tarfile
 import tomllib
 import zipfile
 from email import message_from_bytes
+from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution, packages_distributions
 from pathlib import Path
 
@@ -34,7 +35,6 @@ SETTINGS = {
 """Name of each distribution of this repository -> its pyproject.toml."""
 EXTRAS = SETTINGS["multirole"]["tool"]["multirole"]["extras"]
 LEFT_OUT = shutil.ignore_patterns("*.egg-info", "__pycache__", "build")
-DISTRIBUTIONS = packages_distributions()
 README, PAGE = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/own_workflow.md"))
 
 
@@ -50,11 +50,12 @@ def source(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def wheels(source, tmp_path_factory) -> dict[str, Path]:
-    """The wheel of each distribution."""
+    """The wheel of each distribution, built by the call that `pip wheel` makes to setuptools."""
     folder = tmp_path_factory.mktemp("wheels")
-    command = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
-    folders = [str(source / path.relative_to(ROOT)) for path in FOLDERS]
-    subprocess.run([*command, "-w", str(folder), *folders], check=True, capture_output=True)
+    build = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
+    for path in FOLDERS:
+        command = [sys.executable, "-P", "-c", build, str(folder)]
+        subprocess.run(command, cwd=source / path.relative_to(ROOT), check=True, capture_output=True)
     return {canonicalize_name(path.name.partition("-")[0]): path for path in folder.glob("*.whl")}
 
 
@@ -124,9 +125,10 @@ def imported(package: str) -> set[str]:
     names = [alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names]
     names += [node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module and not node.level]
     modules = {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {package}
-    return {canonicalize_name(name if name in OURS else DISTRIBUTIONS.get(name, [name])[0]) for name in modules}
+    return {canonicalize_name(name if name in OURS else distributions().get(name, [name])[0]) for name in modules}
 
 
+distributions = cache(packages_distributions)  # reads the metadata of all packages
 OURS = {path.name for path in (ROOT / "src").iterdir()}
 
 
@@ -187,7 +189,7 @@ from importlib.util import find_spec
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-readme, page, *given = given
+readme, page, site_of_cpu, *given = given
 names = ["<pad>", "<end>", "<user>", "<assistant>", *"0123456789+ ?"]
 letters = Tokenizer(models.WordLevel({name: i for i, name in enumerate(names)}, unk_token="?"))
 letters.pre_tokenizer = pre_tokenizers.Split(Regex("."), "isolated")
@@ -237,6 +239,22 @@ def replaced(code: str, changes: dict[str, str]) -> str:
     return code
 
 
+WITH_CPU = """
+import importlib
+from multirole.update.passes.fast_passes import installed
+
+sys.path.append(site_of_cpu)  # as if the wheel had been installed before Python started
+importlib.invalidate_caches()
+installed.cache_clear()
+os.mkdir("cpu")
+os.symlink("../model", "cpu/model")
+os.chdir("cpu")
+exec(compile(readme, "README.md", "exec"))
+assert trainer.state.global_step == 1
+print(json.dumps(("with_cpu", sorted(trainer.adapters), type(trainer.engine).__name__)))
+print(json.dumps(("passes", [type(passes).__name__ for passes in installed()], installed()[0].__module__)))
+assert sys.modules["multirole_cpu"].__file__.startswith(site_of_cpu)
+"""
 COMMANDS = f"""{RUN_COMMAND}
 from multirole.__main__ import main
 for line in given:
@@ -271,11 +289,15 @@ def pages() -> tuple[str, str]:
 
 
 @pytest.fixture(scope="module")
-def alone(environment, tmp_path_factory) -> dict[str, tuple[object, str]]:
-    """What the library alone says: it trains, and then every command runs in the same process, which saves imports."""
+def alone(environment, wheels, tmp_path_factory) -> dict[str, tuple[object, str]]:
+    """What the library alone says, in one process, which saves imports: it trains, every command runs, and it trains with multirole-cpu."""
     lines = [f"{command} {words}" for command, words in ARGUMENTS.items()]
-    code = README_TRAINS + PAGE_TRAINS + COMMANDS
-    return ended(run(environment("multirole"), code, tmp_path_factory.mktemp("elsewhere"), *pages(), *lines))
+    code = README_TRAINS + PAGE_TRAINS + COMMANDS + WITH_CPU
+    site_of_cpu = tmp_path_factory.mktemp("cpu") / "site-packages"
+    with zipfile.ZipFile(wheels["multirole-cpu"]) as files:
+        files.extractall(site_of_cpu)
+    cwd = tmp_path_factory.mktemp("elsewhere")
+    return ended(run(environment("multirole"), code, cwd, *pages(), str(site_of_cpu), *lines))
 
 
 def test_the_library_alone_trains_the_workflows_of_the_pages(alone):
@@ -296,17 +318,10 @@ def test_every_command_says_in_a_sentence_what_to_install(alone):
         assert re.fullmatch(rf"`multirole {name}` needs the package \w+, .*pip install '\.\[study\]'.*\.\n", said), said
 
 
-WITH_CPU = """
-from multirole.update.passes.fast_passes import installed
-print(json.dumps(("passes", [type(passes).__name__ for passes in installed()], installed()[0].__module__)))
-assert sys.modules["multirole_cpu"].__file__.startswith(site)
-"""
-
-
-def test_the_engine_for_cpus_and_its_passes_are_found_where_their_wheel_is_installed(environment, tmp_path):
-    printed = ended(run(environment("multirole-cpu"), README_TRAINS + WITH_CPU, tmp_path, *pages()))
-    assert printed["trained"] == (["adapter_editor", "adapter_writer"], "TransformersEngine")
-    assert printed["passes"] == (["CPUPasses"], "multirole_cpu.passes")
+def test_the_engine_for_cpus_and_its_passes_are_found_where_their_wheel_is_installed(alone, wheels):
+    assert closure("multirole-cpu", wheels) == closure("multirole", wheels) | {"multirole-cpu"}
+    assert alone["with_cpu"] == (["adapter_editor", "adapter_writer"], "TransformersEngine")
+    assert alone["passes"] == (["CPUPasses"], "multirole_cpu.passes")
 
 
 USES = {

@@ -68,7 +68,7 @@ AGGREGATES = {
 def test_the_loss_is_averaged_as_chosen_whatever_the_micro_batches(make_library_trainer, kind):
     """On rows of several roles and slots."""
     trainer = make_library_trainer(Voting(), loss_type=kind)
-    rows, gradients = rows_of(trainer, episodes_of(trainer.workflow.roles)), []
+    rows, gradients = rows_of(trainer, episodes_of(trainer.workflow.roles, 4)), []
     for tokens in (1, 100, 100_000):
         cut(trainer, rows, tokens)
         gradients.append(gradient(trainer, "shared", rows))
@@ -82,7 +82,7 @@ def test_the_aggregations_are_three_different_gradients(make_library_trainer):
     gradients = []
     for kind in ("grpo", "dapo", "dr_grpo"):
         trainer = make_library_trainer(Voting(), loss_type=kind)
-        gradients.append(gradient(trainer, "shared", rows_of(trainer, episodes_of(trainer.workflow.roles))))
+        gradients.append(gradient(trainer, "shared", rows_of(trainer, episodes_of(trainer.workflow.roles, 4))))
     cosines = [
         torch.cosine_similarity(a, b, dim=0).item()
         for a, b in ((gradients[0], gradients[1]), (gradients[0], gradients[2]))
@@ -94,7 +94,7 @@ def test_the_aggregations_are_three_different_gradients(make_library_trainer):
 def test_a_partial_step_of_the_released_code_is_smaller_under_every_aggregation(make_library_trainer, kind):
     """The partial step is divided by the number of rows of a full one (`RowCuts`)."""
     trainer = make_library_trainer(Voting(), loss_type=kind)
-    rows = rows_of(trainer, episodes_of(trainer.workflow.roles))[:12]
+    rows = rows_of(trainer, episodes_of(trainer.workflow.roles, 4))[:12]
     whole, partial = (gradient(trainer, "shared", rows, divisor) for divisor in (12, 48))
     torch.testing.assert_close(partial, whole / 4, atol=1e-6, rtol=0)
 
@@ -116,7 +116,7 @@ def test_old_logprobs_follow_the_steps_that_callbacks_have_cut(make_library_trai
         return take_step(model, adapter, rows, divisor, lr)
 
     trainer.optimizer_step = optimizer_step
-    trainer.update(trainer.model, rows_of(trainer, episodes_of(trainer.workflow.roles)))
+    trainer.update(trainer.model, rows_of(trainer, episodes_of(trainer.workflow.roles, 4)))
     for first, *later in trained.values():
         assert all(row.old_logps is None for row in first)
         assert all(row.old_logps is not None for rows in later for row in rows)
@@ -126,7 +126,7 @@ def test_old_logprobs_follow_the_steps_that_callbacks_have_cut(make_library_trai
 @pytest.mark.parametrize("limit", [1e-2, 1e9])
 def test_the_ledger_has_the_norm_before_and_after_clipping(make_diagnosed_trainer, limit):
     trainer, seen = make_diagnosed_trainer(Voting(), max_grad_norm=limit), {}
-    rows = rows_of(trainer, episodes_of(trainer.workflow.roles))
+    rows = rows_of(trainer, episodes_of(trainer.workflow.roles, 4))
     trainer.optimizer.step = lambda: seen.update(
         norm=math.sqrt(sum(p.grad.square().sum().item() for p in trainer.model.parameters() if p.grad is not None))
     )

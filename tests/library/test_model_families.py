@@ -2,23 +2,31 @@
 
 import pytest
 import torch
-from engine_checks import run_all
+from engine_checks import POLICY, TOLERANCE, change_adapters, make_requests, max_error, run_all
 from peft import BdLoraConfig, KasaConfig, LoraConfig, VeloraConfig, get_peft_model
-from toy_families import LLAMA3, saved, small
+from peft.tuners.lora import Linear as LoraLinear
+from toy_families import BIASED, LLAMA3, saved, small
+from toy_qwen3 import toy_tokenizer
 from transformers import (
     GemmaConfig,
     GemmaForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
 )
 from transformers.models.llama.modeling_llama import LlamaAttention
 
 from multirole.engines.protocol import Request
+from multirole.inputs.adapters import add_adapters
+from multirole.update.gradients import PartSums, gradient_of, merged
 from multirole.update.passes.tree_attention import can_share_prefixes
+from multirole_cpu import SERVED
 from multirole_cpu.engine import TransformersEngine
-from multirole_cpu.half_model import is_covered
+from multirole_cpu.families import CLASSES
+from multirole_cpu.half_model import half_model, is_covered
 from multirole_cpu.qwen3 import unsupported
 
 YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0, "original_max_position_embeddings": 64}
@@ -39,6 +47,49 @@ def test_the_engine_samples_a_llama_as_transformers_scores_it(tmp_path, rope):
         torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=1e-4, rtol=0)
 
 
+@pytest.mark.parametrize("family", BIASED)
+def test_biases_and_derived_head_sizes_are_served(family):
+    """With adapters, prompts that rows share, and the prefix cache: log-probs are those of transformers."""
+    lora = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")
+    model = add_adapters(BIASED[family](), lora, list(POLICY)).eval()
+    change_adapters(model)
+    engine = TransformersEngine(toy_tokenizer().eos_token_id, max_rows=16, prefix_bytes=1 << 20)
+    engine.publish(model, 0)
+    requests = [request for request in make_requests(20, 256) for _ in range(4)]
+    for _ in range(2):  # the second time from the cache
+        assert max_error(model, requests, run_all(engine, requests)) <= 10 * TOLERANCE
+
+
+@pytest.mark.parametrize("family", BIASED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_gradients_of_biased_layers_are_those_of_transformers(family, dtype):
+    """Of the adapters, in the merged pass in float32 and in `half_model`."""
+    model = get_peft_model(BIASED[family](), LoraConfig(r=4, lora_alpha=8, target_modules="all-linear"))
+    change_adapters(model)
+    ids, base, params = (
+        torch.arange(1, 29).view(2, 14),
+        model.get_base_model(),
+        [p for p in model.parameters() if p.requires_grad],
+    )
+    expected = model(ids).logits.log_softmax(-1)[..., 3]
+    expected.sum().backward()
+    values = torch.zeros(1, sum(p.numel() for p in params))
+    sums = PartSums(params, values)
+    sums.set_tokens([(0, ids.numel())])
+    layers = [module for module in model.modules() if isinstance(module, LoraLinear)]
+    assert is_covered(base) and can_share_prefixes(base)
+    with merged(layers, "default", sums) if dtype == torch.float32 else half_model(base, "default", sums):
+        computed = base(ids, use_cache=False).logits.log_softmax(-1)[..., 3]
+        computed.sum().backward()
+    gradient, exact = values[0], gradient_of(params)
+    assert (computed - expected).abs().max() < (1e-4 if dtype == torch.float32 else 0.1)
+    assert (gradient - exact).norm() < (1e-5 if dtype == torch.float32 else 0.05) * exact.norm()
+
+
+def test_the_names_of_the_served_families_are_those_of_their_classes():
+    assert [served.__name__ for served in CLASSES] == list(SERVED)
+
+
 LLAMA, QWEN3 = (LlamaForCausalLM, LlamaConfig), (Qwen3ForCausalLM, Qwen3Config)
 DYNAMIC = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}
 WINDOWS = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}
@@ -53,8 +104,8 @@ WINDOWS = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers":
         (LLAMA, {"rope_parameters": DYNAMIC}, {}, ["rope_type is 'dynamic'"]),
         (LLAMA, {"hidden_act": "gelu"}, {}, ["an activation other than silu"]),
         (QWEN3, WINDOWS, {}, ["it has sliding windows"]),
-        (LLAMA, {"attention_bias": True}, {"target_modules": ["down_proj"]}, ["its linear layers have biases"]),
-        (LLAMA, {"attention_bias": True}, {"target_modules": "all-linear"}, ["its linear layers have biases"]),
+        ((MistralForCausalLM, MistralConfig), {}, {}, ["it has sliding windows"]),
+        (LLAMA, {"attention_bias": True}, {"target_modules": "all-linear"}, []),
         (QWEN3, {}, {"target_modules": ["embed_tokens", "q_proj"]}, ["embed_tokens has an adapter that is not LoRA on"]),
         (QWEN3, {}, {"target_modules": ["q_proj"], "use_dora": True}, ["uses DoRA or has a LoRA bias"] * 2),
         (QWEN3, {}, {"target_modules": ["q_proj"], "lora_bias": True}, ["uses DoRA or has a LoRA bias"] * 2),
@@ -65,7 +116,7 @@ WINDOWS = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers":
         (QWEN3, {}, {"target_modules": ["q_proj"], "modules_to_save": ["lm_head"]}, ["an adapter has modules_to_save"]),
     ],
     ids=[
-        "qwen3", "llama", "gemma", "rope", "activation", "windows", "biases", "biases under LoRA", "embeddings", "dora",
+        "qwen3", "llama", "gemma", "rope", "activation", "windows", "windows of Mistral", "biases under LoRA", "embeddings", "dora",
         "lora bias", "kasa", "bdlora", "velora", "mica", "saved head",
     ],
 )  # fmt: skip

@@ -347,7 +347,7 @@ def test_servers_on_other_machines_need_a_folder(connect):
 @pytest.mark.parametrize(
     ("settings", "error", "message"),
     [
-        ({"version": "0.27.1"}, ValueError, r"runs vLLM 0\.27\.1, but only 0\.31\.0.* was tested"),
+        ({"version": "0.27.1"}, ValueError, r"runs vLLM 0\.27\.1, but only 0\.31\.0.* is accepted"),
         ({"version": None}, ValueError, "runs vLLM None"),
         ({"max_model_len": 100}, ValueError, "sequences of 100 tokens, but this run needs 256.*--max-model-len 256"),
         ({"processed": False}, ValueError, "--logprobs-mode processed_logprobs"),

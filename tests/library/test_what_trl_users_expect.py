@@ -43,7 +43,7 @@ def train(model_folder):
     def run(folder, resume=None, processing_class=None, callbacks=(), **options):
         settings = {
             "policy": "ip", "generation_batch_size": 8, "num_generations": 4, "max_steps": 2,
-            "max_completion_length": 24, "learning_rate": 1e-3, "logging_steps": 1, "save_steps": 1, "bf16": False,
+            "max_completion_length": 8, "learning_rate": 1e-3, "logging_steps": 1, "save_steps": 1, "bf16": False,
             "per_device_train_batch_size": 8, "gradient_checkpointing": False, "report_to": "none", "disable_tqdm": True,
         } | options  # fmt: skip
         trainer = MultiRoleGRPOTrainer(

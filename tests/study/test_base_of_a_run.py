@@ -40,7 +40,8 @@ def test_a_run_names_its_scale_s_base(run_folder):
 def test_a_base_of_the_user_s_must_be_passed_and_is_checked(other_base):
     run, base = other_base
     with pytest.raises(
-        ValueError, match="was trained on the base model 'mybase'. Pass the folder of this model with `--model`"
+        ValueError,
+        match="was trained on the base model 'mybase'. Pass this model, a folder or a GGUF file, with `--model`",
     ):
         cell_of(run)
     assert locate(cell_of(run, str(base))) == base
@@ -61,7 +62,7 @@ def test_a_run_of_the_user_s_code_or_rows_cannot_be_made_again_from_its_record(r
 
 
 def test_an_empty_name_of_a_base_is_refused():
-    with pytest.raises(ValueError, match="`model` must be an existing local path, got ''"):
+    with pytest.raises(ValueError, match="`model` must be an existing folder or GGUF file.*got ''"):
         Cell("voting", "sp", model="")
 
 
@@ -75,7 +76,7 @@ def test_an_embedded_base_is_taken_from_the_record(run_folder, tmp_path):
 
 @pytest.mark.parametrize("command", [serve, signal])
 def test_the_commands_say_which_base_is_missing(other_base, command, capsys):
-    with pytest.raises(UserError, match="'mybase'. Pass the folder of this model with `--model`"):
+    with pytest.raises(UserError, match="'mybase'. Pass this model, a folder or a GGUF file, with `--model`"):
         command([str(other_base[0])])
 
 

@@ -5,10 +5,17 @@ import random
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
+
+from multirole_study import hours
+from multirole_study import plan as planner
+from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.launch import Launch
 
 ROOT = Path(__file__).parents[2]
 SETTINGS = {"scales": ["1.7b", "4b"], "problems": 8, "rehearse": True}
@@ -182,12 +189,12 @@ def test_calls_add_up(bench, make_step, tmp_path):
 
 def test_the_order_begins_with_what_needs_no_vllm(bench, steps):
     names = bench.order(["1.7b", "4b"])
-    assert names[:4] == ["machine", "passes-1.7b", "update-1.7b", "update-recomputed-1.7b"]
+    assert names[:4] == ["machine", "doctor-1.7b", "packed-1.7b", "update-1.7b"]
     needs_vllm = ["vllm" in bench.make_step(name).needs for name in names]
     assert needs_vllm == sorted(needs_vllm), "a step with vLLM comes before one without"
-    assert names.index("row-1.7b") < names.index("passes-4b") < names.index("tiny") < names.index("vllm-1.7b")
+    assert names.index("row-1.7b") < names.index("doctor-4b") < names.index("padded-1.7b") < names.index("vllm-1.7b")
     with_vllm = [name for name, needs in zip(names, needs_vllm, strict=True) if needs]
-    assert with_vllm == ["vllm-1.7b", "doctor-1.7b", "vllm-4b", "doctor-4b"]
+    assert with_vllm == ["vllm-1.7b", "doctor-vllm-1.7b", "vllm-4b", "doctor-vllm-4b"]
     assert {bench.kind_of(name) for name in names} == set(steps.STEPS) == set(bench.LIMITS)
     assert max(limit for limit, _ in bench.LIMITS.values()) <= 540, "each must fit in a call of ten minutes"
 
@@ -239,12 +246,10 @@ def test_flops_by_hand(steps):
 
 
 def test_replies_have_the_mean_that_the_estimate_of_hours_assumes(steps):
-    from multirole_study import hours
-
     lengths, rng = steps.Lengths(is_toy=False), random.Random(0)
     drawn = [steps.reply_length(rng, lengths) for _ in range(20000)]
-    assert sum(drawn) / len(drawn) == pytest.approx(steps.MEAN_REPLY, rel=0.03) and max(drawn) <= lengths.reply
-    assert (steps.MEAN_REPLY, steps.QUESTION) == (hours.REPLY_SHARE * lengths.reply, hours.INSTRUCTION_TOKENS)
+    assert sum(drawn) / len(drawn) == pytest.approx(hours.REPLY_SHARE * lengths.reply, rel=0.03)
+    assert max(drawn) <= lengths.reply and lengths.question == hours.ASSUMED.question_tokens
 
 
 def test_a_phase_has_the_peak_of_its_duration_only(steps):
@@ -261,10 +266,17 @@ def test_a_phase_has_the_peak_of_its_duration_only(steps):
 
 
 @pytest.mark.slow
-def test_the_first_steps_need_torch_and_transformers_only(bench, tmp_path):
+@pytest.mark.parametrize(
+    ("step", "measured"),
+    [
+        ("machine", ["matrix products", "copy", "varlen_attn"]),
+        ("passes-1.7b", ["forward, without head", "forward and backward", "the same, layers recomputed"]),
+    ],
+)
+def test_some_steps_need_torch_and_transformers_only(bench, tmp_path, step, measured):
     """On a machine without TRL, PEFT, pydantic, pandas and vLLM."""
     result = tmp_path / "result.json"
-    arguments = ["gpu_steps.py", "passes-1.7b", "--rehearse", "--scratch", str(tmp_path), "--result", str(result)]
+    arguments = ["gpu_steps.py", step, "--rehearse", "--scratch", str(tmp_path), "--result", str(result)]
     blocked = sorted(set(bench.STUDY) - set(bench.BASE) | {"vllm", "datasets"})
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({blocked}))\n"
@@ -272,13 +284,101 @@ def test_the_first_steps_need_torch_and_transformers_only(bench, tmp_path):
         "import gpu_steps; sys.exit(gpu_steps.main())"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
-    rows = json.loads(result.read_text())["rows"]
-    assert [row["measured"] for row in rows] == [
-        "forward, without head",
-        "forward and backward",
-        "the same, layers recomputed",
-    ]
-    assert all(row["tokens_per_second"] > 0 and "update" in row["peaks_gib"] for row in rows)
+    done = json.loads(result.read_text())
+    assert [row["measured"] for row in done["rows"]] == measured
+    if step == "machine":
+        assert done["varlen"]["has_varlen"] is None and done["varlen"]["reason"].startswith("not tried: ")
+    else:
+        assert all(row["tokens_per_second"] > 0 and "update" in row["peaks_gib"] for row in done["rows"])
+
+
+def test_wheels_that_do_not_fit_are_named_and_left_out(bench, tmp_path):
+    """Before anything is unpacked: on a machine that one has for half an hour, pip's refusal would cost a call."""
+    core = "pydantic_core-2.50.4-{0}-{0}-manylinux_2_17_x86_64.whl"
+    fits = {"trl-1.16.0-py3-none-any.whl", "dill-0.4.1-py3-none-any.whl"}
+    others = [core.format("cp311"), "xxhash-4.1.0-cp312-cp312-win_amd64.whl"]
+    for name in (*fits, *others, "dill-0.3.9-py3-none-any.whl", "notes.whl"):
+        (tmp_path / name).touch()
+    chosen, left_out = bench.fitting_wheels(tmp_path, (3, 12))
+    assert {path.name for path in chosen} == fits
+    assert left_out[0] == "dill-0.3.9-py3-none-any.whl is left out for dill-0.4.1-py3-none-any.whl."
+    assert {f"{name} is not for Python 3.12 on this platform." for name in others} < set(left_out)
+    assert any(line.startswith("notes.whl: ") for line in left_out) and len(left_out) == 4
+    with pytest.raises(SystemExit, match="has no file"):
+        bench.fitting_wheels(tmp_path / "nowhere", (3, 12))
+
+
+def test_what_was_measured_is_copied_and_changes_the_plan(bench, make_step, tmp_path):
+    """The folder that a borrowed machine returns is emptied before each command; the record stays in the repository, and --resume finds it."""
+    part = {"measured": "update of Voting, IP", "seconds": 9.0, "constants": {"update_mfu": 0.5, "lora_cost": None}}
+    writes = f"import sys, pathlib; pathlib.Path(sys.argv[1]).write_text({json.dumps({'device': 'NVIDIA H200', 'rows': [part]})!r})"
+    out, back, record = (
+        tmp_path / "gpu.json",
+        tmp_path / "back",
+        {"settings": SETTINGS | {"rehearse": False}, "steps": {}},
+    )
+    back.mkdir()
+    bench.run_steps([make_step("update-1.7b", writes), make_step("update-4b", writes)], out, record, {}, copy=back)
+    assert {path.name for path in back.iterdir()} == {"gpu.json", "gpu.md", "gpu.measured.json"}
+    for path in back.iterdir():
+        path.unlink()
+    record = bench.load(out, SETTINGS | {"rehearse": False}, resumes=True)
+    bench.run_steps(
+        [make_step("update-1.7b", "raise SystemExit(1)"), make_step("machine", WRITES)], out, record, {}, copy=back
+    )
+    measured = back / "gpu.measured.json"
+    assert json.loads(measured.read_text()) == {
+        "device": "NVIDIA H200", "constants": {"update_mfu": {"value": 0.5, "step": "update-1.7b"}}
+    }  # fmt: skip
+    constants, cell = hours.Constants.from_file(measured), Cell("voting", "ip", scale="1.7b")
+    assumed, planned = (
+        planner.estimate(cell, Launch(), 80 * planner.GIB, planner.Assumptions(constants=by))
+        for by in (hours.ASSUMED, constants)
+    )
+    assert planned.update == pytest.approx(assumed.update / 2) and planned.hours < assumed.hours
+
+
+def test_an_estimate_with_the_measured_arithmetic_gives_the_measured_seconds(steps, monkeypatch):
+    """`update_mfu` is counted as the estimate counts it: rows of equal lengths, old log-probs, forward, backward and recomputation."""
+    monkeypatch.setattr(steps, "peak_flops", lambda: (H100.flops, ""))
+    shape = steps.MODELS["1.7b"].shape
+    cell = Cell("single", "sp", scale="1.7b", old_logprobs="recomputed", n_problems=2, num_generations=8)
+    (stage,) = hours.rows_of(cell, 16)
+    rows = [SimpleNamespace(length=stage.prompt + stage.reply)] * 16
+    counter = SimpleNamespace(recomputed=3, micro_batches=4)
+    mfu = steps.update_mfu(shape, rows, 7.0, counter)
+    constants = replace(hours.ASSUMED, update_mfu=mfu, silent_rows=0.0)
+    parts = hours.update_parts(cell, shape, H100, 1, True, None, constants)
+    assert parts["old log-probs"] + parts["forward and backward"] + 0.75 * parts["recomputing layers"] == pytest.approx(
+        7.0
+    )
+
+
+H100 = hours.GPUS["h100"]
+
+
+@pytest.fixture
+def rehearsed(steps, monkeypatch, tmp_path):
+    """Run one step with toy shapes in this process and return the parts that it measured."""
+
+    def run_one(step: str) -> list[dict]:
+        result = tmp_path / f"{step}.json"
+        arguments = ["gpu_steps.py", step, "--rehearse", "--scratch", str(tmp_path), "--result", str(result)]
+        monkeypatch.setattr(sys, "argv", arguments)
+        assert steps.main() == 0
+        return json.loads(result.read_text())["rows"]
+
+    return run_one
+
+
+def test_toy_rows_are_packed_and_have_the_gradient_of_rows_apart(rehearsed):
+    """Otherwise a rehearsal would not run what a GPU runs at 1.7B."""
+    parts = {part["measured"]: part for part in rehearsed("packed-1.7b")}
+    apart, packed = parts["each row on its own"], parts["packed"]
+    assert (apart["packed"], apart["gap"]) == (0, 0.0) and packed["packed"] > 0
+    assert packed["computed_tokens"] < apart["computed_tokens"]
+    noise = parts["the same, in reverse order"]["gap"]
+    assert noise < 0.05 and packed["gap"] < 0.05, "rounding to bfloat16"
 
 
 def planned_gib(steps, share: float | None) -> float:
@@ -336,6 +436,11 @@ def test_the_rehearsal_runs_every_step(tmp_path):
         "Voting, aggregators as their voters end",
     } < set(parts)
     cycles = [row for name, row in parts.items() if name.startswith("cycle ")]
+    assert (
+        hours.Constants.from_file(out.with_suffix(".measured.json"))
+        .sources["update_mfu"]
+        .endswith("toy shapes, update-1.7b")
+    )
     assert [row["largest_gap"] < 1e-6 and row["equal_replies"] == 24 for row in cycles] == [
         True,
         True,

@@ -11,11 +11,11 @@ import yaml
 from scipy.stats import fisher_exact, ttest_rel
 from statsmodels.stats.multitest import multipletests
 
+from multirole.schedule import ScheduleClock
 from multirole_study.compare.intervals import chance_to_decide
 from multirole_study.compare.measures import MEASURES
 from multirole_study.compare.rules import ALPHA
 from multirole_study.experiment.cell import Cell
-from multirole_study.experiment.schedule_clock import UpdateCallClock
 from multirole_study.labels import WORKFLOW_NAMES
 from multirole_study.paper.clock_figure import clock_figure, figures, learning_rates
 from multirole_study.paper.clock_study import ClockStudy
@@ -442,7 +442,7 @@ def test_the_drawn_rates_are_those_of_the_trainer(make_trainer, workflow, arm):
             trainer.optimizer._opt_called = True  # otherwise the scheduler warns that it was stepped first
             trainer.lr_scheduler.step()
         for callback in trainer.multirole_callbacks:
-            if isinstance(callback, UpdateCallClock):
+            if isinstance(callback, ScheduleClock):
                 callback.on_update_begin(trainer, [], {})
         rates = [trainer.adapter_learning_rate(adapter) for adapter in trainer.adapters]
         assert list(drawn.loc[iteration + 1]) == pytest.approx(rates, abs=1e-15)

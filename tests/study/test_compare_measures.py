@@ -19,7 +19,7 @@ class Made:
 
     def __init__(self, accuracy=(0.4, 0.5, 0.5), policy=("judge", "voter"), **series):
         self.accuracy = pd.Series(accuracy, index=[0, 10, 20][: len(accuracy)], dtype=float)
-        self.made, self.cell = series, SimpleNamespace(policy=dict.fromkeys(policy))
+        self.made, self.cell = series, SimpleNamespace(policy={role: role for role in policy})
         self.ends_fallen = self.accuracy.iloc[-1] <= self.accuracy.max() - 0.05 + 1e-9
 
     def series(self, metric, role=None):

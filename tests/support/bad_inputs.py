@@ -215,9 +215,9 @@ TOGETHER = {
     "partial steps by tokens": Case(
         {"updates": "tokens", "step_tokens": 9, "minibatch_split": "sequential"}, ("minibatch_split='even'",)
     ),
-    "a missing model at a tiny scale": Case({"model": "m"}, ("`model` must be an existing local path", "'m'")),
+    "a missing model at a tiny scale": Case({"model": "m"}, ("`model` must be an existing folder or GGUF file", "'m'")),
     "rows at a tiny scale": Case({"data": "d"}, ("`data` replaces the rows", "cannot be used here", "Write scale='0.6b'")),
-    "a model that is missing": Case({"scale": "0.6b", "model": "no-such"}, ("`model` must be an existing local path",)),
+    "a model that is missing": Case({"scale": "0.6b", "model": "no-such"}, ("`model` must be an existing folder or GGUF file",)),
     "rows that are missing": Case({"scale": "0.6b", "data": "no-such"}, ("`data` must be an existing local path",)),
     "processes that share no batch": Case({"n_processes": 3}, ("a multiple of the 3 processes", "got 8")),
     "an evaluation by several": Case({"n_processes": 2}, ("`n_processes` must be 1",), command="evaluate"),
@@ -329,7 +329,7 @@ MACHINES = {
     "vLLM too old": Case(PAPER | {"engine": "vllm"}, ("0.11.0",), patched={"multirole_study.experiment.hardware.version": lambda name: "0.11.0"}),
     "vLLM too new": Case(PAPER | {"engine": "vllm"}, ("1.0.0",), patched={"multirole_study.experiment.hardware.version": lambda name: "1.0.0+cu130"}),
     "no vLLM": Case(
-        PAPER | {"engine": "vllm"}, ("found none. engine='vllm' needs", "0.31.0 or 0.32.0 here, the versions that were tested. Install one"),
+        PAPER | {"engine": "vllm"}, ("found none. engine='vllm' needs", "0.31.0 or 0.32.0 or 0.33.0 here, the accepted versions. Install one"),
         patched={"multirole_study.experiment.hardware.installed": lambda *names: {}},
     ),
     "too little memory": Case(PAPER, ("does not fit", "0.25 GiB"), patched={"multirole_study.plan.this_device": lambda: ("CPU", 2**28)}),

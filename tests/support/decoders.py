@@ -55,11 +55,10 @@ FAMILIES: dict[str, dict] = {
 }  # fmt: skip
 
 WRONG = {
-    "doge": SMALL,  # its attention sees later tokens
     # its state mixes the rows of a batch
     "rwkv": {"hidden_size": 32, "num_hidden_layers": 2, "attention_hidden_size": 32, "intermediate_size": 64},
 }
-"""Families whose code in transformers computes a token's log-probs from later tokens or other rows."""
+"""Families whose code in transformers computes a token's log-probs from other rows."""
 
 
 def decoder(family: str, vocab: int, eos: int = 1, pad: int = 0) -> PreTrainedModel:

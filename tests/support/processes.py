@@ -15,10 +15,9 @@ from pathlib import Path
 PATIENCE = 900.0
 """Seconds after which a process is taken for one that hangs."""
 SERVER = multiprocessing.get_context("forkserver")
-SERVER.set_forkserver_preload(
-    ["multirole.trainer", "multirole_study.doctor", "multirole_study.experiment.run", "multirole_study.plan"]
-)
-"""Modules that are not installed are left out."""
+IMPORTED = ["multirole.trainer", "multirole_study.doctor", "multirole_study.experiment.run", "multirole_study.plan"]
+"""Modules that the server imports. Those that are not installed are left out."""
+SERVER.set_forkserver_preload(IMPORTED)
 
 
 def start(log: Path, work: Callable, *args: object, **environment: str) -> BaseProcess:

@@ -101,6 +101,7 @@ def trainer_of(rollout, n=1, score=score, max_staleness=0, version=3):
         args=SimpleNamespace(num_generations=n, mask_truncated_completions=False, max_staleness=max_staleness),
         state=SimpleNamespace(global_step=version),
         policy=policy,
+        adapters=list(policy),
         peft_model=SimpleNamespace(peft_config={role: LoraConfig() for role in policy}),
     )
 

@@ -71,5 +71,6 @@ settled = {
     "LoRA dtype": str(config.lora_config.lora_dtype),
     "LoRA slots": config.lora_config.max_loras,
     "sleep mode": config.model_config.enable_sleep_mode,
+    "autotune": config.kernel_config.enable_flashinfer_autotune,
 }
 sys.stdout.write(json.dumps(settled) + "\n")

@@ -46,9 +46,10 @@ def compared(values: Sequence[float], groups: Sequence[Hashable], keeps_lone: bo
 
 
 def compared_outcomes(rows: Sequence[Row], keys: Sequence[Hashable], keeps_lone: bool = False) -> list[float]:
-    """Return each row's outcome compared (`compared`) with those of the rows with the same key; 0 without an outcome."""
-    scored = [i for i, row in enumerate(rows) if row.episode.reward is not None]
-    values = compared([outcome(rows[i].episode) for i in scored], [keys[i] for i in scored], keeps_lone)
+    """Return each row's reward compared (`compared`) with those of the rows with the same key; 0 without a reward."""
+    rewards = [row.episode.reward_of(row.turn) for row in rows]
+    scored = [i for i, reward in enumerate(rewards) if not math.isnan(reward)]
+    values = compared([rewards[i] for i in scored], [keys[i] for i in scored], keeps_lone)
     return spread(values, scored, len(rows))
 
 

@@ -20,12 +20,15 @@ class CreditEstimator(MultiRoleCallback):
         needs_grades: it reads `Turn.is_right`. The reward functions grade each turn as if it were the answer, so one of them must set
             `episode.reward` to a [`Reward`] with `is_correct`.
         replays_episodes: it plays episodes again (`play_forks`) under the weights that played them, so it excludes `max_staleness`.
+        why_one_reward: why it is defined for one reward of the episode only, to follow its name in a message; "" if reward functions may also
+            reward single roles and turns. Then `row.episode.reward_of(row.turn)` is the reward of a row.
         has_branches: it samples `credit_branches` replies to every prompt and trains on all of them.
     """
 
     needs_grades: ClassVar[bool] = False
     replays_episodes: ClassVar[bool] = False
     has_branches: ClassVar[bool] = False
+    why_one_reward: ClassVar[str] = ""
 
     @classmethod
     def from_args(cls, args: MultiRoleGRPOConfig) -> Self:
@@ -35,8 +38,8 @@ class CreditEstimator(MultiRoleCallback):
     def advantages(self, trainer: Trainer, rows: Sequence[Row]) -> Sequence[float]:
         """Return one advantage per row.
 
-        `rows` are those of the iteration, in the order of the episodes. `row.advantage` is the episode's group-relative advantage, or what an
-        estimator before this one has made of it. `row.episode.reward` is None where no reward function scored the episode; such a row
+        `rows` are those of the iteration, in the order of the episodes. `row.advantage` is the turn's group-relative advantage (its episode's, unless a
+        reward function rewards turns), or what an estimator before this one has made of it. `row.episode.reward` is None where no reward function scored the episode; such a row
         should get 0. `row.episode.group(trainer.args.num_generations)` identifies the episodes that attempt the same problem.
         """
         raise NotImplementedError(f"{type(self).__name__} must implement `advantages(self, trainer, rows)`.")

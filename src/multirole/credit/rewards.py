@@ -2,11 +2,13 @@
 
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from multirole.credit.role_rewards import weighted
 from multirole.types import Episode, Reward
 from multirole.update.processes import gather_objects
 
@@ -32,10 +34,13 @@ def leave_out_failed(rewards: Tensor, episodes: list[Episode]) -> None:
     rewards[torch.tensor(list(failed), device=rewards.device)] = math.nan
 
 
-def set_rewards(episodes: list[Episode], rewards: Tensor, weights: Tensor) -> None:
+def set_rewards(
+    episodes: list[Episode], rewards: Tensor, weights: Tensor, of_turns: Sequence[Tensor] | None = None
+) -> None:
     """Set `reward` of episodes from their rewards (N, F) by function and the functions' weights (F,).
 
-    An episode for which every function returned None (NaN) gets None. A [`Reward`] that a function has set keeps its reason.
+    An episode for which every function returned None (NaN) gets None. A [`Reward`] that a function has set keeps its reason. `of_turns` are
+    the rewards (T, F) of each episode's turns, if a function rewards single turns.
     """
     values = (rewards * weights.to(rewards.device)).nansum(1).tolist()
     for episode, value, is_left_out in zip(episodes, values, rewards.isnan().all(1).tolist(), strict=True):
@@ -47,3 +52,6 @@ def set_rewards(episodes: list[Episode], rewards: Tensor, weights: Tensor) -> No
             episode.reward = replace(episode.reward, value=value)
         if episode.reward is not None and episode.answer is not None and episode.answer.reason is not None:
             episode.reward = replace(episode.reward, reason=episode.answer.reason)
+    for episode, of_episode in zip(episodes, of_turns or [], strict=of_turns is not None):
+        if episode.reward is not None:
+            episode.reward = replace(episode.reward, turns=tuple(weighted(of_episode, weights).tolist()))

@@ -11,10 +11,11 @@ hold prompts of one length.
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
 
 import torch
 from peft import PeftModel
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import (
     GenerationConfig,
     LogitsProcessor,
@@ -71,6 +72,15 @@ class RowLimits(StoppingCriteria):
             if request.is_whole is not None:
                 ends[row] |= request.is_whole(input_ids[row, self.width :].tolist())
         return ends
+
+
+def copied_slice(head: nn.Module, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Forward hook of a head: copy an input that is not contiguous.
+
+    `generate` passes a slice, the last positions of the prompts. torch multiplies such a slice and a frozen head row by row and,
+    in bfloat16 on a CPU, copies the head for each row.
+    """
+    return tuple(x.contiguous() if isinstance(x, Tensor) else x for x in arguments)
 
 
 class GenerateEngine:
@@ -195,6 +205,8 @@ class GenerateEngine:
             base.generation_config,
             config,
         )  # or `generate` would add the model's own penalties
+        head = base.get_output_embeddings()
+        hook = None if head is None else head.register_forward_pre_hook(copied_slice)
         try:
             output = base.generate(
                 input_ids, attention_mask=is_token.long().to(base.device), generation_config=config,
@@ -203,6 +215,8 @@ class GenerateEngine:
             )  # (N, width + T)  # fmt: skip
         finally:
             base.generation_config = usual
+            if hook is not None:
+                hook.remove()
         if not sampler.logprobs:
             self._warn_of_own_sampling(base)
             ids = [

@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedModel
 
+    from multirole.engines.endpoint import Endpoint
+
     Model: TypeAlias = PeftModel | PreTrainedModel
 
 
@@ -29,8 +31,10 @@ class Request:
 
     Requests with the same `problem` share prompt prefixes; an engine with several replicas sends them to the same one.
 
-    The last two are for serving, and no rollout sets them. `top_p` samples from the likeliest tokens whose probabilities sum to it. `is_whole`
+    `top_p` and `is_whole` are for serving, and no rollout sets them. `top_p` samples from the likeliest tokens whose probabilities sum to it. `is_whole`
     is called with the tokens so far, and True may end the reply early, as a "stop"; the caller cuts the reply where an engine does not.
+
+    `endpoint` is set for a role that a server plays (`engines.endpoint`), which gets `messages`; no other engine sees such a request.
     """
 
     prompt_ids: list[int]
@@ -41,6 +45,8 @@ class Request:
     problem: str = ""
     top_p: float = 1.0
     is_whole: Callable[[list[int]], bool] | None = None
+    endpoint: "Endpoint | None" = None
+    messages: list[dict[str, Any]] | None = None
 
 
 @dataclass(frozen=True)
@@ -48,12 +54,15 @@ class Completion:
     """The reply to a request, of at least one token. `logprobs` are those of the sampled tokens in the distribution that was sampled from,
     log-softmax(logits / temperature), or NaN for a token that the engine could not score.
 
-    `finish_reason` is "stop" when the last token is the end-of-turn token, else "length".
+    `finish_reason` is "stop" when the last token is the end-of-turn token, else "length". The reply of an endpoint has no tokens: it has its `text`,
+    and the tokens of prompt and reply that the server counted in `billed`.
     """
 
     token_ids: list[int]
     logprobs: list[float]
     finish_reason: str
+    text: str | None = None
+    billed: tuple[int, int] | None = None
 
 
 class EngineError(RuntimeError):

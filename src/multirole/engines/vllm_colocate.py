@@ -90,11 +90,15 @@ def llm_options(
             "vLLM's LoRA kernels for CUDA take half precision only, but this model is in float32. Load it in bfloat16, or use "
             "engine='transformers'."
         )
-    return options | {
-        "max_num_batched_tokens": step,
-        "gpu_memory_utilization": gpu_memory_utilization,
-        "enable_sleep_mode": True,
-    }
+    return (
+        options
+        | {
+            "max_num_batched_tokens": step,
+            "gpu_memory_utilization": gpu_memory_utilization,
+            "enable_sleep_mode": True,
+            "enable_flashinfer_autotune": False,  # vLLM's default benchmarks kernels at every start; whether that pays was not measured
+        }
+    )
 
 
 def build_llm(model_path: str, options: dict[str, Any]) -> "LLM":
@@ -177,12 +181,12 @@ class VLLMEngine:
     def from_trainer(cls, trainer: Trainer) -> "VLLMEngine":
         """Return the engine of a trainer whose base model was loaded from a folder or from the Hub, and not changed since."""
         args, model = trainer.args, trainer.peft_model
-        configs = checked_configs(model, trainer.adapters)
+        configs = checked_configs(model, trainer.partners.served)
         check_class(trainer)
         check_unchanged(trainer)
         at_once = args.generation_batch_size // args.world_size * max(trainer.workflow.roles.values())
         return cls(
-            base_source(model), trainer.adapters, max(config.r for config in configs),
+            base_source(model), trainer.partners.served, max(config.r for config in configs),
             args.max_prompt_tokens + args.max_completion_length, served_dtype(trainer), trainer.eos_token_ids,
             gpu_memory_utilization=args.vllm_gpu_memory_utilization,
             max_num_seqs=min(args.vllm_max_num_seqs, at_once), max_num_batched_tokens=args.vllm_max_num_batched_tokens,

@@ -30,7 +30,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError, Future
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -41,7 +41,7 @@ from peft import PeftModel
 from multirole.access import is_loopback
 from multirole.callbacks import Trainer
 from multirole.engines import check_idle, check_request
-from multirole.engines.protocol import Completion, Request
+from multirole.engines.protocol import Completion, EngineError, Request
 from multirole.engines.vllm_colocate import (
     adapter_state,
     base_source,
@@ -63,7 +63,7 @@ from multirole.engines.vllm_server_client import (
     completion_body,
     open_session,
 )
-from multirole.update.processes import gather_objects
+from multirole.update.processes import gather_objects, gather_results
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -156,7 +156,7 @@ class VLLMServerEngine:
     def from_trainer(cls, trainer: Trainer) -> "VLLMServerEngine":
         """Return the engine of a trainer, with its adapters published, so that a rank or path that a server refuses fails now."""
         args, model = trainer.args, trainer.peft_model
-        checked_configs(model, trainer.adapters)
+        checked_configs(model, trainer.partners.served)
         check_class(trainer)
         check_unchanged(trainer)
         options = ServerOptions(
@@ -168,7 +168,7 @@ class VLLMServerEngine:
         run = gather_objects(run_token(args.output_dir))[0]
         engine = cls(
             checked_urls(args.vllm_server_base_url or f"http://{args.vllm_server_host}:{args.vllm_server_port}"),
-            trainer.adapters, longest, options, served_dtype(trainer), trainer.eos_token_ids, run,
+            trainer.partners.served, longest, options, served_dtype(trainer), trainer.eos_token_ids, run,
         )  # fmt: skip
         try:
             engine.publish(model, 0)
@@ -248,18 +248,8 @@ class VLLMServerEngine:
 
     def _together(self, work: Callable[[], T]) -> T:
         """Return the result of `work` in the first process, in all of them. Where it fails, all raise."""
-        result, failure = None, None
-        if self.rank == 0:
-            try:
-                result = work()
-            except (ValueError, OSError, RuntimeError, subprocess.SubprocessError) as error:
-                failure = error  # raised once the others know of it, which would wait for this process
-        result, message = gather_objects((result, failure and f"{type(failure).__name__}: {failure}"))[0]
-        if failure is not None:
-            raise failure
-        if message is not None:
-            raise ServerError(f"The first process of this run failed. {message}")
-        return result
+        kinds = (EngineError, ValueError, OSError, RuntimeError, subprocess.SubprocessError)
+        return cast(T, gather_results(work if self.rank == 0 else lambda: None, *kinds)[0])
 
     def _copy_files(self) -> None:
         """Run `vllm_server_copy_command` once per machine."""

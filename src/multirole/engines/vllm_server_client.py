@@ -79,7 +79,7 @@ def checked_urls(text: str) -> list[str]:
 
 
 def check_servers(text: str, seconds: float) -> None:
-    """Raise ServerLost if an address does not answer within `seconds`, and ServerUnfit if one runs an untested vLLM."""
+    """Raise ServerLost if an address does not answer within `seconds`, and ServerUnfit if one runs a vLLM that is not accepted."""
     urls = checked_urls(text)
 
     async def check(server: Server) -> None:
@@ -162,11 +162,11 @@ class Server:
             await asyncio.sleep(WAIT)
 
     async def check_version(self) -> None:
-        """Refuse a server whose vLLM was not tested (ServerUnfit)."""
+        """Refuse a server whose vLLM is none of `VLLM_VERSIONS` (ServerUnfit)."""
         number = _field(self.url, await self.call("/version"), "version")
         if str(number).partition("+")[0] not in VLLM_VERSIONS:  # a local label names the build
             raise ServerUnfit(
-                f"The server at {self.url} runs vLLM {number}, but only {' or '.join(VLLM_VERSIONS)} was tested. Start it from the lock "
+                f"The server at {self.url} runs vLLM {number}, but only {' or '.join(VLLM_VERSIONS)} is accepted. Start it from the lock "
                 "file's environment."
             )
 

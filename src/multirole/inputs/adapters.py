@@ -1,5 +1,6 @@
 """Give a model its adapters: load it, check the adapters that it has, or add new ones."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,32 @@ def with_adapters(
     return model
 
 
+def check_frozen(folders: Mapping[str, str]) -> None:
+    """Raise ValueError for a folder, given with the name of its adapter, that holds no saved adapter, or one that is not LoRA."""
+    for folder in folders.values():
+        path = Path(folder)
+        if not (path / "adapter_config.json").is_file():
+            inside = sorted(file.parent.name for file in path.glob("*/adapter_config.json"))
+            advice = (
+                f"Write one of those in it, such as 'frozen:{path / inside[0]}'."
+                if inside
+                else "Give the folder of a saved adapter."
+            )
+            raise ValueError(
+                f"`policy` has 'frozen:{folder}', but there is no adapter_config.json in this folder. {advice}"
+            )
+        check_adapter(PeftConfig.from_pretrained(folder), f"frozen:{folder}")
+
+
+def load_frozen(model: PeftModel, folders: Mapping[str, str]) -> None:
+    """Load saved adapters, name -> folder, which are not trained. ValueError for one of another base."""
+    for name, folder in folders.items():
+        try:
+            model.load_adapter(folder, name, is_trainable=False, torch_device="cpu")
+        except RuntimeError as error:  # torch's, for weights of another shape
+            raise ValueError(f"The adapter in {folder} does not fit the base model: {error}") from error
+
+
 def add_adapters(base: PreTrainedModel, peft_config: PeftConfig, adapters: list[str]) -> PeftModel:
     """Add one new adapter per name to the base, initialised in this order."""
     first, *rest = adapters
@@ -82,11 +109,12 @@ def check_adapter(config: Any, source: str = "peft_config") -> None:
     )
 
 
-def named_adapters(model: Any, policy: dict[str, str]) -> dict[str, str]:
-    """Rename the only adapter of a policy map to "default", PEFT's and TRL's name, if `model` holds just that one."""
-    has_one_adapter = len(set(policy.values())) == 1
-    if has_one_adapter and isinstance(model, PeftModel) and list(model.peft_config) == ["default"]:
-        return dict.fromkeys(policy, "default")
+def named_adapters(model: Any, policy: dict[str, str], adapters: list[str]) -> dict[str, str]:
+    """Rename the only adapter that a policy map trains to "default", PEFT's and TRL's name, if `model` holds just that one."""
+    if len(adapters) == 1 and isinstance(model, PeftModel) and list(model.peft_config) == ["default"]:
+        (name,) = adapters
+        renamed = {name: "default", f"past:{name}": "past:default"}
+        return {role: renamed.get(value, value) for role, value in policy.items()}
     return policy
 
 

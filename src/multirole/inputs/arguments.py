@@ -102,7 +102,7 @@ def facts_before_loading(
     args: MultiRoleGRPOConfig, policy: dict[str, str], model: Any, peft_config: Any, reward_funcs: Sequence[Any], train_dataset: Any,
     eval_dataset: Any,
 ) -> dict[str, Any]:  # fmt: skip
-    """Return the facts of `multirole.option_rules` that are known before a model is loaded."""
+    """Return the facts of `multirole.option_rules` that are known before a model is loaded; `policy` has the roles that are trained."""
     evaluated = eval_dataset.values() if isinstance(eval_dataset, dict) else [eval_dataset]
     return {
         **accelerator_facts(args),
@@ -111,7 +111,6 @@ def facts_before_loading(
         "has_stream": any(isinstance(dataset, IterableDataset) for dataset in (train_dataset, *evaluated)),
         "has_eval_dataset": eval_dataset is not None,
         "thought_reward": thought_reward(reward_funcs),
-        "roles": list(policy),
         "n_new_adapters": 0 if isinstance(model, PeftModel) else len(set(policy.values())),
         "base_change": peft_config.init_lora_weights if changes_base(peft_config) else None,
     }

@@ -3,7 +3,8 @@
 import inspect
 import logging
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from functools import partial, wraps
 from typing import Any
@@ -52,11 +53,20 @@ def check_reward(source: str, problem: Problem, reward: float) -> None:
         )
 
 
-def checked_reward(function: Any) -> Any:
+def checked_reward(
+    function: Any, roles: Collection[str] = (), record: Callable[[list[list[float] | None]], object] = lambda of_turns: None
+) -> Any:  # fmt: skip
     """Wrap a reward function so that an exception, or a reward that `check_reward` refuses, is reported under its name.
 
     None and NaN are allowed (TRL leaves that episode out); the first NaN gives a warning. `episodes` are passed to functions
     that accept them. Reward models and their names are returned unchanged.
+
+    TRL gets one number per episode, also from a function that returns a dict from roles to numbers, or a list with a number per turn: the mean of
+    these numbers.
+
+    Args:
+        roles: those that a dict may name.
+        record: called with the rewards of each episode's turns; None for an episode that has one number.
     """
     if isinstance(function, (str, nn.Module)):
         return function
@@ -70,16 +80,27 @@ def checked_reward(function: Any) -> Any:
         except Exception as error:  # the user's own code
             raise RuntimeError(f"The reward function {name!r} failed: {type(error).__name__}: {error}") from error
 
-    def check(rewards: list[float | None], episodes: list[Episode]) -> list[float | None]:
-        rewards = [as_number(reward) for reward in rewards]
-        for reward, episode in zip(rewards, episodes, strict=False):  # TRL refuses a wrong number of rewards
-            if is_nan(reward) and not nan_problems:
-                nan_problems.append(episode.problem.id)
-                logger.warning("The reward function %r gave problem %r the reward NaN. The episode is left out of its group, as "
-                               "for None. Further NaN rewards are not reported.", name, episode.problem.id)  # fmt: skip
-            elif reward is not None and not is_nan(reward):
-                check_reward(f"The reward function {name!r}", episode.problem, reward)
-        return rewards
+    def check_number(reward: Any, episode: Episode) -> None:
+        if is_nan(reward) and not nan_problems:
+            nan_problems.append(episode.problem.id)
+            logger.warning("The reward function %r gave problem %r the reward NaN. The episode is left out of its group, as "
+                           "for None. Further NaN rewards are not reported.", name, episode.problem.id)  # fmt: skip
+        elif reward is not None and not is_nan(reward):
+            check_reward(f"The reward function {name!r}", episode.problem, reward)
+
+    def check(rewards: list[Any], episodes: list[Episode]) -> list[float | None]:
+        numbers: list[float | None] = []
+        of_turns: list[list[float] | None] = []
+        for reward, episode in zip(
+            map(as_number, rewards), episodes, strict=False
+        ):  # TRL refuses a wrong number of rewards
+            parts, turns = spread_over_turns(reward, episode, f"The reward function {name!r}", roles)
+            for part in parts:
+                check_number(part, episode)
+            numbers.append(mean_of_known(parts))
+            of_turns.append(turns)
+        record(of_turns)
+        return numbers + [None] * (len(rewards) - len(numbers))
 
     def keywords(episodes: list[Episode]) -> dict[str, list[Episode]]:
         return {"episodes": episodes} if takes_episodes else {}
@@ -114,6 +135,46 @@ def as_list(rewards: Any) -> list[float | None]:
     if isinstance(rewards, (str, bytes, dict, set)) or not isinstance(rewards, Iterable):
         raise TypeError(f"it must return a list with one number per completion, got {rewards!r}.")
     return list(rewards)
+
+
+def spread_over_turns(
+    reward: Any, episode: Episode, source: str, roles: Collection[str]
+) -> tuple[list[Any], list[float] | None]:
+    """Return the numbers that a reward consists of, and those of the episode's turns, NaN without one; None for a single number.
+
+    Raises ValueError for a dict with another key than a role, and for a list of another length than the turns'.
+    """
+    advice = "Return a number for each episode, a dict from roles to numbers, or a list with a number for each of `episode.turns`."
+    if isinstance(reward, Mapping):
+        if unknown := [role for role in reward if role not in roles]:
+            raise ValueError(
+                f"{source} gave problem {episode.problem.id!r} a reward of {unknown}, but the roles are {list(roles)}. {advice}"
+            )
+        of_roles = {role: as_number(part) for role, part in reward.items()}
+        return list(of_roles.values()), [or_nan(of_roles.get(turn.role)) for turn in episode.turns]
+    if isinstance(reward, Iterable) and not isinstance(reward, (str, bytes, AbstractSet)):
+        parts = [as_number(part) for part in reward]
+        if len(parts) != len(episode.turns):
+            raise ValueError(
+                f"{source} gave problem {episode.problem.id!r} {len(parts)} rewards, but the episode has {len(episode.turns)} turns. {advice}"
+            )
+        return parts, list(map(or_nan, parts))
+    return [reward], None
+
+
+def or_nan(reward: Any) -> Any:
+    """Return a reward, NaN for None."""
+    return math.nan if reward is None else reward
+
+
+def mean_of_known(parts: list[Any]) -> Any:
+    """Return the mean of rewards that are neither None nor NaN, exactly if all are equal, and None without any. A single one stays as it is."""
+    if len(parts) == 1:
+        return parts[0]
+    known = [part for part in parts if part is not None and not is_nan(part)]
+    if not known:
+        return None
+    return known[0] if min(known) == max(known) else math.fsum(known) / len(known)
 
 
 def as_number(reward: Any) -> Any:

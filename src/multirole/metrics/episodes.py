@@ -2,11 +2,12 @@
 
 import logging
 import math
+from collections.abc import Iterable, Sequence
 
 import torch
 
 from multirole.credit.advantages import is_equal
-from multirole.types import OVERFLOW, Episode
+from multirole.types import OVERFLOW, Episode, Turn
 from multirole.update.processes import processes
 from multirole.update.rows import Row, loss_mass
 
@@ -29,7 +30,8 @@ class ZeroRewardWarning:
 
     def count(self, episodes: list[Episode], is_main_process: bool) -> None:
         """Count one iteration's episodes; only the main process logs the warning."""
-        rewards = [episode.reward.value for episode in episodes if episode.reward is not None]
+        known = [episode.reward for episode in episodes if episode.reward is not None]
+        rewards = [value for reward in known for value in reward.turns or (reward.value,) if not math.isnan(value)]
         if not rewards:
             return
         self.n_iterations = 0 if any(rewards) else self.n_iterations + 1
@@ -56,9 +58,26 @@ def report_no_turns(episodes: list[Episode], number: int, max_prompt_tokens: int
 
 
 def mean_reward(episodes: list[Episode]) -> float:
-    """Return the mean outcome reward of scored episodes; NaN if there is none."""
+    """Return the mean reward of scored episodes; NaN if there is none."""
     values = [episode.reward.value for episode in episodes if episode.reward is not None]
     return sum(values) / len(values) if values else math.nan
+
+
+def mean_of_turns(turns: Iterable[tuple[Episode, Turn]]) -> float:
+    """Return the mean reward of turns, given with their episodes; NaN if none has one."""
+    values = [value for episode, turn in turns if not math.isnan(value := episode.reward_of(turn))]
+    return sum(values) / len(values) if values else math.nan
+
+
+def role_rewards(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Return role -> mean reward of its turns, where a reward function rewards single roles or turns; {} where none does."""
+    if not any(episode.reward is not None and episode.reward.turns for episode in episodes):
+        return {}
+    turns = [(episode, turn) for episode in episodes for turn in episode.turns]
+    return {
+        role: mean_of_turns((episode, turn) for episode, turn in turns if turn.role == role)
+        for role in dict.fromkeys(turn.role for _, turn in turns)
+    }
 
 
 def accuracy(episodes: list[Episode]) -> float | None:
@@ -110,15 +129,33 @@ def surrogate_loss(episodes: list[Episode], advantages: list[float], loss_type: 
 def text_metrics(rows: list[Row]) -> dict[str, float]:
     """Compute the text metrics of one role's rows (lengths, finish reasons, outcomes, advantages)."""
     advantages = torch.tensor([row.advantage for row in rows], dtype=torch.float64)  # (N,)
+    of_turns = turn_metrics([(row.episode, row.turn) for row in rows])
+    of_turns.pop("turns")
+    of_advantages = {"advantage_mean": advantages.mean().item(), "advantage_abs": advantages.abs().mean().item()}
+    first = {name: of_turns.pop(name) for name in ("tokens", "reward")}
+    return {"rows": len(rows)} | first | of_advantages | of_turns
+
+
+def turn_metrics(turns: Sequence[tuple[Episode, Turn]]) -> dict[str, float]:
+    """Compute the text metrics of one role's turns, given with their episodes."""
     return {
-        "rows": len(rows),
-        "tokens": sum(len(row.turn.completion_ids) for row in rows),
-        "reward": mean_reward([row.episode for row in rows]),
-        "advantage_mean": advantages.mean().item(),
-        "advantage_abs": advantages.abs().mean().item(),
-        "length_mean": sum(len(row.turn.completion_ids) for row in rows) / len(rows),
-        "truncated_rate": sum(row.turn.finish_reason == "length" for row in rows) / len(rows),
-        "unparsed_rate": sum(row.turn.outcome == "unparsed" for row in rows) / len(rows),
+        "turns": len(turns),
+        "tokens": sum(len(turn.completion_ids) for _, turn in turns),
+        "reward": mean_of_turns(turns),
+        "length_mean": sum(len(turn.completion_ids) for _, turn in turns) / len(turns),
+        "truncated_rate": sum(turn.finish_reason == "length" for _, turn in turns) / len(turns),
+        "unparsed_rate": sum(turn.outcome == "unparsed" for _, turn in turns) / len(turns),
+    }
+
+
+def billed_tokens(turns: Sequence[tuple[Episode, Turn]]) -> dict[str, float]:
+    """Sum the tokens that endpoints counted for prompts and replies; {} if none has played."""
+    billed = [turn.billed for _, turn in turns if turn.billed is not None]
+    if not billed:
+        return {}
+    return {
+        f"billed_{name}_tokens": sum(counts)
+        for name, counts in zip(("prompt", "completion"), zip(*billed), strict=True)
     }
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from accelerate import Accelerator
 from torch import Tensor
 
-from multirole.metrics.episodes import accuracy, mean_reward, n_failed, overflow_rate
+from multirole.metrics.episodes import accuracy, billed_tokens, mean_reward, n_failed, overflow_rate, role_rewards
 from multirole.options import MultiRoleGRPOConfig
 from multirole.types import Episode
 from multirole.update.processes import gather_objects
@@ -67,9 +67,12 @@ def mean_by_name(names: list[str], scores: Tensor) -> dict[str, float]:
 def evaluation_metrics(
     prefix: str, episodes: list[Episode], means: Mapping[str, float], counts_failures: bool
 ) -> dict[str, float]:
-    """Mean reward, mean by reward function (`means`), accuracy if it is known, and rates; each name begins with `prefix`."""
+    """Mean reward, mean by reward function (`means`) and by role where functions reward roles, accuracy if it is known, and rates; each name begins with `prefix`."""
     metrics = {f"{prefix}_reward": mean_reward(episodes)}
     metrics |= {f"{prefix}_rewards/{name}/mean": value for name, value in means.items()}
+    metrics |= {f"{prefix}_{role}/reward": value for role, value in role_rewards(episodes).items()}
+    turns = [(episode, turn) for episode in episodes for turn in episode.turns]
+    metrics |= {f"{prefix}_{name}": value for name, value in billed_tokens(turns).items()}
     if (fraction := accuracy(episodes)) is not None:
         metrics[f"{prefix}_accuracy"] = fraction
     metrics[f"{prefix}_prompt_overflow_rate"] = overflow_rate(episodes)

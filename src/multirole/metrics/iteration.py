@@ -4,7 +4,16 @@ import itertools
 from collections import defaultdict
 
 from multirole.callbacks import Iteration
-from multirole.metrics.episodes import accuracy, aggregate_metric, n_failed, overflow_rate, text_metrics
+from multirole.metrics.episodes import (
+    accuracy,
+    aggregate_metric,
+    billed_tokens,
+    n_failed,
+    overflow_rate,
+    text_metrics,
+    turn_metrics,
+)
+from multirole.types import Episode
 from multirole.update.importance import WeightSums
 from multirole.update.passes.model_passes import MicroBatch
 from multirole.update.processes import gather_objects
@@ -73,6 +82,13 @@ def role_metrics(rows: list[Row], roles: list[str]) -> dict[str, dict[str, float
     """Return role -> text metrics, for the roles that have rows."""
     rows_by_role = {role: [row for row in rows if row.turn.role == role] for role in roles}
     return {role: text_metrics(role_rows) for role, role_rows in rows_by_role.items() if role_rows}
+
+
+def partner_metrics(episodes: list[Episode], roles: list[str]) -> dict[str, dict[str, float]]:
+    """Return role -> metrics of the turns of roles that are not trained, for those that have any; with the tokens that an endpoint counted."""
+    turns = [(episode, turn) for episode in episodes for turn in episode.turns]
+    turns_by_role = {role: [(e, turn) for e, turn in turns if turn.role == role] for role in roles}
+    return {role: turn_metrics(of_role) | billed_tokens(of_role) for role, of_role in turns_by_role.items() if of_role}
 
 
 def log_iteration(log: Log, iteration: Iteration, counts_failures: bool) -> None:

@@ -48,7 +48,9 @@ def play_forks(trainer: Trainer, forks: Sequence[Fork], iteration: int) -> list[
     if any(fork.how == "base" for fork in forks):
         check_base_alone(trainer.peft_model, "Fork with how='resample' or 'twin'.")
     present = trainer.state.global_step
-    if any(turn.version not in (None, present) for fork in forks for turn in fork.episode.turns):
+    trained = {role for role, adapter in trainer.policy.items() if adapter in trainer.adapters}
+    turns = (turn for fork in forks for turn in fork.episode.turns if turn.role in trained)
+    if any(turn.version not in (None, present) for turn in turns):
         raise ValueError(
             f"With `max_staleness={trainer.args.max_staleness}` episodes were played under older weights, so they cannot be replayed. "
             "Set it to 0, or use a credit without replays, such as 'outcome'."

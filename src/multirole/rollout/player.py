@@ -5,12 +5,15 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from peft import PeftModel
 
-from multirole.engines.protocol import Engine, Sampling
+from multirole.engines.protocol import Engine, EngineError, RequestRefused, Sampling
 from multirole.rollout.play_ahead import RolloutsAhead
 from multirole.rollout.replay import Replay
-from multirole.rollout.rollout import Attempt, Rollout, check_failures
-from multirole.types import Episode
-from multirole.update.processes import gather_objects, own_share
+from multirole.rollout.rollout import Attempt, Rollout, RolloutStopped, Speaker, WorkflowError, check_failures
+from multirole.types import Answer, Episode, Turn
+from multirole.update.processes import gather_results, own_share
+
+PLAY_ERRORS = (WorkflowError, EngineError, RequestRefused)
+"""Errors that end a rollout and leave the weights as they were. Their messages are complete."""
 
 
 class Player:
@@ -47,7 +50,7 @@ class Player:
 
     def play(
         self, model: PeftModel, version: int, weights: Hashable, attempts: Sequence[Attempt], iteration: int,
-        policy: Mapping[str, str | None] | None = None, replays: Sequence[Replay] | None = None,
+        policy: Mapping[str, Speaker] | None = None, replays: Sequence[Replay] | None = None,
     ) -> list[Episode]:  # fmt: skip
         """Play one episode per attempt under the adapters of `model`. Each process plays a share and gets all of them.
 
@@ -57,14 +60,18 @@ class Player:
             policy: replaces the trained map in this call; None runs a role on the base model.
             replays: one per attempt, for episodes that were played before.
 
-        Raises WorkflowError where more than `max_failed_episodes` fail.
+        Raises WorkflowError where more than `max_failed_episodes` fail. An error of one process's share is raised in all of them.
         """
         if self._published != weights:
             self.engine.publish(model, version)
             self._published = weights
         self.rollout.policy, self.rollout.version = policy or self.policy, version
-        episodes = self.rollout.run(own_share(attempts), iteration, self.sampling, replays and own_share(replays))
-        played = itertools.chain.from_iterable(gather_objects([(e.turns, e.answer, e.failure) for e in episodes]))
+
+        def play_share() -> list[tuple[list[Turn], Answer | None, str | None]]:
+            episodes = self.rollout.run(own_share(attempts), iteration, self.sampling, replays and own_share(replays))
+            return [(episode.turns, episode.answer, episode.failure) for episode in episodes]
+
+        played = itertools.chain.from_iterable(gather_results(play_share, *PLAY_ERRORS, RolloutStopped))
         episodes = [
             Episode(*attempt, turns, answer, failure=failure)
             for attempt, (turns, answer, failure) in zip(attempts, played, strict=True)

@@ -16,7 +16,7 @@ import traceback
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from threading import Event
 from typing import Any, ClassVar
@@ -28,6 +28,7 @@ from multirole.chat.messages import normalised
 from multirole.chat.replies import THOUGHT_TAGS, opens_thought, text_outside_thoughts
 from multirole.chat.templates import Renderer, chat_template, check_tools, control_tokens
 from multirole.chat.tool_calls import parse_reply
+from multirole.engines.endpoint import Endpoint
 from multirole.engines.protocol import Completion, Engine, Request, RequestRefused, Sampling
 from multirole.rollout.call_order import UnplacedTurn, are_sequential, current_branch, place_turns
 from multirole.rollout.event_loop import (
@@ -60,6 +61,8 @@ logger = logging.getLogger(__name__)
 
 Attempt = tuple[Problem, int]
 """A problem and the index of the episode that attempts it."""
+Speaker = str | None | tuple[str, ...] | Endpoint
+"""What answers the calls of a role: an adapter, the base (None), one of several adapters that the episode draws, or a server."""
 Send = Callable[[Request], asyncio.Future[Completion]]
 """Queues a request at the engine."""
 PATIENCE = 600.0
@@ -226,7 +229,7 @@ class Rollout:
     workflow: Workflow
     engine: Engine
     tokenizer: PreTrainedTokenizerBase
-    policy: Mapping[str, str | None]  # role -> adapter; None runs a role on the base model
+    policy: Mapping[str, Speaker]
     is_answer: Callable[[str], bool]  # for the outcome of turns that the workflow does not judge itself
     seed: int
     max_prompt_tokens: int  # a longer prompt ends its episode without an answer
@@ -239,6 +242,7 @@ class Rollout:
     strip_thoughts: bool = True  # cut thoughts out of the turns' texts
     n_embeddings: int | None = None  # of the model; a prompt with another token is refused
     version: int | None = None  # of the adapters that the engine has, for the turns
+    versions: Mapping[str | None, int | None] = field(default_factory=dict)  # of adapters that have another one
     is_stopped: Callable[[], bool] = lambda: False  # asked before each step; if so, `RolloutStopped` is raised
 
     _lasting: ClassVar[tuple[EngineSelector, asyncio.AbstractEventLoop] | None] = None
@@ -257,6 +261,7 @@ class Rollout:
         self._unplaced: list[tuple[Episode, dict[str, list[UnplacedTurn]]]] = []  # turns without a slot, by role
         self._warned_of: set[str] = set()  # roles with concurrent calls, and "" for episodes without a turn
         self.sampled_tokens = 0  # completion tokens that the engine has sampled so far, in replays, too
+        self.read_tokens = 0  # prompt tokens of the same requests
         self._clock = 0.0  # seconds in which this process was not suspended
         self._progress = 0.0  # `_clock` at the last progress
 
@@ -411,7 +416,12 @@ class Rollout:
             start = (self.seed, iteration, episode.problem.id, episode.index, role)
             seed = turn_seed(*start, *place) if place else prompt_seed(*start, prompt_ids, nth)
             most = sampling.max_tokens if max_tokens is None else min(sampling.max_tokens, max_tokens)
-            return Request(prompt_ids, self.policy[role], seed, most, sampling.temperature, episode.problem.id)
+            player = self.policy[role]
+            endpoint = player if isinstance(player, Endpoint) else None
+            if isinstance(player, tuple):  # one for the episode
+                player = player[turn_seed(*start, -1, -1) % len(player)]
+            adapter = None if isinstance(player, Endpoint) else player
+            return Request(prompt_ids, adapter, seed, most, sampling.temperature, episode.problem.id, endpoint=endpoint)
 
         def send(request: Request) -> asyncio.Future[Completion]:
             if is_interrupted.is_set():
@@ -537,7 +547,12 @@ class Rollout:
             self._check_call(role, messages, slot, round, max_tokens, called)
             called.append((role, slot, round))
             prompt_ids = self._encode(messages, tools)
-            if len(prompt_ids) > self.max_prompt_tokens:
+            is_remote = isinstance(self.policy[role], Endpoint)
+            if is_remote and tools:
+                raise ValueError(
+                    f"`call({role!r}, tools=...)`: the role is behind an endpoint, whose tool calls are not read. Leave `tools` out."
+                )
+            if len(prompt_ids) > self.max_prompt_tokens and not is_remote:
                 self._warn_of_overflow(role, episode.problem, len(prompt_ids))
                 raise PromptOverflow(
                     f"This model's maximum context length is {self.max_prompt_tokens} tokens. However, your messages resulted in {len(prompt_ids)} "
@@ -547,18 +562,18 @@ class Rollout:
             occurrences[role, tuple(prompt_ids)] += 1
             place = None if slot is None or self.turn_seeds == "prompt" else (slot, round)
             request = request_of(prompt_ids, episode, role, place, nth, max_tokens)
+            if request.endpoint is not None:
+                request = replace(request, messages=messages)
             step: Request | Turn | str = request
             if replay is not None:
                 step = replay.step(request, role, slot, round, nth, episode.turns)
             if isinstance(step, Request):
                 done = await asyncio.shield(send(step))  # the engine goes on where the workflow cancels the call
                 self.sampled_tokens += len(done.token_ids)
-                if self.strip_thoughts:
-                    text = reply_text(self.tokenizer, done.token_ids, prompt_ids)
-                else:
-                    text = decode_reply(self.tokenizer, done.token_ids)
-                reply = done.token_ids, done.logprobs, text, done.finish_reason
-                turn = Turn(role, slot or 0, round, prompt_ids, *reply, version=self.version)
+                self.read_tokens += len(prompt_ids)
+                version = self.versions.get(step.adapter, self.version)
+                reply = self._reply_of(done, prompt_ids)
+                turn = Turn(role, slot or 0, round, prompt_ids, *reply, version=version, billed=done.billed)
             else:
                 version = step.version if isinstance(step, Turn) else None
                 turn = Turn(role, slot or 0, round, prompt_ids, *self._known_reply(step), version=version)
@@ -636,6 +651,18 @@ class Rollout:
                            "handles this, the episode ends and is scored on an empty answer. Further ones are not reported; the log has their `prompt_overflow_rate`.",
                            role, problem.id, n_tokens, self.max_prompt_tokens)  # fmt: skip
         self._has_overflowed = True
+
+    def _reply_of(self, done: Completion, prompt_ids: list[int]) -> tuple[list[int], list[float], str, str]:
+        """Return ids, log-probs, text and finish reason of an engine's reply. That of an endpoint has the tokens of its text, without log-probs."""
+        if done.text is not None:
+            text = text_outside_thoughts(done.text) if self.strip_thoughts else done.text
+            ids, *_ = self._known_reply(text)
+            return ids, [math.nan] * len(ids), text, done.finish_reason
+        if self.strip_thoughts:
+            text = reply_text(self.tokenizer, done.token_ids, prompt_ids)
+        else:
+            text = decode_reply(self.tokenizer, done.token_ids)
+        return done.token_ids, done.logprobs, text, done.finish_reason
 
     def _known_reply(self, reply: Turn | str) -> tuple[list[int], list[float], str, str]:
         """Return ids, log-probs, text and finish reason of a reply that is not generated: a turn's, or a text with probability 1."""

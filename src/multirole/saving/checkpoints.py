@@ -5,7 +5,7 @@ A checkpoint belongs to a run if it holds the run's adapters and, if it records 
 
 import functools
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -16,29 +16,41 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from multirole.chat.templates import StartClock
-from multirole.saving.layout import newest_of, numbered_checkpoints, saved_adapters, saved_args
+from multirole.saving.layout import OWES_EVALUATION, newest_of, numbered_checkpoints, saved_adapters, saved_args
 
 OF_WHOLE, OF_SHARDED = "optimizer.pt", "pytorch_model_fsdp*"
 """Files of a checkpoint whose model was whole in each process, and of one whose model FSDP2 had sharded."""
 
 
 class PolicyMap(TrainerCallback, ExportableState):
-    """Callback that saves the policy map and the start of the run in the `trainer_state.json` of every checkpoint."""
+    """Callback that saves the policy map, the start of the run and its kernels in the `trainer_state.json` of every checkpoint.
 
-    def __init__(self, policy: dict[str, str], started: str | None = None) -> None:
-        self.policy, self.clock = policy, StartClock(started)
+    `kernels` are those of `fast_passes.choose_kernels`, set when they have been chosen. `owes_evaluation`: the evaluation of the checkpoint's
+    step is still to be done.
+    """
+
+    def __init__(self, policy: dict[str, str], started: str | None = None, past: list[int] | None = None) -> None:
+        self.policy, self.clock, self.past, self.owes_evaluation = policy, StartClock(started), past, False
+        self.kernels: dict[str, object] = {}
 
     def state(self) -> dict[str, Any]:
-        return {"args": {"policy": self.policy, "started": self.clock.started}, "attributes": {}}
+        args: dict[str, Any] = {"policy": self.policy, "started": self.clock.started, "kernels": self.kernels}
+        due = {OWES_EVALUATION: True} if self.owes_evaluation else {}
+        return {"args": args | ({"past": self.past} if self.past else {}), "attributes": {}} | due
 
 
-def check_checkpoint(folder: Path, policy: dict[str, str], model_adapters: set[str], is_sharded: bool) -> None:
+def check_checkpoint(
+    folder: Path, policy: dict[str, str], model_adapters: set[str], is_sharded: bool, served: Collection[str] = (),
+    past: list[int] | None = None,
+) -> None:  # fmt: skip
     """Raise ValueError if a run would resume from a checkpoint of another run.
 
     Args:
         folder: the checkpoint.
-        policy: role -> adapter of the run that resumes.
+        policy: role -> adapter or partner of the run that resumes.
         model_adapters: all adapters of its model, which may hold more than it trains.
+        served: the adapters that play in it, where `policy` also has partners.
+        past: `past_every` and `past_selves`, where past selves play.
         is_sharded: FSDP2 shards the model. Its checkpoints hold adapters and moments in files of their own.
     """
     if not folder.is_dir():
@@ -51,7 +63,7 @@ def check_checkpoint(folder: Path, policy: dict[str, str], model_adapters: set[s
         raise ValueError(
             f"{folder} was saved {was} FSDP2, and this run is {now} it. Resume it as it was trained; the number of processes may change."
         )
-    adapters = set(policy.values())
+    adapters = set(served or policy.values())
     if not saved and (inside := newest_of(numbered_checkpoints(folder))):
         raise ValueError(
             f"{folder} is not a checkpoint but contains checkpoints. Resume from {inside}, or pass True for the last one of `output_dir`."
@@ -59,6 +71,10 @@ def check_checkpoint(folder: Path, policy: dict[str, str], model_adapters: set[s
     advice = "Resume with the policy map that it was trained with, or train into another folder."
     if saved == {"default"} and adapters != saved:
         advice += " The one adapter of a run of TRL or PEFT is loaded by `PeftModel.from_pretrained(base, folder)` and passed as `model`."
+    if (before := saved_args(folder).get("past", past)) != past:
+        raise ValueError(
+            f"{folder} has past selves by `past_every` and `past_selves` {before}, but this run has {past}. Resume with the same numbers."
+        )
     if missing := adapters - saved:
         raise ValueError(f"{folder} holds the adapters {sorted(saved)} and none for {sorted(missing)}. {advice}")
     if unknown := saved - model_adapters:

@@ -11,6 +11,9 @@ SERVING = "serving.json"
 STATE_OF_RUN = "PolicyMap"
 """Name of the callback (`checkpoints.PolicyMap`) whose state a checkpoint's `trainer_state.json` holds."""
 
+OWES_EVALUATION = "owes_evaluation"
+"""Key of that state in a checkpoint whose step is still to be evaluated, since its evaluation failed."""
+
 
 def saved_adapters(folder: Path) -> dict[str, Path]:
     """Return the adapters in a folder that `save_model` or a checkpoint wrote, with their folders.
@@ -21,12 +24,19 @@ def saved_adapters(folder: Path) -> dict[str, Path]:
     return named | ({"default": folder} if (folder / "adapter_config.json").is_file() else {})
 
 
-def saved_args(folder: Path) -> dict[str, Any]:
-    """Return what `PolicyMap` saved in a checkpoint; {} if there is nothing."""
+def saved_args(folder: Path, callback: str = STATE_OF_RUN) -> dict[str, Any]:
+    """Return what a callback, by default `PolicyMap`, saved in a checkpoint; {} if there is nothing."""
+    return _saved_state(folder, callback).get("args", {})
+
+
+def owes_evaluation(folder: Path) -> bool:
+    """Return whether a run that resumes from a checkpoint must evaluate first."""
+    return OWES_EVALUATION in _saved_state(folder, STATE_OF_RUN)
+
+
+def _saved_state(folder: Path, callback: str) -> dict[str, Any]:
     file = folder / "trainer_state.json"
-    if not file.exists():
-        return {}
-    return json.loads(file.read_text())["stateful_callbacks"].get(STATE_OF_RUN, {}).get("args", {})
+    return json.loads(file.read_text())["stateful_callbacks"].get(callback, {}) if file.exists() else {}
 
 
 def last_checkpoint(folder: Path) -> Path | None:
@@ -44,10 +54,13 @@ def last_checkpoint(folder: Path) -> Path | None:
 
 def numbered_checkpoints(folder: Path) -> dict[int, Path]:
     """Return step -> folder of the checkpoints in a folder, in ascending order. Copies with other names are none."""
-    steps = {
-        int(path.name.rpartition("-")[2]): path for path in folder.glob("checkpoint-*") if NAME.fullmatch(path.name)
-    }
+    steps = {step_of(path): path for path in folder.glob("checkpoint-*") if NAME.fullmatch(path.name)}
     return {step: steps[step] for step in sorted(steps) if steps[step].is_dir()}
+
+
+def step_of(checkpoint: Path) -> int:
+    """Return the step in the name of a checkpoint's folder."""
+    return int(checkpoint.name.rpartition("-")[2])
 
 
 def newest_of(checkpoints: dict[int, Path]) -> Path | None:

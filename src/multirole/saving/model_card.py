@@ -36,14 +36,15 @@ def base_of(source: str) -> tuple[str, bool]:
 
 
 def write_card(
-    folder: str | Path, source: str, policy: dict[str, str], workflow: str, name: str, trainer: dict[str, Any],
+    folder: str | Path, source: str, policy: dict[str, str], adapter: str, workflow: str, name: str, trainer: dict[str, Any],
     hub_id: str | None = None, dataset: str | None = None, tags: Iterable[str] = (), keeps: bool = False,
 ) -> None:  # fmt: skip
     """Write `README.md` for adapters that are saved in a folder.
 
     Args:
         source: where the base model was loaded from: an id on the Hub, a folder, or "" if it was built in memory.
-        policy: role -> adapter.
+        policy: role -> adapter, or what plays it instead.
+        adapter: the one that the quick start loads.
         name: title of the card.
         trainer: TRL's fields `trainer_name`, `trainer_citation`, `paper_title` and `paper_id`.
         hub_id: where the adapters are pushed to.
@@ -68,7 +69,6 @@ def write_card(
         f"[{base}](https://huggingface.co/{base})" if is_id else f"the base model {base or 'that was built in memory'}"
     )
     rows = f" on [{dataset}](https://huggingface.co/datasets/{dataset})" if dataset else ""
-    adapter = next(iter(policy.values()))
     start = QUICK_START.format(
         base=base or "BASE", comment="" if is_id else "  # the folder of this base", source=hub_id or ".",
         subfolder="" if adapter == "default" else f', subfolder="{adapter}"',

@@ -8,6 +8,7 @@ and one without rows repeats a row with weight 0.
 """
 
 import os
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
@@ -23,24 +24,65 @@ from torch.distributed.tensor import DTensor
 from multirole.update.rows import Row, even_micro_batches, micro_batches, padded
 
 T = TypeVar("T")
+TIMEOUT = timedelta(hours=2)
+"""Limit of a collective. Rollouts differ in length, so torch's ten minutes would end healthy runs."""
+_of_thread = threading.local()
+"""`group`: the process group of a thread's `gather_objects`. Threads without one use the default group."""
 
 
 def processes() -> PartialState:
-    """Return accelerate's state of this run's processes; without a GPU they communicate through gloo.
-
-    Collectives time out after two hours, because rollouts differ in length; torch's ten minutes would end healthy runs.
-    """
-    timeout = {"timeout": timedelta(hours=2)} if "WORLD_SIZE" in os.environ else {}
+    """Return accelerate's state of this run's processes; without a GPU they communicate through gloo."""
+    timeout = {"timeout": TIMEOUT} if "WORLD_SIZE" in os.environ else {}
     return PartialState(cpu=not torch.cuda.is_available(), **timeout)
+
+
+def has_several() -> bool:
+    """Return whether this run has several processes."""
+    return dist.is_initialized() and dist.get_world_size() > 1
 
 
 def gather_objects(item: object) -> list:
     """Collective: return the `item` of every process, ordered by rank."""
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    if not has_several():
         return [item]
     items: list = [None] * dist.get_world_size()
-    dist.all_gather_object(items, item)
+    dist.all_gather_object(items, item, getattr(_of_thread, "group", None))
     return items
+
+
+def gather_results(work: Callable[[], T], *kinds: type[Exception]) -> list[T]:
+    """Collective: call `work` in every process and return all results, ordered by rank. An error of one of `kinds` is raised in every process.
+
+    The process in which it occurred raises the error itself. The others, which would wait for its result, raise the kind with the error's message.
+    """
+    result, failure, named = None, None, None
+    try:
+        result = work()
+    except kinds as error:
+        failure = error
+        named = next(kind for kind in kinds if isinstance(error, kind)), f"{type(error).__name__}: {error}"
+    outcomes = gather_objects((result, named))
+    if failure is not None:
+        raise failure
+    for rank, (_, of_other) in enumerate(outcomes):
+        if of_other is not None:
+            kind, message = of_other
+            raise kind(f"Process {rank} of this run failed. {message}")
+    return [result for result, _ in outcomes]
+
+
+def new_thread_group() -> dist.ProcessGroup | None:
+    """Collective: return a group of all processes for the objects that one thread gathers; None in a single process.
+
+    Two threads must not share a group, because each process would run their collectives in another order. It is gloo's, which needs no GPU and
+    so cannot wait for a collective of the update.
+    """
+    return dist.new_group(backend="gloo", timeout=TIMEOUT) if has_several() else None
+
+
+def use_thread_group(group: dist.ProcessGroup | None) -> None:
+    """Make `gather_objects` use a group of `new_thread_group` in the calling thread."""
+    _of_thread.group = group
 
 
 def own_share(items: Sequence[T]) -> Sequence[T]:
@@ -68,7 +110,7 @@ def local_shard(tensor: Tensor) -> Tensor:
 
 def all_reduce(tensors: list[Tensor]) -> None:
     """Sum each tensor over the processes, in place. Gradients of sharded parameters are summed already and stay as they are."""
-    if dist.is_initialized() and dist.get_world_size() > 1:
+    if has_several():
         for tensor in tensors:
             if not isinstance(tensor, DTensor):
                 dist.all_reduce(tensor)

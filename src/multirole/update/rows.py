@@ -7,7 +7,7 @@ rows' completion masks partition the trained tokens by role.
 import itertools
 import math
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -67,17 +67,18 @@ def problem_order(n_rows: int, num_generations: int, length: int, seed: int, shu
 
 
 def episode_rows(episodes: list[Episode], policy: dict[str, str], masks_truncated: bool) -> list[Row]:
-    """Return one row per turn with its episode's advantage, in the order of the episodes; with `masks_truncated`, truncated turns are masked."""
+    """Return one row per turn of the roles in `policy`, with its advantage, in the order of the episodes; with `masks_truncated`, truncated turns are masked."""
     return [
         Row(
             episode,
             turn,
             policy[turn.role],
-            advantage=episode.advantage,
+            advantage=episode.advantage_of(turn),
             is_masked=masks_truncated and turn.finish_reason == "length",
         )
         for episode in episodes
         for turn in episode.turns
+        if turn.role in policy
     ]
 
 
@@ -114,6 +115,13 @@ def optimizer_steps(rows: list[Row], args: MultiRoleGRPOConfig) -> list[MiniBatc
     return mini_batches(
         rows, max(1, len(rows)) if args.updates == "one" else args.step_rows or args.generation_batch_size
     )
+
+
+def rows_in_turn(rows: list[Row], role_order: Sequence[str] | None, iteration: int) -> list[Row]:
+    """Return the rows that an iteration (from 0) trains: those of the role whose turn it is in `role_order`, or all of them."""
+    if not role_order:
+        return rows
+    return [row for row in rows if row.turn.role == role_order[iteration % len(role_order)]]
 
 
 def plan_steps(rows: list[Row], adapters: list[str], args: MultiRoleGRPOConfig) -> Steps:

@@ -1,10 +1,11 @@
 """Select the runs of an arm from packed results, and read a measure of each."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from multirole_study.compare.corrections import ALL_CELLS
 from multirole_study.compare.measures import Measure
 
 if TYPE_CHECKING:
@@ -53,3 +54,18 @@ def numbers_of(
             rows.append(row)
     read = ["value", *(["minus"] if minus is not None and not measure.is_paired else [])]
     return pd.DataFrame(rows, columns=["workflow", "task", "seed", *read]).astype(dict.fromkeys(read, float))
+
+
+def of_whole_seeds(parts: Sequence[pd.DataFrame], seeds: Sequence[int]) -> pd.DataFrame:
+    """Return the numbers of the seeds that every part has, in the order of `seeds`; `parts` are as `numbers_of` returns them."""
+    numbers = pd.concat([part.dropna() for part in parts])
+    counts = numbers.groupby("seed").size()
+    whole = numbers[numbers["seed"].isin(counts.index[counts == len(parts)])]
+    return whole.sort_values("seed", key=lambda column: column.map(list(seeds).index), kind="stable")
+
+
+def mean_by_seed(numbers: pd.DataFrame) -> pd.DataFrame:
+    """Return a row per seed, in their order, with the mean of its numbers."""
+    read = [name for name in ("value", "minus") if name in numbers]
+    means = numbers.groupby("seed", sort=False)[read].mean().reset_index()
+    return means.assign(workflow=ALL_CELLS, task=", ".join(dict.fromkeys(numbers["task"])))

@@ -19,6 +19,7 @@ from multirole_study.compare.intervals import (
     Interval,
     difference_of_shares,
     exact_share,
+    mcnemar_p,
     resampled,
     t_interval,
 )
@@ -89,6 +90,12 @@ def shares(numbers: pd.DataFrame) -> Estimate:
     (a, n), (b, m) = ((int(numbers[name].sum()), len(numbers)) for name in ("value", "minus"))
     interval = difference_of_shares(a, n, b, m)
     return Estimate(interval, f"{a} of {n} against {b} of {m}, {span(interval)}", unit="runs")
+
+
+def paired_shares(numbers: pd.DataFrame) -> Estimate:
+    """Compare how many of the paired runs of two arms show a pattern, by McNemar's exact test; the interval is Student's, over the pairs."""
+    values = differences(numbers)["value"]
+    return Estimate(t_interval(values)._replace(p=mcnemar_p(values)), unit="pairs")
 
 
 def span(interval: Interval) -> str:
@@ -275,7 +282,7 @@ def monitor(numbers: pd.DataFrame) -> Estimate:
 ESTIMATES: dict[str, Callable[..., Estimate]] = {
     function.__name__: function
     for function in (
-        mean, mean_over_cells, share, shares, spread, variance, effect_sizes, ranking, gain_and_slip, monitor,
+        mean, mean_over_cells, share, shares, paired_shares, spread, variance, effect_sizes, ranking, gain_and_slip, monitor,
     )
 }  # fmt: skip
 """Name -> kind of estimate."""

@@ -132,6 +132,13 @@ def difference_of_shares(a: int, n: int, b: int, m: int) -> Interval:
     return NO_UNITS._replace(mean=a / n - b / m, low=float(low), high=float(high), p=p, seeds=n)
 
 
+def mcnemar_p(differences: pd.Series | np.ndarray | list[int]) -> float:
+    """Return the two-sided p of McNemar's exact test, from the differences of paired outcomes: 1 where only the first of a pair shows the pattern, -1, or 0."""
+    signs = np.sign(np.asarray(differences, float))
+    apart = int(abs(signs).sum())
+    return float(binomtest(int((signs > 0).sum()), apart).pvalue) if apart else 1.0
+
+
 def one_sided_fisher(a: int, b: int, n: int, m: int) -> tuple[float, float]:
     """Return the p of a / n above b / m, and of a / n below b / m."""
     outcomes = [[a, n - a], [b, m - b]]

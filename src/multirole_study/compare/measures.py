@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from multirole.policy import adapter_names, trained_part
 from multirole_study.compare.rules import MARGIN, RULES, WINDOW
 from multirole_study.falls import first_fall
 
@@ -95,6 +96,7 @@ def role_series(run: "Run") -> dict[str, pd.DataFrame]:
     A shared adapter has a first entry for all of its roles together, then one for each role.
     """
     roles, ledger = run.table("roles"), run.table("ledger")
+    roles = roles[roles["role"].isin(trained_part(run.cell.policy))]
     by_role = {role: rows.set_index("iteration") for role, rows in roles.groupby("role")}
     of_roles = {role: by_role[role] for role in run.cell.policy if role in by_role}
     if run.cell.policy_name == "ip" or len(of_roles) == 1:
@@ -218,7 +220,8 @@ def split_half_peak(run: "Run") -> float:
 def end(run: "Run", last: int = 1, problems: list[str] | None = None) -> float:
     """Return the mean accuracy over the last evaluations, or over some problems at the last one."""
     if problems is not None:
-        return run.correct.iloc[:, -1].loc[problems].mean()
+        last_evaluation = run.correct.iloc[:, -1]
+        return last_evaluation[last_evaluation.index.isin(problems)].mean()
     return run.accuracy.iloc[-last:].mean()
 
 
@@ -266,7 +269,7 @@ def stays(run: "Run") -> bool:
 def late(run: "Run") -> float:
     """Return whether the first fall of a run that ends fallen comes after the rate of a cosine with a clock per update call is first 0; NaN for another run."""
     fall = first_fall(run.accuracy)
-    zero_iteration = run.cell.max_steps / len(set(run.cell.policy.values()))
+    zero_iteration = run.cell.max_steps / len(adapter_names(run.cell.policy))
     return float(fall.at > zero_iteration) if fall is not None and fall.is_terminal else math.nan
 
 
@@ -316,7 +319,9 @@ def unseen_falls(run: "Run") -> bool:
     fall = first_fall(run.accuracy)
     if fall is None or not fall.is_terminal:
         return False
-    before_fall = [run.series(metric, role).loc[: fall.at - 1] for role in run.cell.policy for metric in TOKEN_LEVEL]
+    before_fall = [
+        run.series(metric, role).loc[: fall.at - 1] for role in trained_part(run.cell.policy) for metric in TOKEN_LEVEL
+    ]
     return all(climb(series) < RULES["climbs"] for series in before_fall)
 
 
@@ -325,7 +330,7 @@ def alarm(run: "Run", metric: str, role: str | None = None) -> bool:
     """Return whether a metric of a role (by default of any) is alarming before the first fall of a run that ends fallen, or at any time in another run."""
     fall = first_fall(run.accuracy)
     end = fall.at if fall is not None and fall.is_terminal else math.inf
-    roles = [role] if role else list(run.cell.policy)
+    roles = [role] if role else list(trained_part(run.cell.policy))
     return any(at < end for role in roles for at in alarms(run.series(metric, role), metric))
 
 
@@ -531,7 +536,8 @@ def even_lengths(run: "Run", role: str) -> bool:
 def unseen_drift(run: "Run") -> bool:
     """Return whether accuracy and entropy look healthy while a role's chi2 or length rises."""
     drifts = [
-        climb(run.series("chi2", role)) >= RULES["climbs"] or is_longer(run, role).any() for role in run.cell.policy
+        climb(run.series("chi2", role)) >= RULES["climbs"] or is_longer(run, role).any()
+        for role in trained_part(run.cell.policy)
     ]
     return not run.ends_fallen and keeps_entropy(run) and any(drifts)
 

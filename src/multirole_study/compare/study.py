@@ -5,7 +5,8 @@ study.table(Results("results/tiny-r"))
 """
 
 from collections.abc import Iterator
-from itertools import product
+from dataclasses import replace
+from itertools import chain, product
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Self
 
@@ -14,8 +15,9 @@ import yaml
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass
 
-from multirole_study.compare.answers import Answer, Line, Question, answers
-from multirole_study.compare.arms import Place, find_runs
+from multirole_study.compare.answers import Answer, Question, judged
+from multirole_study.compare.arms import Place, Runs, find_runs, mean_by_seed, of_whole_seeds
+from multirole_study.compare.corrections import ALL_CELLS
 from multirole_study.compare.looks import Looks
 from multirole_study.compare.measures import MEASURES
 from multirole_study.compare.rules import ALPHA, MARGIN
@@ -25,7 +27,7 @@ from multirole_study.experiment.settings import did_you_mean
 if TYPE_CHECKING:
     from multirole_study.experiment.cell import Cell
     from multirole_study.paper.grid import Grid
-    from multirole_study.paper.results import Results, Run
+    from multirole_study.paper.results import Results
 
 CHECKED = ConfigDict(extra="forbid")
 
@@ -44,9 +46,12 @@ class DeclaredQuestion:
     """A question about one arm or several, each alone or minus another arm of the same seed. Raises ValueError for values that cannot work.
 
     Args:
-        measure: a name of `measures.MEASURES`; `role`, `metric`, `flat` and `gain` are its options.
+        measure: a name of `measures.MEASURES`; `role`, `metric`, `flat`, `gain` and `last` are its options.
         arm, minus: names of arms, or lists of them; one `minus` serves all arms.
-        estimate: "mean" of a difference (default), "shares" of two arms by Fisher's test, or the "share" of one arm.
+        pooled: "places" makes one line of each arm's workflows and tasks, "arms" one of all its arms as well. Seeds without all of these runs are
+            not read. A seed's number is the mean over its runs.
+        estimate: "mean" of a difference (default), "shares" of two arms by Fisher's test, "paired_shares" of two arms by McNemar's exact test
+            of the pairs of runs, or the "share" of one arm.
         sign: -1 where the question asks whether the number is smaller.
         at: the bound, by default 0; of a share without `minus`, one half.
         enough: the bound that is enough for a yes, such as -0.03 for "matches or exceeds".
@@ -58,7 +63,8 @@ class DeclaredQuestion:
     measure: str
     arm: str | list[str]
     minus: str | list[str] | None = None
-    estimate: Literal["mean", "shares", "share"] | None = None
+    pooled: Literal["places", "arms"] | None = None
+    estimate: Literal["mean", "shares", "paired_shares", "share"] | None = None
     sign: Literal[1, -1] = 1
     at: float | None = None
     enough: float | None = None
@@ -67,6 +73,7 @@ class DeclaredQuestion:
     metric: str | None = None
     flat: str | None = None
     gain: str | None = None
+    last: int | None = None
 
     def __post_init__(self) -> None:
         if self.measure not in MEASURES:
@@ -84,7 +91,7 @@ class DeclaredQuestion:
             raise ValueError(
                 f"`minus` of the question {self.name!r} must be one arm, or one for each of {self.arms}, got {self.minus}."
             )
-        if self.kind == "shares" and self.minus is None:
+        if self.kind in ("shares", "paired_shares") and self.minus is None:
             raise ValueError(f"The question {self.name!r} compares shares. Write the other arm as `minus`.")
 
     @property
@@ -106,7 +113,7 @@ class DeclaredQuestion:
     @property
     def options(self) -> dict[str, object]:
         """Return the options of its measure."""
-        chosen = {name: getattr(self, name) for name in ("role", "metric", "flat", "gain")}
+        chosen = {name: getattr(self, name) for name in ("role", "metric", "flat", "gain", "last")}
         return {name: value for name, value in chosen.items() if value is not None}
 
 
@@ -122,6 +129,7 @@ class CompareStudy:
         alpha: the level of both sides together.
         margin: of equivalence, as a difference of accuracies.
         correction: "holm", over the lines of a question, or "none".
+        packed_in: further results folders, such as "results/tiny-r", whose packed runs serve as runs of its arms and are not trained again.
     """
 
     arms: dict[str, DeclaredArm]
@@ -133,6 +141,7 @@ class CompareStudy:
     alpha: float = ALPHA
     margin: float = MARGIN
     correction: Literal["holm", "none"] = "holm"
+    packed_in: list[str] = Field(default_factory=list)
 
     def __post_init__(self) -> None:
         named = {arm for question in self.questions for pair in question.pairs for arm in pair if arm is not None}
@@ -179,23 +188,44 @@ class CompareStudy:
         ]
 
     def lines(self, declared: DeclaredQuestion) -> Iterator[tuple[Place, str, str | None]]:
-        """Yield (place, arm, the arm that is subtracted) for each line of a question."""
-        for (arm, minus), task in product(declared.pairs, self.tasks):
-            is_everywhere = None in {self.arms[name].workflow for name in (arm, minus) if name is not None}
-            for workflow in self.workflows if is_everywhere else [str(self.arms[arm].workflow)]:
-                yield (workflow, task), arm, minus
+        """Yield (place, arm, the arm that is subtracted) for each line of a question; a line that pools has the names of what it pools."""
+        if declared.pooled is None:
+            for pair in declared.pairs:
+                yield from ((place, *pair) for place in self.places(*pair))
+            return
+        everywhere = (ALL_CELLS, ", ".join(self.tasks))
+        if declared.pooled == "places":
+            yield from ((everywhere, *pair) for pair in declared.pairs)
+        else:
+            others = dict.fromkeys(minus for _, minus in declared.pairs if minus is not None)
+            yield everywhere, ", ".join(declared.arms), ", ".join(others) or None
+
+    def places(self, arm: str, minus: str | None) -> list[Place]:
+        """Return the places of an arm, or of a pair of arms."""
+        is_everywhere = None in {self.arms[name].workflow for name in (arm, minus) if name is not None}
+        workflows = self.workflows if is_everywhere else [str(self.arms[arm].workflow)]
+        return [(workflow, task) for task, workflow in product(self.tasks, workflows)]
 
     def answers(self, results: "Results", declared: DeclaredQuestion) -> list[Answer]:
         """Answer a question for each of its lines."""
 
-        def runs(arm: str, place: Place) -> dict[Place, dict[int, "Run"]]:
+        question = self.question(declared)
+
+        def numbers(place: Place, arm: str, minus: str | None) -> pd.DataFrame:
+            return question.numbers(runs(arm, place), None if minus is None else runs(minus, place))
+
+        def runs(arm: str, place: Place) -> Runs:
             return {place: find_runs(results, self.cells_of(results.grid, arm, place))}
 
-        lines = [
-            Line(runs(arm, place), None if minus is None else runs(minus, place))
-            for place, arm, minus in self.lines(declared)
-        ]
-        return answers(self.question(declared), lines)
+        if declared.pooled is None:
+            return judged(question, [numbers(*line) for line in self.lines(declared)])
+        of_pairs = [[numbers(place, *pair) for place in self.places(*pair)] for pair in declared.pairs]
+        pools = of_pairs if declared.pooled == "places" else [list(chain.from_iterable(of_pairs))]
+        read = [of_whole_seeds(parts, self.seeds) for parts in pools]
+        if declared.kind != "paired_shares":
+            return judged(question, [mean_by_seed(numbers) for numbers in read])
+        at = tuple(seeds * len(pools[0]) for seeds in question.looks.at)  # in pairs of runs
+        return judged(replace(question, looks=replace(question.looks, at=at)), read)
 
     def table(self, results: "Results") -> pd.DataFrame:
         """Return a row per question and line: question, workflow, task, arm, minus, seeds, value, low, high, p (after correction), and verdict."""

@@ -8,15 +8,27 @@ import json
 import logging
 from pathlib import Path
 
+from multirole.bases import gguf_folder
+from multirole.bases.gguf_folder import local_base
+from multirole.bases.gguf_header import is_gguf
+from multirole.files import sha256
 from multirole_study.embedded import embedded_model
 from multirole_study.experiment import smollm2
+from multirole_study.experiment.base_config import (
+    NEEDED,
+    HubName,
+    complete_folder,
+    config_of,
+    hub_name,
+    recorded_name,
+    shape_of_model,
+)
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.presets import MODELS, OTHER_BASES, SMOLLM2, TINY_BASES, PinnedModel, Shape, is_tiny
 from multirole_study.experiment.run_folder import read_config
 from multirole_study.experiment.storage import checksums_of
 
 FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
-NEEDED = ("config.json", "tokenizer_config.json")
 HUB_SECONDS = 5.0
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS)
 """Errors of a download for which another source would be no remedy."""
@@ -24,38 +36,19 @@ DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROF
 logger = logging.getLogger(__name__)
 
 
-def local_folder(cell: Cell) -> Path | None:
-    """Return the folder of an embedded or user-supplied model; None for a pinned model of the Hub."""
+def base_name(cell: Cell) -> str | None:
+    """Return the folder, GGUF file or name on the Hub of an embedded or user-supplied model; None for a pinned model of the Hub."""
     if cell.model is not None and cell.model not in OTHER_BASES:
-        return Path(cell.model).expanduser()
+        return cell.model
     if is_tiny(cell.scale):
-        name = cell.model or TINY_BASES["code" if cell.task == "code" else "math"]
-        return Path(embedded_model(name))
+        return embedded_model(cell.model or TINY_BASES["code" if cell.task == "code" else "math"])
     return None
 
 
 def shape_of(cell: Cell) -> Shape:
     """Return the base model's dimensions without loading or downloading it."""
-    folder = local_folder(cell)
-    if folder is None:
-        return MODELS[cell.scale].shape
-    path = _complete(folder) / "config.json"
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(f"{path} is not a valid JSON file: {error}.") from error
-    names = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
-    if missing := [name for name in names if name not in config]:
-        raise ValueError(
-            f"The model folder {str(folder)!r} holds a {config.get('model_type')!r} model whose config.json has no {missing}. "
-            "Use a dense decoder, such as a Qwen3 or a Llama."
-        )
-    layers, hidden, intermediate, heads, vocab = (config[name] for name in names)
-    kv_heads, head_dim = config.get("num_key_value_heads") or heads, config.get("head_dim") or hidden // heads
-    is_tied = bool(config.get("tie_word_embeddings"))
-    return Shape(
-        layers, hidden, intermediate, heads, kv_heads, head_dim, vocab, is_tied, config.get("model_type") == "qwen3"
-    )
+    name = base_name(cell)
+    return MODELS[cell.scale].shape if name is None else shape_of_model(name)
 
 
 def is_served(cell: Cell) -> bool:
@@ -65,23 +58,13 @@ def is_served(cell: Cell) -> bool:
     """
     from multirole_cpu import SERVED  # `fetch` runs without it
 
-    folder = local_folder(cell)
+    name = base_name(cell)
     try:
-        config = {} if folder is None else json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        config = {} if name is None else config_of(name)
     except (OSError, ValueError):  # `shape_of` and the preflight report these
         config = {}
     architectures = config.get("architectures")
     return not architectures or architectures[0] in SERVED
-
-
-def _complete(folder: Path) -> Path:
-    missing = [name for name in NEEDED if not (folder / name).is_file()]
-    if missing or not list(folder.glob("*.safetensors")):
-        raise ValueError(
-            f"The model folder {str(folder)!r} has no {missing or '*.safetensors'}. It must hold what `save_pretrained` of a model "
-            "and of its tokenizer write."
-        )
-    return folder
 
 
 def locate(cell: Cell, may_download: bool = True) -> Path:
@@ -90,13 +73,16 @@ def locate(cell: Cell, may_download: bool = True) -> Path:
     A model on this machine is preferred to a download, and the Hub to the package index. Raises ValueError, which says how
     to get the model, if it cannot be found.
     """
-    folder = local_folder(cell)
-    if folder is not None:
-        return _complete(folder)
+    name = base_name(cell)
+    if name is not None:
+        return _named(name, may_download)
     pinned, has_wheel = MODELS[cell.scale], cell.scale == SMOLLM2
     result = _snapshot(pinned, is_local=True)
     if has_wheel and not isinstance(result, Path):
         result = smollm2.find() or result
+    if pinned.gguf is not None and not isinstance(result, Path):
+        of_file = gguf_folder.cache_folder(pinned.gguf[1])
+        result = of_file if gguf_folder.is_complete(of_file) else result
     why = ""
     if may_download and not isinstance(result, Path):
         result = _snapshot(pinned, is_local=False)
@@ -114,14 +100,46 @@ def locate(cell: Cell, may_download: bool = True) -> Path:
             result = smollm2.fetch()
     if isinstance(result, Path):
         return result
+    of_gguf = ""
+    if pinned.gguf is not None:
+        of_gguf = f"; or run `multirole fetch {cell.scale} --gguf FILE` with {pinned.gguf[0]} of SHA-256 {pinned.gguf[1][:12]}..."
     raise ValueError(
         f"scale={cell.scale!r} needs {pinned.repo} at revision {pinned.revision}, which is not in this machine's cache{why}. "
         f"Where there is a network, run `hf download {pinned.repo} --revision {pinned.revision}` and set HF_HOME to that cache "
-        "here; or pass a local copy with `-p model FOLDER` (in Python model=FOLDER); or use scale='tiny-r', whose model is in this package."
+        f"here{of_gguf}; or pass a local copy with `-p model FOLDER` (in Python model=FOLDER); or use scale='tiny-r', whose model is in this package."
     )
 
 
-def _snapshot(pinned: PinnedModel, is_local: bool) -> Path | Exception:
+def _named(model: str, may_download: bool) -> Path:
+    """Return the folder of a base that is a folder, a GGUF file or a name on the Hub."""
+    name = hub_name(model)
+    if name is None:
+        return Path(local_base(model)) if is_gguf(model) else complete_folder(Path(model).expanduser())
+    result = _snapshot(name, is_local=True)
+    if may_download and not isinstance(result, Path):
+        result = _snapshot(name, is_local=False)
+    if isinstance(result, Path):
+        return complete_folder(result)
+    raise ValueError(
+        f"`model={model!r}` is not in the Hub's cache here and cannot be downloaded ({type(result).__name__}: {result})."
+    )
+
+
+def convert_pinned(scale: str, path: Path) -> Path:
+    """Convert the GGUF file that may stand in for a scale's pinned model, and return its folder. Raises ValueError for another file."""
+    gguf = MODELS[scale].gguf
+    if gguf is None:
+        raise ValueError(
+            f"The base of scale={scale!r} has no GGUF file that stands in for it. Use `-p model FILE` instead."
+        )
+    if (digest := sha256(path)) != gguf[1]:
+        raise ValueError(
+            f"{path} is another file than {gguf[0]}: its SHA-256 is {digest} and must be {gguf[1]}. Train it with `-p model FILE` instead."
+        )
+    return Path(local_base(str(path)))
+
+
+def _snapshot(pinned: PinnedModel | HubName, is_local: bool) -> Path | Exception:
     """Return the folder of a pinned model in the Hub's cache, or the error if it is incomplete.
 
     With `is_local` nothing is downloaded.
@@ -149,9 +167,14 @@ def _is_complete(folder: Path) -> bool:
 def describe(cell: Cell) -> dict[str, object]:
     """Return the base model's name, revision and SHA-256 of the weights, for the run's record."""
     pinned, folder = MODELS.get(cell.scale) if cell.model is None else None, locate(cell)
-    name, revision = cell.scale if cell.model is None else folder.name, None
+    name, revision = cell.scale if cell.model is None else recorded_name(cell.model), None
+    if cell.model is not None and (of_hub := hub_name(cell.model)):
+        name, revision = of_hub.repo, folder.name  # a snapshot has the name of its commit
     if pinned is not None:
         name, revision = pinned.repo, pinned.revision
+    if (folder / gguf_folder.ORIGIN).is_file():
+        origin = gguf_folder.origin_of(folder)
+        name, revision = f"{origin['file']}, {origin['quantisation']} weights in {origin['dtype']}", origin["sha256"]
     if pinned is not None and folder == smollm2.cache_folder():
         name, revision = smollm2.NAME, smollm2.WHEEL_SHA256
     return {"name": name, "revision": revision, "sha256": checksums_of(folder, "*.safetensors")}
@@ -163,9 +186,9 @@ def model_of_run(run: Path, model: str | None) -> str | None:
     Raises ValueError if the run had a user-supplied base, of which only the name is recorded, and `model` is None.
     """
     recorded = read_config(run).get("model")
-    if model is None and recorded is not None and recorded not in OTHER_BASES:
+    if model is None and recorded is not None and recorded not in OTHER_BASES and not hub_name(recorded):
         raise ValueError(
-            f"{run} was trained on the base model {recorded!r}. Pass the folder of this model with `--model`."
+            f"{run} was trained on the base model {recorded!r}. Pass this model, a folder or a GGUF file, with `--model`."
         )
     return recorded if model is None else model
 

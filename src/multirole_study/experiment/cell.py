@@ -17,18 +17,24 @@ from pydantic import PrivateAttr
 
 from multirole.credit import ESTIMATORS, load_estimator
 from multirole.option_rules import broken_rules
-from multirole.policy import parse_policy
+from multirole.policy import adapter_names, parse_policy, partner_facts
 from multirole.types import Workflow
 from multirole.workflows import WORKFLOWS
+from multirole_study.experiment.base_config import is_base, recorded_name, scale_of
 from multirole_study.experiment.cell_rules import RULES
 from multirole_study.experiment.launch import MEMORY_SETTINGS, Launch
 from multirole_study.experiment.old_names import OLD_NAMES, current_name, with_current_names, with_old_names
 from multirole_study.experiment.presets import (
+    OTHER_BASES,
+    QWEN,
+    QWEN_LENGTHS,
+    QWEN_WORD_PROBLEMS,
     ROUNDS,
     SMOLLM2,
     SMOLLM2_ARITHMETIC,
     SMOLLM2_LENGTHS,
     TASKS,
+    TINY,
     TINY_LENGTHS,
     is_small,
     is_tiny,
@@ -46,6 +52,7 @@ from multirole_study.experiment.settings import (
 from multirole_study.experiment.settings import value as parsed
 from multirole_study.experiment.user_files import load_user_object
 from multirole_study.tasks.gym import PREFIX, Gym, is_gym
+from multirole_study.tasks.gym import PROMPTS as SMALL_PROMPTS
 from multirole_study.tasks.gym import parse as parse_gym
 
 MAX_ID_LENGTH = 60
@@ -75,32 +82,43 @@ class Cell(Settings):
     workflow: Any = option("single, eval_opt, voting, orch_workers, or your own as examples/debate.py:Debate", "voting")
     policy: dict[str, str] = option("sp, ip, or a map of roles to adapters", "sp")
     task: Any = option("math, code, gym:KIND of reasoning-gym, or your own as examples/debate.py:task", "math")
-    scale: Literal["tiny-r", "smollm2", "0.6b", "1.7b", "4b"] = option(
-        "embedded model, SmolLM2-135M on a CPU, or Qwen3 on a GPU node", "tiny-r"
+    scale: Literal["tiny-r", "smollm2", "qwen-0.5b", "0.6b", "1.7b", "4b"] = option(
+        "embedded model, SmolLM2-135M or Qwen2.5-Coder-0.5B on a CPU, or Qwen3 on a GPU node; by default that of the model's size, or tiny-r",
+        None,
     )
     seed: int = option("seed of adapter initialisation, data order and sampling", 0, ge=0, le=2**32 - 1)
     preset: Literal["paper", "released_code"] = option("default values of all settings below", "paper")
 
     # how much is trained; an iteration is one batch of rollouts and all optimizer steps taken on it
-    max_steps: int = option("number of iterations", 500, tiny=60, smollm2=16, ge=1, le=10**6)
-    n_problems: int = option("problems per iteration", 64, tiny=8, smollm2=4, ge=1, le=10**5)
+    max_steps: int = option("number of iterations", 500, tiny=60, smollm2=16, qwen=16, ge=1, le=10**6)
+    max_sampled_tokens: int | None = option(
+        "budget of sampled tokens that ends a run before max_steps, and over which the schedule runs",
+        None,
+        ge=1,
+        le=10**12,
+    )
+    n_problems: int = option("problems per iteration", 64, tiny=8, smollm2=4, qwen=4, ge=1, le=10**5)
     num_generations: int = option("episodes per problem, GRPO's group", 8, ge=2, le=10**4)
-    learning_rate: float = option("peak learning rate", 2e-5, tiny=2e-3, smollm2=2e-4, ge=0, le=10)
+    learning_rate: float = option("peak learning rate", 2e-5, tiny=2e-3, smollm2=2e-4, qwen=1e-4, ge=0, le=10)
 
     # model, rows and lengths
-    model: str | None = option("a local folder with a model and its tokenizer, in place of the pinned one", None)
+    model: str | None = option(
+        "a base in place of the pinned one, as a local folder, a GGUF file, or owner/name of the Hub with @revision",
+        None,
+    )
     data: str | None = option("a local file of rows, in place of the download", None)
     n_train: int | None = option(
-        "use only the first n training problems", None, tiny=4096, smollm2=1024, ge=1, le=10**7
+        "use only the first n training problems", None, tiny=4096, smollm2=1024, qwen=1024, ge=1, le=10**7
     )
     n_validation: int | None = option(
-        "use only the first n validation problems", 256, tiny=256, smollm2=64, ge=1, le=10**7
+        "use only the first n validation problems", 256, tiny=256, smollm2=64, qwen=64, ge=1, le=10**7
     )
     max_prompt_tokens: int = option(
         "largest prompt of a turn, in tokens",
         20480,
         tiny=TINY_LENGTHS["math"][0],
         smollm2=SMOLLM2_LENGTHS["math"][0],
+        qwen=QWEN_LENGTHS["math"][0],
         ge=1,
         le=10**7,
     )
@@ -109,6 +127,7 @@ class Cell(Settings):
         5120,
         tiny=TINY_LENGTHS["math"][1],
         smollm2=SMOLLM2_LENGTHS["math"][1],
+        qwen=QWEN_LENGTHS["math"][1],
         ge=1,
         le=10**7,
     )
@@ -116,8 +135,8 @@ class Cell(Settings):
     renderer: Literal["chat_template", "released_code"] = option(
         "how prompts are rendered", "chat_template", released="released_code"
     )
-    eval_steps: int = option("iterations between validations", 10, smollm2=4, ge=1, le=10**6)
-    save_steps: int = option("iterations between checkpoints", 5, tiny=10, smollm2=4, ge=1, le=10**6)
+    eval_steps: int = option("iterations between validations", 10, smollm2=4, qwen=4, ge=1, le=10**6)
+    save_steps: int = option("iterations between checkpoints", 5, tiny=10, smollm2=4, qwen=4, ge=1, le=10**6)
 
     # sizes of the built-in workflows
     rounds: int = option("number of drafts (and of verdicts) of Eval-Opt", 3, tiny=3, ge=1, le=100)
@@ -156,9 +175,9 @@ class Cell(Settings):
     allow_unsafe_code: bool = option("run model-written code without a sandbox; only in a virtual machine", False)
 
     # adapters, optimizer and schedule
-    lora_r: int = option("LoRA rank, on every linear layer", 64, tiny=16, smollm2=16, ge=1, le=512)
-    lora_alpha: int = option("LoRA's scaling is alpha over rank", 32, tiny=16, smollm2=32, ge=1, le=10**6)
-    warmup_steps: int = option("length of warm-up, in ticks of lr_clock", 15, tiny=5, smollm2=2, ge=0, le=10**6)
+    lora_r: int = option("LoRA rank, on every linear layer", 64, tiny=16, smollm2=16, qwen=16, ge=1, le=512)
+    lora_alpha: int = option("LoRA's scaling is alpha over rank", 32, tiny=16, smollm2=32, qwen=32, ge=1, le=10**6)
+    warmup_steps: int = option("length of warm-up, in ticks of lr_clock", 15, tiny=5, smollm2=2, qwen=2, ge=0, le=10**6)
     lr_schedule: Literal["cosine", "constant"] = option(
         "learning rate schedule after warm-up", "cosine", released="constant"
     )
@@ -167,12 +186,27 @@ class Cell(Settings):
         "iteration",
         released="update_call",
     )
+    lr_clock_ticks: int | None = option(
+        "ticks of the schedule per iteration with a clock per update call, by default one per adapter",
+        None,
+        ge=1,
+        le=100,
+    )
     weight_decay: float = option("weight decay of AdamW (not in Table 7)", 0.01, ge=0, le=10**6)
     max_grad_norm: float = option("gradient norm at which an optimizer step is clipped", 1.0, ge=1e-6, le=1e30)
     updates: Literal["per_batch", "one", "tokens"] = option(
         "optimizer steps of an adapter, one per batch of episodes, one per iteration, or by step_tokens", "per_batch"
     )
     step_tokens: int | None = option("completion tokens per optimizer step, if updates is tokens", None, ge=1, le=10**9)
+    role_order: str | None = option(
+        "the roles that are trained one per iteration, in turn, such as generator,aggregator; all by default", None
+    )
+    target_kl: float | None = option(
+        "bound of the KL to the sampling policy at which a role takes no more steps in an iteration",
+        None,
+        gt=0,
+        le=10**6,
+    )
     minibatch_split: Literal["even", "sequential"] = option(
         "mini-batches of equal size, or full ones and a partial last one", "even", released="sequential"
     )
@@ -189,6 +223,7 @@ class Cell(Settings):
         "recomputed",
         tiny="sampled",
         smollm2="sampled",
+        qwen="sampled",
     )
     beta: float = option("weight of the KL penalty to the base model", 0.0, ge=0, le=10**6)
     role_beta: dict[str, float] | None = option("a dict of KL weights by role, which replace beta", None)
@@ -205,7 +240,7 @@ class Cell(Settings):
     )
     dtype: Literal["auto", "float32", "bfloat16"] = option(
         "dtype of the base model; adapters are float32. auto is bfloat16 where the processor multiplies it in hardware, else float32",
-        "bfloat16", tiny="float32", smollm2="auto",
+        "bfloat16", tiny="float32", smollm2="auto", qwen="auto",
     )  # fmt: skip
     fixed_launch: str = option(
         "launch options for memory that this run compares, as in an A/A arm, so that its name contains them", ""
@@ -215,19 +250,23 @@ class Cell(Settings):
     _task: Any = PrivateAttr(None)
     _gym: Gym | None = PrivateAttr(None)
     _digests: dict[str, str] = PrivateAttr(default_factory=dict)
+    _is_scale_by_size: bool = PrivateAttr(False)
 
     def __init__(
         self,
         workflow: str | Workflow,
         policy: str | dict[str, str],
         task: object = "math",
-        scale: str = "tiny-r",
+        scale: str | None = None,
         seed: int = 0,
         preset: str = "paper",
         **settings: object,
     ) -> None:
         gym = parse_gym(task) if is_gym(task) else None
         task = task if gym is None else gym.spec
+        model = settings.get("model")
+        is_by_size = scale is None and isinstance(model, str) and model not in OTHER_BASES and is_base(model)
+        scale = scale_of(str(model)) if is_by_size else TINY if scale is None else scale
         user_objects = {
             "workflow": load_user_object("workflow", workflow, WORKFLOWS),
             "task": None if gym else load_user_object("task", task, TASKS),
@@ -240,6 +279,7 @@ class Cell(Settings):
             **preset_values(workflow, task, scale, preset, explicit.get("data")) | explicit,
         )  # fmt: skip
         self._workflow, self._task, self._gym = objects_by_name.get("workflow"), objects_by_name.get("task"), gym
+        self._is_scale_by_size = is_by_size
         self._digests = {f"{name}_sha256": entry[1] for name, entry in user_objects.items() if entry is not None}
         if broken := self._broken_rules():
             raise ValueError("\n".join(broken))
@@ -251,20 +291,39 @@ class Cell(Settings):
             "task_label": self.task_label, "has_own_task": self._task is not None, "has_gym_task": self._gym is not None,
             "replays_episodes": self.credit in ESTIMATORS and self.replays_episodes,
         }  # fmt: skip
-        return [*broken_rules(dict(self) | {"roles": list(self.policy)}), *broken_rules(dict(self) | facts, RULES)]
+        of_library = {"roles": list(self.policy)} | partner_facts(self.policy)
+        return [*broken_rules(dict(self) | of_library), *broken_rules(dict(self) | facts, RULES)]
 
     @property
     def ticks(self) -> int:
         """The number of ticks of the learning-rate schedule."""
-        return self.max_steps * (len(set(self.policy.values())) if self.lr_clock != "iteration" else 1)
+        return self.max_steps * self.ticks_per_iteration
+
+    @property
+    def ticks_per_iteration(self) -> int:
+        """The number of ticks of the schedule in an iteration, by `lr_clock` and `lr_clock_ticks`."""
+        if self.lr_clock == "iteration":
+            return 1
+        return self.lr_clock_ticks or len(adapter_names(self.policy))
 
     def remarks(self) -> list[str]:
         """Return a sentence for each setting that is allowed and does less than its name says; a run prints them when it starts."""
         said = []
+        if self._is_scale_by_size:
+            chosen = ("max_prompt_tokens", "max_completion_length", "n_problems", "learning_rate", "lora_r", "dtype")
+            said.append(
+                f"model={recorded_name(str(self.model))!r} is nearest in size to the base of scale={self.scale!r}, so its tasks, prompts and settings "
+                f"are that scale's: {', '.join(f'{name}={getattr(self, name)}' for name in chosen)}. `scale` chooses others."
+            )
         if self.warmup_steps >= self.ticks:
             said.append(
                 f"The warm-up of {self.warmup_steps} ticks does not end within the run's {self.ticks}, so the learning rate stays below "
                 f"{self.learning_rate:g}. Write warmup_steps=0 for a trial at full rate."
+            )
+        if self.max_sampled_tokens is not None:
+            said.append(
+                f"The run ends once it has sampled {self.max_sampled_tokens:,} tokens, over which its warm-up and schedule run: {self.max_steps} iterations "
+                f"are the most, and the warm-up takes {self.warmup_steps / self.max_steps:.0%} of the budget."
             )
         used_by = {
             "rounds": "eval_opt",
@@ -327,21 +386,26 @@ class Cell(Settings):
         from multirole_study.tasks.code import Code  # these import datasets
         from multirole_study.tasks.functions import Functions
         from multirole_study.tasks.math import Math
+        from multirole_study.tasks.programs import Programs
         from multirole_study.tasks.tiny_chain import TinyChain
         from multirole_study.tasks.tiny_pipe import TinyPipe
 
         if self._task is not None:
             return self._task
-        gym = parse_gym(SMOLLM2_ARITHMETIC) if (self.scale, self.task) == (SMOLLM2, "math") else self._gym
+        of_scale = {SMOLLM2: SMOLLM2_ARITHMETIC, QWEN: QWEN_WORD_PROBLEMS} if self.task == "math" else {}
+        gym = parse_gym(of_scale[self.scale]) if self.scale in of_scale else self._gym
         if gym is not None:
             return replace(
                 gym,
+                prompts=SMALL_PROMPTS if self.scale in (TINY, SMOLLM2) else "math",
                 malformed_reward=self.malformed_reward,
                 fallback=self.answer_fallback,
                 unboxed_reward=self.unboxed_reward,
             )
         if self.scale == SMOLLM2:
             return Functions(self.code_reward)
+        if self.scale == QWEN:
+            return Programs(self.code_reward)
         if self.task == "math":
             return TinyChain(self.malformed_reward) if is_tiny(self.scale) else Math(self.data, self.malformed_reward)
         return TinyPipe(self.code_reward) if is_tiny(self.scale) else Code(self.data, self.code_reward)
@@ -386,7 +450,7 @@ class Cell(Settings):
 
         Paths are reduced to their last part; provenance.json has the checksums.
         """
-        paths = {name: path and Path(path).name for name, path in (("model", self.model), ("data", self.data))}
+        paths = {"model": self.model and recorded_name(self.model), "data": self.data and Path(self.data).name}
         task = self.task if self._gym is not None else self.task_label
         settings = {name: value for name, value in self if name != "fixed_launch"} | self.treatment
         return settings | {"workflow": self.workflow_name, "task": task} | paths | self._digests
@@ -497,7 +561,7 @@ def preset_values(workflow: object, task: Any, scale: object, preset: object, da
     like = workflow if isinstance(workflow, str) and workflow in WORKFLOWS else "voting"
     values["rounds"] = ROUNDS[kind]
     values["max_prompt_tokens"], values["max_completion_length"] = scale_lengths(scale, like, kind)
-    if is_user_task or data is not None or (scale, task) == (SMOLLM2, "code"):
+    if is_user_task or data is not None or (scale in (SMOLLM2, QWEN) and task == "code"):
         values |= {"n_train": None, "n_validation": None}  # all rows
     elif is_gym(task) and values["n_train"] is None:  # these tasks are endless
         values |= {"n_train": GYM_TRAIN, "n_validation": GYM_VALIDATION}

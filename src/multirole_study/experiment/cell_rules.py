@@ -4,18 +4,12 @@ They read settings, and these facts: `ticks` of the learning-rate schedule, the 
 `fixed_launch` holds, `task_label`, whether the estimator `replays_episodes`, and whether the task is the user's (`has_own_task`) or of reasoning-gym (`has_gym_task`).
 """
 
-from pathlib import Path
-
 from multirole.credit import ESTIMATORS
 from multirole.option_rules import Rule
+from multirole_study.experiment.base_config import exists, is_base
 from multirole_study.experiment.launch import MEMORY_SETTINGS
 from multirole_study.experiment.presets import OTHER_BASES, is_small, is_tiny
 from multirole_study.experiment.settings import did_you_mean, looked_in
-
-
-def exists(path: str) -> bool:
-    """Return whether there is a file or folder of this name."""
-    return bool(path) and Path(path).expanduser().exists()
 
 
 def no_such_path(name: str, path: str) -> str:
@@ -32,6 +26,15 @@ RULES = [
          "`n_train` must be at least `n_problems` ({n_problems}), got {n_train}."),
     Rule(lambda warmup_steps, ticks, changed: warmup_steps <= ticks or "warmup_steps" not in changed,  # the preset's may exceed a trial
          "`warmup_steps` must be at most the {ticks} ticks of `max_steps`, got {warmup_steps}."),
+    Rule(lambda lr_clock_ticks, lr_clock: lr_clock_ticks is None or lr_clock != "iteration",
+         "`lr_clock_ticks={lr_clock_ticks}` sets the ticks of a clock per update call, and `lr_clock` is {lr_clock!r}. Write lr_clock='update_call_wrapped' or "
+         "'update_call' too."),
+    Rule(lambda max_sampled_tokens, lr_clock: max_sampled_tokens is None or lr_clock == "iteration",
+         "`max_sampled_tokens={max_sampled_tokens}` reads the schedule at the share of the budget that is spent, and `lr_clock={lr_clock!r}` at a count of "
+         "update calls. Leave out one of the two."),
+    Rule(lambda role_order, row_order, minibatch_split: role_order is None or (row_order, minibatch_split) == ("shuffled", "even"),
+         "`role_order={role_order!r}` trains one role per iteration, and the released code's row_order={row_order!r} and "
+         "minibatch_split={minibatch_split!r} cut the rows of all roles. Leave out one of the two."),
     Rule(lambda updates, minibatch_split: updates != "tokens" or minibatch_split != "sequential",
          "`updates='tokens'` has no full step to divide a partial one by. Write minibatch_split='even'."),
     Rule(lambda credit: credit in ESTIMATORS,
@@ -43,7 +46,9 @@ RULES = [
          "`credit={credit!r}` decides what is compared, so `advantage_group` must be 'episode', got {advantage_group!r}."),
     Rule(lambda model, scale, task: model not in OTHER_BASES or (is_tiny(scale) and task != "code"),
          "`model={model!r}` is a base for scale='tiny-r' and task='math', got scale={scale!r} and task={task_label!r}. Leave `model` out."),
-    Rule(lambda model: model is None or model in OTHER_BASES or exists(model), lambda model: no_such_path("model", model)),
+    Rule(lambda model: model is None or model in OTHER_BASES or is_base(model),
+         lambda model: f"`model` must be an existing folder or GGUF file, or `owner/name` of the Hub, got {model!r}{looked_in(model)}. Leave it out for the "
+         "pinned download."),
     Rule(lambda data, has_own_task: data is None or not has_own_task,
          "`data` replaces the rows of task='math' or 'code', but a user-supplied task has its own rows. Leave `data` out."),
     Rule(lambda data, has_own_task, scale, has_gym_task: data is None or has_own_task or not (is_small(scale) or has_gym_task),

@@ -40,14 +40,13 @@ from multirole_study.experiment.preflight import check_loaded, load_problems
 from multirole_study.experiment.record import Recorder, Recording, TextSignatures
 from multirole_study.experiment.released_code import RENDERERS, RowCuts
 from multirole_study.experiment.run_folder import adapters_folder
-from multirole_study.experiment.schedule_clock import UpdateCallClock
 from multirole_study.experiment.storage import reporting, writing
 from multirole_study.tasks import Task
 
 ARGUMENTS = (
     "seed", "policy", "max_steps", "num_generations", "max_completion_length", "max_prompt_tokens", "temperature", "learning_rate", "warmup_steps",
     "weight_decay", "max_grad_norm", "epsilon", "epsilon_high", "delta", "beta", "role_beta", "old_logprobs", "updates", "step_tokens", "eval_steps",
-    "save_steps", "max_staleness", "max_failed_episodes", "credit_branches", "process_reward",
+    "save_steps", "max_staleness", "max_failed_episodes", "credit_branches", "process_reward", "max_sampled_tokens", "role_order", "target_kl",
 )  # fmt: skip
 """Settings of a cell that `MultiRoleGRPOConfig` takes."""
 
@@ -90,6 +89,8 @@ def training_args(cell: Cell, output_dir: str, launch: Launch = ONE_PROCESS) -> 
         generation_batch_size=n_episodes,
         per_device_train_batch_size=n_episodes // processes().num_processes,
         credit=cell.estimator,
+        lr_ticks=cell.ticks_per_iteration,
+        lr_wraps=cell.lr_clock == "update_call_wrapped" and cell.ticks_per_iteration > 1,
         lr_scheduler_type="cosine" if cell.lr_schedule == "cosine" else "constant_with_warmup",
         engine=engine_of(cell),
         micro_batch_tokens=launch.pass_tokens(cell.scale),
@@ -207,8 +208,6 @@ def update_rules(cell: Cell) -> list[MultiRoleCallback]:
     rules: list[MultiRoleCallback] = []
     if cell.row_order != "shuffled" or cell.minibatch_split != "even":
         rules.append(RowCuts(cell.row_order, cell.minibatch_split))
-    if cell.lr_clock != "iteration":
-        rules.append(UpdateCallClock(is_wrapped=cell.lr_clock == "update_call_wrapped"))
     return rules
 
 

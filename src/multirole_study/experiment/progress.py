@@ -19,6 +19,7 @@ from multirole.callbacks import Iteration, MultiRoleCallback, Trainer
 from multirole.metrics.episodes import accuracy, mean_reward, overflow_rate
 from multirole.types import Episode
 from multirole_study.experiment.announce import say
+from multirole_study.experiment.base_config import recorded_name
 from multirole_study.experiment.base_models import shape_of
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.hardware import engine_of
@@ -42,7 +43,7 @@ def introduce(cell: Cell, n_processes: int, folder: Path, counts: dict[str, int]
         f"{cell.id}\n"
         f"  workflow    {cell.workflow_name}, {roles}\n"
         f"  task        {cell.task_label}, {counts['train']} training{overlong} and {counts['validation']} validation problems\n"
-        f"  model       {Path(cell.model).name if cell.model else cell.scale}, {shape_of(cell).parameters / 1e6:.2f}M parameters, "
+        f"  model       {recorded_name(cell.model) if cell.model else cell.scale}, {shape_of(cell).parameters / 1e6:.2f}M parameters, "
         f"LoRA rank {cell.lora_r}; {engine_of(cell)} engine, {n_processes} process{'es' * (n_processes > 1)}{threads}\n"
         f"  training    {cell.max_steps} iterations of {cell.n_problems} problems x {cell.num_generations} episodes, "
         f"validation every {cell.eval_steps}{f'; continues from {checkpoint.name}' if checkpoint else ''}\n"
@@ -62,7 +63,7 @@ class Progress(MultiRoleCallback):
     def on_iteration_end(self, trainer: Trainer, iteration: Iteration) -> None:
         number, planned, episodes = iteration.number, trainer.state.max_steps, iteration.episodes
         left = round((time.monotonic() - self.started) / (number - self.first) * (planned - number))
-        tokens = {role: values["tokens"] / values["rows"] for role, values in iteration.roles.items()}
+        tokens = {role: values["length_mean"] for role, values in iteration.roles.items()}
         seconds = sum(iteration.seconds.values())
         scored = mean_reward(episodes), accuracy(episodes)
         say(iteration_line(number, planned, *scored, seconds, left, tokens, overflow_rate(episodes)))

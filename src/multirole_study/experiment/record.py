@@ -38,7 +38,7 @@ from multirole.roles.diagnostics import RoleDiagnostics
 from multirole.roles.skill import SkillWatch
 from multirole.rollout.play_ahead import staleness_metrics
 from multirole.types import Episode, Turn
-from multirole.update.processes import gather_objects, processes
+from multirole.update.processes import processes
 from multirole.update.rows import Row
 from multirole_study.experiment.base_models import describe
 from multirole_study.experiment.cell import Cell
@@ -183,6 +183,13 @@ def add_session(
     write_text(path, json.dumps(session | {"started": started}, indent=2))
 
 
+def add_kernels(folder: Path, kernels: dict[str, object]) -> None:
+    """Add the kernels that a new run computes with to `provenance.json`, for its evaluations; a model without a choice has none."""
+    path = folder / "provenance.json"
+    if kernels:
+        write_text(path, json.dumps(json.loads(path.read_text()) | {"kernels": kernels}, indent=2))
+
+
 class Recorder:
     """A run's tables. `save(step)` writes them to disk; `rewind(checkpoint)` discards everything after a checkpoint."""
 
@@ -263,19 +270,12 @@ class Recording(MultiRoleCallback):
         self.recorder, self.watched, self.skills = recorder, diagnostics, skills
         self.counts_forks, self.with_questions = counts_forks, with_questions
         self.grading_seconds, self.cpu = 0.0, time.process_time()
-        self.sampled_tokens = 0
-
-    def take_sampled_tokens(self, trainer: Trainer) -> int:
-        """Return the number of completion tokens that all processes have sampled since the last call."""
-        before, self.sampled_tokens = self.sampled_tokens, trainer.rollout.sampled_tokens
-        return sum(gather_objects(self.sampled_tokens - before))
 
     def on_rollout_end(self, trainer: Trainer, episodes: list[Episode]) -> None:
         self.grading_seconds = sandbox.take_seconds()
 
     def on_iteration_end(self, trainer: Trainer, iteration: Iteration) -> None:
         """Add rows for the iteration's summary, roles, episodes, optimizer steps, and cosines between roles."""
-        sampled_tokens = self.take_sampled_tokens(trainer)
         if self.recorder is None:
             return
         episodes, number, watched = iteration.episodes, iteration.number, self.watched
@@ -301,7 +301,8 @@ class Recording(MultiRoleCallback):
                 "cpu_seconds": time.process_time() - self.cpu,
             }
             | (staleness_metrics(iteration.rows, number - 1) if trainer.args.max_staleness else {})
-            | ({"sampled_tokens": sampled_tokens} if self.counts_forks else {})
+            | ({"sampled_tokens": iteration.sampled_tokens} if self.counts_forks or trainer.budget else {})
+            | ({"read_tokens": iteration.read_tokens} if trainer.budget else {})
             | iteration.repeated_passes
             | (
                 {"failed_episodes": sum(e.failure is not None for e in episodes)}
@@ -325,8 +326,10 @@ class Recording(MultiRoleCallback):
         self, trainer: Trainer, episodes: list[Episode], metrics: dict[str, float], prefix: str
     ) -> None:
         """Add the outcome of every problem, and write the first `N_INSPECTED` episodes' turns token by token."""
-        self.take_sampled_tokens(trainer)  # discarded: tokens sampled by the evaluation count for no iteration
-        rows = [Row(e, turn, trainer.policy[turn.role]) for e in episodes[:N_INSPECTED] for turn in e.turns]
+        adapters = (
+            dict.fromkeys(trainer.policy, trainer.adapters[0]) | trainer.partners.trained
+        )  # a partner's are not read
+        rows = [Row(e, turn, adapters[turn.role]) for e in episodes[:N_INSPECTED] for turn in e.turns]
         base_logprobs = trainer.logprobs_of(rows, base=True)  # every process computes a share
         if step := trainer.state.global_step:
             trainer.save_adapters()  # a collective: every process has a shard

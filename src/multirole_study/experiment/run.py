@@ -26,6 +26,7 @@ from transformers import AutoTokenizer, TrainerCallback
 from multirole.chat.templates import StartClock
 from multirole.credit.turn_grading import grade_answers
 from multirole.engines.protocol import EngineError
+from multirole.policy import is_partner
 from multirole.update.processes import gather_objects, processes
 from multirole.update.threads import use_fitting_threads
 from multirole_study.experiment.announce import announced, say
@@ -37,13 +38,14 @@ from multirole_study.experiment.launch import ONE_PROCESS, Launch, is_launched, 
 from multirole_study.experiment.preflight import load_problems, preflight
 from multirole_study.experiment.presets import is_tiny
 from multirole_study.experiment.progress import Progress, conclude, evaluation_line, introduce
-from multirole_study.experiment.record import Recorder, add_session, outcome_row, provenance, turn_row
+from multirole_study.experiment.record import Recorder, add_kernels, add_session, outcome_row, provenance, turn_row
 from multirole_study.experiment.run_folder import (
     adapters_folder,
     folder_of,
     is_done,
     newest_intact,
     open_folder,
+    recorded_kernels,
     recorded_start,
     staging,
     write_done,
@@ -124,6 +126,8 @@ def _train(cell: Cell, launch: Launch, folder: Path, stop: Stop, callbacks: list
                 cell, str(staging(folder)), launch, [stop, *callbacks], recorder if is_main else None,
                 problems=(train, validation), started=started,
             )  # fmt: skip
+    if is_main and checkpoint is None:
+        add_kernels(folder, trainer.run_state.kernels)
     try:
         processes().wait_for_everyone()
         trainer.args.eval_on_start = checkpoint is None  # inside train(), where FSDP2 has sharded and placed the model
@@ -133,7 +137,7 @@ def _train(cell: Cell, launch: Launch, folder: Path, stop: Stop, callbacks: list
             trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
             processes().wait_for_everyone()  # a launcher ends the first as soon as another has stopped
             stop.end()
-            if not gather_objects(any(row["step"] == cell.max_steps for row in recorder.tables["eval"]))[0]:
+            if not gather_objects(any(row["step"] == trainer.state.global_step for row in recorder.tables["eval"]))[0]:
                 trainer.evaluate()
         except FloatingPointError as error:  # a result, not a failure: a resumed run would diverge again
             outcome = {"state": "diverged", "iteration": trainer.state.global_step + 1, "reason": str(error)}
@@ -192,17 +196,20 @@ def _play(evaluation: Evaluation, launch: Launch, folder: Path, steps: list[int]
     attempts = [(problem, index) for problem in problems for index in range(evaluation.num_generations_eval)]
     started = recorded_start(folder_of(source, launch.results_dir)) if source else None
     trainer = make_trainer(cell, str(folder), launch, problems=(problems, problems), started=started)
+    if source:
+        trainer.use_kernels(recorded_kernels(folder_of(source, launch.results_dir)))
     outcomes: list[dict] = []
     turns: list[dict] = []
     sums: dict[str, str] = {}
     try:
+        untrained = {role: value if is_partner(value) else None for role, value in cell.policy.items()}
         for step in steps:
             if step and source is not None:
                 at = adapters_folder(folder_of(source, launch.results_dir), step)
                 load_adapters(trainer.peft_model, at)
                 sums |= checksums_of(at.parent, f"{at.name}/**/*.safetensors")
             trainer.state.global_step = step  # tells `play` to publish the new weights
-            episodes = trainer.play(attempts, -1, evaluation.policy() if step else dict.fromkeys(cell.policy))
+            episodes = trainer.play(attempts, -1, evaluation.policy() if step else untrained)
             if failed := sum(episode.failure is not None for episode in episodes):  # left out, as in validation
                 say(f"evaluation at iteration {step}   {failed} episodes failed and are left out")
                 episodes = [episode for episode in episodes if episode.failure is None]

@@ -145,6 +145,12 @@ def recorded_start(folder: Path) -> str | None:
     return json.loads(path.read_text(encoding="utf-8")).get("started") if path.exists() else None
 
 
+def recorded_kernels(folder: Path) -> dict[str, object] | None:
+    """Return the kernels that a run computes with (`FastPasses.kernels`); None if it had no choice."""
+    path = folder / "provenance.json"
+    return json.loads(path.read_text(encoding="utf-8")).get("kernels") if path.exists() else None
+
+
 def write_done(folder: Path) -> None:
     """Mark a results folder as complete: write DONE with the checksum of every table, JSON file and adapter, without `MEASUREMENTS`."""
     sums = checksums_of(folder, "*.parquet", "turns/*.parquet", "*.json", "adapters/step_*/**/*")

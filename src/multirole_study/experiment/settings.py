@@ -62,10 +62,17 @@ def _must(error: Any) -> str:
 
 
 def option(
-    help: str, default: Any = ..., *, tiny: Any = ..., smollm2: Any = ..., released: Any = ..., **bounds: Any
+    help: str,
+    default: Any = ...,
+    *,
+    tiny: Any = ...,
+    smollm2: Any = ...,
+    qwen: Any = ...,
+    released: Any = ...,
+    **bounds: Any,
 ) -> Any:
-    """Declare a field with its help and bounds. `tiny`, `smollm2` and `released` override the default there."""
-    replacements = {"tiny": tiny, "smollm2": smollm2, "released": released}
+    """Declare a field with its help and bounds. `tiny`, `smollm2`, `qwen` and `released` override the default there."""
+    replacements = {"tiny": tiny, "smollm2": smollm2, "qwen": qwen, "released": released}
     presets = {name: value for name, value in replacements.items() if value is not ...}
     return Field(default, description=help, json_schema_extra=presets, **bounds)
 

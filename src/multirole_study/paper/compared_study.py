@@ -1,6 +1,7 @@
 """Train and tabulate a study that is one YAML file (`compare.study`): arms of a grid's cells, and questions about them."""
 
 import math
+from pathlib import Path
 from typing import ClassVar
 
 import pandas as pd
@@ -13,6 +14,7 @@ from multirole_study.compare.verdicts import NOT_RUN
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.evaluation import Evaluation
 from multirole_study.labels import WORKFLOW_NAMES, task_name
+from multirole_study.paper import pack
 from multirole_study.paper.grid import CHECKED, Declaration, as_fields
 from multirole_study.paper.output import MISSING, Table, cell_text, number
 from multirole_study.paper.results import Results
@@ -33,6 +35,10 @@ class ComparedStudy(CompareStudy, Declaration):
     def command(self) -> str:
         """Return the kind of the study."""
         return "compare"
+
+    def packed_elsewhere(self) -> set[str]:
+        """Return the ids of the runs in `packed_in`."""
+        return {run for folder in self.packed_in for run in pack.index(Path(folder))["run"]}
 
     def runs(self) -> list[tuple[str, Cell]]:
         """List (arm, cell) of every run, in the order of training: a seed in all arms before the next seed."""

@@ -161,6 +161,10 @@ class Declaration:
         """List the runs of all lines, in the order of training."""
         return [cell for line in self.cells_by_line() for cell in line.values()]
 
+    def packed_elsewhere(self) -> set[str]:
+        """Return the ids of runs that other results folders hold, and that are not trained again."""
+        return set()
+
     def evaluations(self) -> list[Evaluation]:
         """List the evaluations besides the validation of the runs."""
         return self.grid.evaluations()

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from multirole_study.compare.intervals import t_interval
 from multirole_study.compare.looks import Looks
 from multirole_study.compare.rules import ALPHA
-from multirole_study.labels import BASE_NAMES, MARKERS, POLICY_COLOURS, SINGLE_COLOUR, WORKFLOW_MARKERS
+from multirole_study.labels import BASE_NAMES, MAP_COLOUR, MARKERS, POLICY_COLOURS, SINGLE_COLOUR, WORKFLOW_MARKERS
 from multirole_study.paper.output import STYLE, Plate, say_below
 from multirole_study.paper.rate_study import RateStudy
 from multirole_study.paper.rate_tables import end, runs_of, scored_problems, tuned
@@ -21,9 +21,9 @@ LINES = ("-", "--", ":", "-.")
 
 def looks(study: RateStudy) -> dict[str, dict[str, str]]:
     """Return the marks of every arm: its colour is that of its policy, or the single agent's, and marker and line differ within one colour."""
-    marks, seen = {}, dict.fromkeys([SINGLE_COLOUR, *POLICY_COLOURS.values()], 0)
+    marks, seen = {}, dict.fromkeys([SINGLE_COLOUR, MAP_COLOUR, *POLICY_COLOURS.values()], 0)
     for arm, about in study.arms.items():
-        colour = SINGLE_COLOUR if about.workflow == "single" else POLICY_COLOURS[about.policy]
+        colour = SINGLE_COLOUR if about.workflow == "single" else POLICY_COLOURS.get(about.policy, MAP_COLOUR)
         n, seen[colour] = seen[colour], seen[colour] + 1
         is_plain = about.workflow in WORKFLOW_MARKERS and not about.parameters
         marker = WORKFLOW_MARKERS[about.workflow] if is_plain else MARKERS[3 + n % 3]

@@ -7,9 +7,11 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from multirole_study.compare.measures import MEASURES
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.evaluation import Evaluation
 from multirole_study.experiment.old_names import merged
+from multirole_study.experiment.settings import did_you_mean
 from multirole_study.paper.grid import CHECKED, Declaration
 
 Purpose = Literal["tuning", "scoring"]
@@ -17,12 +19,13 @@ Purpose = Literal["tuning", "scoring"]
 
 @dataclass(frozen=True, config=CHECKED)
 class Arm:
-    """A cell of the matrix with changed fields; `rate` is set if the arm is not tuned."""
+    """A cell of the matrix with changed fields; `rate` is set if the arm is not tuned, and `task` if it is not the study's."""
 
     workflow: str
     policy: str
     parameters: dict[str, object] = Field(default_factory=dict)
     rate: float | None = None
+    task: str | None = None
 
 
 @dataclass(frozen=True, config=CHECKED)
@@ -43,15 +46,28 @@ class Line:
 
 @dataclass(frozen=True, config=CHECKED)
 class RateQuestion:
-    """A comparison of arms, each with `minus`, or with its own arm in a list of them. Its arms are one family of Holm's correction."""
+    """A comparison of arms, each with `minus`, or with its own arm in a list of them. Its arms are one family of Holm's correction.
+
+    Args:
+        measure: "end" on the problems that score, "growth" of a role's replies, or a name of `compare.measures.MEASURES`.
+        pooled: the question has one line: a seed's number is the mean over the arms, and a seed without all of them is not read.
+    """
 
     name: str
     question: str
-    measure: Literal["end", "growth"]
+    measure: str
     arms: list[str]
     minus: str | list[str]
     role: str = ""
     """The role whose replies grow, for the measure `growth`."""
+    pooled: bool = False
+
+    def __post_init__(self) -> None:
+        known = ["growth", *MEASURES]
+        if self.measure not in known:
+            raise ValueError(
+                f"`measure` of the question {self.name!r} is {self.measure!r}, which is none.{did_you_mean(self.measure, known)}"
+            )
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
@@ -68,7 +84,7 @@ class RateStudy(Declaration):
         arms: name -> cell.
         rates: learning rates at which an arm without its own is tuned.
         preset: the preset's learning rate, which is one of `rates`.
-        task: the task of all runs.
+        task: the task of all arms that name no other.
         tuning, scoring: seeds and settings of the two phases.
         chosen: arm -> tuned rate; an arm that is missing is not scored yet, and the lines after it wait.
     """
@@ -129,7 +145,11 @@ class RateStudy(Declaration):
         """Create the cell of one run."""
         about = self.arms[arm]
         settings = self.settings(arm, rate, purpose)
-        return Cell(about.workflow, about.policy, self.task, self.grid.scale, seed, **settings)
+        return Cell(about.workflow, about.policy, self.task_of(arm), self.grid.scale, seed, **settings)
+
+    def task_of(self, arm: str) -> str:
+        """Return the task of an arm."""
+        return self.arms[arm].task or self.task
 
     def runs(self) -> Iterator[tuple[int, str, Purpose, Cell]]:
         """Yield (line, arm, purpose, cell) of every run whose rate is known, in the order of the lines."""

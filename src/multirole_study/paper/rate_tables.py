@@ -6,8 +6,8 @@ from typing import NamedTuple
 
 import pandas as pd
 
-from multirole_study.compare.answers import Answer, Line, Question, answers
-from multirole_study.compare.arms import find_runs
+from multirole_study.compare.answers import Answer, Question, judged
+from multirole_study.compare.arms import find_runs, mean_by_seed, of_whole_seeds
 from multirole_study.compare.intervals import t_interval, untested
 from multirole_study.compare.looks import Looks
 from multirole_study.compare.measures import MEASURES
@@ -30,14 +30,16 @@ def runs_of(results: Results, study: RateStudy, arm: str, rate: float | None, pu
 
 
 def scored_problems(study: RateStudy) -> list[str]:
-    """Return the names of the problems that score: those of the scoring runs that no tuning run is validated on."""
-    arm = next(iter(study.arms))
-    tuning, scoring = (
-        study.cell(arm, study.preset, phase.seeds[0], purpose)
-        for phase, purpose in ((study.tuning, "tuning"), (study.scoring, "scoring"))
-    )
-    problems = scoring.make_task().problems("validation", scoring.n_validation)
-    return [problem.id for problem in problems[tuning.n_validation :]]
+    """Return the names of the problems that score, of each task: those of the scoring runs that no tuning run is validated on."""
+    names: list[str] = []
+    for arm in {study.task_of(arm): arm for arm in study.arms}.values():
+        tuning, scoring = (
+            study.cell(arm, study.preset, phase.seeds[0], purpose)
+            for phase, purpose in ((study.tuning, "tuning"), (study.scoring, "scoring"))
+        )
+        problems = scoring.make_task().problems("validation", scoring.n_validation)
+        names += [problem.id for problem in problems[tuning.n_validation :]]
+    return names
 
 
 def end(run: Run, problems: list[str] | None = None) -> float:
@@ -142,32 +144,38 @@ def question_of(study: RateStudy, declared: RateQuestion, problems: list[str]) -
     """Return a declared question: its pairs of arms are one family of Holm's correction, and each is read when it has all seeds."""
     if declared.measure == "end":
         measure, options = MEASURES["end"], {"problems": problems}
-    else:
+    elif declared.measure == "growth":
         measure, options = MEASURES["change"], {"role": declared.role, "metric": "length_mean"}
+    else:
+        measure, options = MEASURES[declared.measure], {"role": declared.role} if declared.role else {}
     rule, looks = Rule(has_margin=measure.has_margin), Looks((len(study.scoring.seeds),))
     return Question(measure, options, rule=rule, looks=looks, correction="holm")
 
 
 def compared(results: Results, study: RateStudy, declared: RateQuestion, problems: list[str]) -> list[Answer]:
-    """Answer one question for each of its pairs."""
+    """Answer one question for each of its pairs, or once if it pools them."""
 
     def runs(arm: str) -> dict[int, Run]:
         return runs_of(results, study, arm, study.rate(arm), "scoring")
 
-    places = [(study.arms[arm].workflow, study.task) for arm, _ in declared.pairs]
-    lines = [
-        Line({place: runs(arm)}, {place: runs(minus)})
+    question = question_of(study, declared, problems)
+    places = [(study.arms[arm].workflow, study.task_of(arm)) for arm, _ in declared.pairs]
+    numbers = [
+        question.numbers({place: runs(arm)}, {place: runs(minus)})
         for place, (arm, minus) in zip(places, declared.pairs, strict=True)
     ]
-    return answers(question_of(study, declared, problems), lines)
+    if declared.pooled:
+        numbers = [mean_by_seed(of_whole_seeds(numbers, study.scoring.seeds))]
+    return judged(question, numbers)
 
 
 def answer_table(results: Results, study: RateStudy, problems: list[str]) -> Table:
     """Build the table of the study's questions."""
     shown, values = [], []
     for question in study.questions:
-        unit = "difference" if question.measure == "end" else "change"
-        for (arm, minus), line in zip(question.pairs, compared(results, study, question, problems), strict=True):
+        unit = "change" if question.measure == "growth" else MEASURES[question.measure].unit
+        pairs = [("all arms", "their own")] if question.pooled else question.pairs
+        for (arm, minus), line in zip(pairs, compared(results, study, question, problems), strict=True):
             gap = line.interval
             shown.append(
                 {

@@ -84,10 +84,14 @@ def _by_run(path: Path, _modified: int, columns: tuple[str, ...]) -> dict[str, p
 
 
 class Results:
-    """The packed part of a grid. `folder` is `<results_dir>/<scale>`, which holds `grid.json` and the packed tables."""
+    """The packed part of a grid. `folder` is `<results_dir>/<scale>`, which holds `grid.json` and the packed tables.
 
-    def __init__(self, folder: str | Path) -> None:
+    `find` also looks for a run in `others`, further folders of the same kind.
+    """
+
+    def __init__(self, folder: str | Path, others: Iterable[str | Path] = ()) -> None:
         self.folder = Path(folder)
+        self.others = [Results(other) for other in others]
         self.grid = Grid.read(folder)
         self._made: dict[str, Run] = {}
 
@@ -124,7 +128,9 @@ class Results:
 
     def find(self, cell: Cell) -> Run | None:
         """Return a cell's run, in the grid or not; None if it is not packed."""
-        return self._made.setdefault(cell.id, Run(cell, self.folder)) if cell.id in self.packed.index else None
+        if cell.id in self.packed.index:
+            return self._made.setdefault(cell.id, Run(cell, self.folder))
+        return next((run for other in self.others if (run := other.find(cell))), None)
 
     @cache  # noqa: B019  (a few instances, in use until the process ends)
     def runs_of(self, workflow: str, policy: str, task: str, **changed: object) -> dict[int, Run]:

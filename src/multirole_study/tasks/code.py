@@ -68,6 +68,7 @@ SOURCE = Source(
     to_problem=to_problem,
     n_test=n_test,
     columns=("problem", "tests"),
+    download_gb=1.2,
     note="unfiltered: the authors' runtime filter is not public",
 )  # fmt: skip
 

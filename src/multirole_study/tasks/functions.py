@@ -1,30 +1,19 @@
 """functions: write a Python function from one English sentence, such as "returns the sum of the even numbers in xs".
 
-The functions come from a table of sentence templates with numbers and letters. Functions are compared by their outputs on a set of
-inputs, so that two sentences for the same function count once, and a hash of these outputs decides the split: no validation function
-is in the training split under another sentence. The answer is the last ``` block, graded on hidden tests in the sandbox; a
-function's tests distinguish it from every other function of the table with the same arguments.
+The functions come from a table of sentence templates with numbers and letters (`spec_table`). The answer is the last ``` block, graded on
+hidden tests in the sandbox.
 """
 
-import json
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import cache
-from typing import ClassVar, NamedTuple
+from typing import ClassVar
 
-from multirole.types import Problem, Reward
-from multirole_study.tasks.code import Rule, extract_program, score_programs
-from multirole_study.tasks.sources import question_id, take
-from multirole_study.tasks.splits import check_split, split_of
+from multirole_study.tasks.spec_table import Arguments, Function, Spec, Table, TableTask
 
 NAME = "functions"
 PROMPTS = "multirole_study:tasks/prompts/functions"
 """The prompt templates of the roles (`multirole.workflows.prompts`)."""
-N_PROBES, N_TESTS = 200, 6
-"""The number of inputs that distinguish functions and supply the tests, and the smallest number of tests."""
-VALIDATION_SHARE = 6
-"""One function in six belongs to the validation split."""
 WORDS = [
     "apple",
     "banana",
@@ -48,17 +37,6 @@ QUESTION = """Complete this Python function, so that it returns {sentence}.
 ```python
 def f({signature}):
 ```"""
-
-Arguments = tuple
-Function = Callable[..., object]
-
-
-class Spec(NamedTuple):
-    """A signature, the sentence that describes the return value, and the function."""
-
-    signature: str
-    sentence: str
-    function: Function
 
 
 # ---- inputs
@@ -88,13 +66,6 @@ INPUTS: dict[str, Callable[[random.Random], Arguments]] = {
     "s": _texts,
 }
 """Generators of random arguments by signature."""
-
-
-@cache
-def probes(signature: str) -> list[Arguments]:
-    """Return the inputs that distinguish functions with this signature."""
-    rng = random.Random(f"{NAME}/{signature}/probes")
-    return [INPUTS[signature](rng) for _ in range(N_PROBES)]
 
 
 # ---- the table; loop variables are bound as default arguments, because a closure would see their last value
@@ -230,75 +201,12 @@ def _of_a_text() -> Iterator[Spec]:
 # ---- problems
 
 
-def behaviour(spec: Spec) -> tuple[str, ...]:
-    """Return the function's output for each probe as JSON; equal outputs mean the same function."""
-    return tuple(json.dumps(spec.function(*arguments)) for arguments in probes(spec.signature))
-
-
-@cache
-def specs() -> dict[tuple[str, tuple[str, ...]], Spec]:
-    """Return the distinct functions of the table by signature and behaviour."""
-    distinct: dict[tuple[str, tuple[str, ...]], Spec] = {}
-    for group in (_of_a_number, _of_two_numbers, _of_a_list, _of_a_text):
-        for spec in group():
-            distinct.setdefault((spec.signature, behaviour(spec)), spec)
-    return distinct
-
-
-def tests_of(spec: Spec) -> list[dict]:
-    """Choose hidden tests that distinguish the function from every other one, with varied outputs if possible."""
-    outputs = behaviour(spec)
-    rivals = [rival for signature, rival in specs() if signature == spec.signature and rival != outputs]
-    chosen: list[int] = []
-    while rivals:  # the probe that excludes most of the other functions
-        best = max(range(N_PROBES), key=lambda i: sum(rival[i] != outputs[i] for rival in rivals))
-        chosen.append(best)
-        rivals = [rival for rival in rivals if rival[best] == outputs[best]]
-    while len(chosen) < N_TESTS:  # the first probe whose output is the rarest among the tests so far
-        outputs_so_far = [outputs[i] for i in chosen]
-        chosen.append(min(set(range(N_PROBES)) - set(chosen), key=lambda i: (outputs_so_far.count(outputs[i]), i)))
-    call = {"testtype": "functional", "metadata": {"func_name": "f"}}
-    inputs = probes(spec.signature)
-    return [{"input": "\n".join(map(json.dumps, inputs[i])), "output": outputs[i]} | call for i in chosen]
-
-
-def to_problem(spec: Spec) -> Problem:
-    """Return the problem that asks for a function."""
-    question = QUESTION.format(sentence=spec.sentence, signature=spec.signature)
-    return Problem(question_id(NAME, question), PROMPTS, question, json.dumps(tests_of(spec)))
-
-
-@cache
-def _all() -> dict[str, list[Problem]]:
-    """Return the problems by split, shuffled."""
-    splits: dict[str, list[Problem]] = {"train": [], "validation": []}
-    for key, spec in specs().items():
-        splits[split_of(json.dumps(key), VALIDATION_SHARE)].append(to_problem(spec))
-    for split, problems in splits.items():
-        random.Random(f"{NAME}/{split}").shuffle(problems)
-    return splits
+TABLE = Table(NAME, PROMPTS, QUESTION, (_of_a_number, _of_two_numbers, _of_a_list, _of_a_text), INPUTS, n_tests=6)
 
 
 @dataclass(frozen=True)
-class Functions:
-    """The functions task. `reward` is the "fraction" of passed tests or "all_pass"."""
+class Functions(TableTask):
+    """The functions task."""
 
-    reward: Rule = "fraction"
     name: ClassVar[str] = NAME
-
-    def problems(self, split: str, count: int | None = None) -> list[Problem]:
-        """Return the first `count` problems of "train" or "validation", or all of them."""
-        check_split(split)
-        return take(_all()[split], split, count)
-
-    def describe(self) -> dict[str, object]:
-        """Return the task's name and the number of functions."""
-        return {"name": NAME, "is_embedded": True, "functions": len(specs())}
-
-    def extract(self, text: str) -> str | None:
-        """Return the program in a reply, or None; see `fences`."""
-        return extract_program(text)
-
-    def score(self, problems: list[Problem], texts: list[str]) -> list[Reward]:
-        """Score by hidden tests. `is_correct` means that all passed; the reason is that of the first failed test."""
-        return score_programs(texts, [problem.reference for problem in problems], self.reward)
+    table: ClassVar[Table] = TABLE

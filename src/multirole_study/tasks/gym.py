@@ -74,6 +74,7 @@ class Gym:
         malformed_reward: reward of a reply without an answer.
         fallback: how to find the answer in a reply without a box.
         unboxed_reward: factor on the score of an unboxed answer.
+        prompts: the roles' prompts (`multirole.workflows.prompts`): "math" for the paper's, in place of those for models that cannot reason.
     """
 
     kind: str
@@ -82,6 +83,7 @@ class Gym:
     malformed_reward: float = 0.0
     fallback: Fallback = "none"
     unboxed_reward: float = 1.0
+    prompts: str = PROMPTS
 
     @property
     def name(self) -> str:
@@ -101,7 +103,7 @@ class Gym:
             raise ValueError(
                 f"The problems of {self.spec!r} are endless, so `count` must be a positive integer, got None."
             )
-        return _draw(self.kind, self.options, self.seed, split, count)[:]
+        return _draw(self.kind, self.options, self.seed, split, count, self.prompts)[:]
 
     def describe(self) -> dict[str, object]:
         """Return the package's version, the kind, its options and the seed."""
@@ -259,7 +261,7 @@ def _drawn(kind: str, options: Options, seed: int, split: str) -> Iterator[dict[
 
 
 @cache
-def _draw(kind: str, options: Options, seed: int, split: str, count: int) -> list[Problem]:
+def _draw(kind: str, options: Options, seed: int, split: str, count: int, prompts: str) -> list[Problem]:
     """Return the first `count` distinct problems of a split. Raises ValueError if the kind has fewer."""
     problems: dict[str, Problem] = {}
     n_rejected = 0
@@ -269,7 +271,7 @@ def _draw(kind: str, options: Options, seed: int, split: str, count: int) -> lis
             n_rejected += 1
         else:
             n_rejected = 0
-            problems[question] = Problem(question_id(f"gym_{kind}", question), PROMPTS, question, entry)
+            problems[question] = Problem(question_id(f"gym_{kind}", question), prompts, question, entry)
         if len(problems) == count or n_rejected == MAX_REJECTED:
             break
     if len(problems) < count:

@@ -47,6 +47,7 @@ SOURCE = Source(
     to_problem=to_problem,
     n_test=lambda n_rows: math.ceil(0.1 * n_rows),
     columns=("prompt", "solution"),
+    download_gb=0.007,  # the Hub lists 6.27 MB for the file of all languages, of which this is a part
 )  # fmt: skip
 
 

@@ -59,6 +59,8 @@ class Source:
     to_problem: Callable[[Row], Problem]
     n_test: Callable[[int], int]
     columns: tuple[str, ...]
+    download_gb: float
+    """GB (10^9 bytes) of the files on the Hub, rounded up."""
     note: str = ""
 
     def load(self, data: str | Path | None) -> Loaded:

@@ -1,10 +1,11 @@
 """Credit among replies to the same prompt, from forks (AT-GRPO with its tree)."""
 
+import math
 from collections.abc import Sequence
 from typing import Self
 
 from multirole.callbacks import Trainer
-from multirole.credit.advantages import compared, outcome
+from multirole.credit.advantages import compared
 from multirole.credit.estimator import CreditEstimator
 from multirole.options import MultiRoleGRPOConfig
 from multirole.rollout.forks import play_forks
@@ -49,6 +50,7 @@ class BranchCredit(CreditEstimator):
             for episode in episodes
             if episode.reward is not None
             for turn in episode.turns
+            if trainer.policy[turn.role] in trainer.adapters
             for draw in range(1, self.n_branches)
         ]
         played = play_forks(trainer, forks, trainer.state.global_step)
@@ -67,8 +69,9 @@ class BranchCredit(CreditEstimator):
                     continue
                 is_masked = trainer.args.mask_truncated_completions and turn.finish_reason == "length"
                 group.append(Row(branch, turn, row.adapter, is_masked=is_masked))
-            scored = [member for member in group if member.episode.reward is not None]
-            advantages = self.compare([outcome(member.episode) for member in scored])
+            rewards = [member.episode.reward_of(member.turn) for member in group]
+            scored = [member for member, reward in zip(group, rewards, strict=True) if not math.isnan(reward)]
+            advantages = self.compare([reward for reward in rewards if not math.isnan(reward)])
             for member, advantage in zip(scored, advantages, strict=True):
                 member.advantage = advantage
             grown += scored or group

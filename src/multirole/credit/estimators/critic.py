@@ -1,9 +1,10 @@
 """Credit of critics against the generators that they read (MADA-RL)."""
 
+import math
 from collections.abc import Sequence
 
 from multirole.callbacks import Trainer
-from multirole.credit.advantages import compared_grades, mean, outcome
+from multirole.credit.advantages import compared_grades, mean
 from multirole.credit.estimator import CreditEstimator
 from multirole.types import structure_of
 from multirole.update.rows import Row
@@ -24,18 +25,19 @@ class CriticCredit(CreditEstimator):
     needs_grades = True
 
     def advantages(self, trainer: Trainer, rows: Sequence[Row]) -> list[float]:
-        duties, advantages = structure_of(trainer.workflow).duties, [row.episode.advantage for row in rows]
+        duties, advantages = structure_of(trainer.workflow).duties, [row.episode.advantage_of(row.turn) for row in rows]
         solvers: list[int] = []
         for i, row in enumerate(rows):
             duty, turn = duties.get(row.turn.role), row.turn
-            if duty is None or row.episode.reward is None:
+            reward = row.episode.reward_of(turn)
+            if duty is None or math.isnan(reward):
                 continue
             if duty.kind == "solves" and turn.is_right is not None:
                 solvers.append(i)
             elif duty.kind in ("judges", "selects", "merges"):
                 read = [t.is_right for t in row.episode.turns if t.role == duty.of and t.round <= turn.round]
                 if read and None not in read:
-                    advantages[i] = outcome(row.episode) - mean([float(bool(flag)) for flag in read])
+                    advantages[i] = reward - mean([float(bool(flag)) for flag in read])
         values = compared_grades(rows, solvers, trainer.args.num_generations)
         for i, value in zip(solvers, values, strict=True):
             advantages[i] = value

@@ -15,6 +15,8 @@ class JointReturnCredit(CreditEstimator):
     and no replays, costs nothing, and allows older weights.
     """
 
+    why_one_reward = "compares the joint return of all agents, which rewards of single roles are not"
+
     def advantages(self, trainer: Trainer, rows: Sequence[Row]) -> list[float]:
         episodes = list({id(row.episode): row.episode for row in rows if row.episode.reward is not None}.values())
         rewards = [outcome(episode) for episode in episodes]

@@ -17,6 +17,8 @@ class PermutedCredit(CreditEstimator):
     train. All turns of an episode get the same one. Needs no grades and no replays, costs nothing, and allows older weights.
     """
 
+    why_one_reward = "gives all turns of an episode the advantage of another one"
+
     def advantages(self, trainer: Trainer, rows: Sequence[Row]) -> list[float]:
         groups: dict[Hashable, list[Episode]] = {}
         for episode in {id(row.episode): row.episode for row in rows if row.episode.reward is not None}.values():

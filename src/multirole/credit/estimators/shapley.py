@@ -29,6 +29,7 @@ class ShapleyCredit(CreditEstimator):
     """
 
     replays_episodes = True
+    why_one_reward = "divides one reward of the episode between its roles"
 
     def __init__(self) -> None:
         self.values: dict[int, dict[str, float]] = {}
@@ -38,7 +39,7 @@ class ShapleyCredit(CreditEstimator):
         check_base_alone(model, "Use another `credit`, or another `init_lora_weights`.")
 
     def on_rollout_end(self, trainer: Trainer, episodes: list[Episode]) -> None:
-        roles = list(trainer.policy)
+        roles = [role for role, adapter in trainer.policy.items() if adapter in trainer.adapters]
         coalitions = [frozenset(c) for size in range(len(roles)) for c in itertools.combinations(roles, size)]
         scored = [episode for episode in episodes if episode.reward is not None]
         forks = [

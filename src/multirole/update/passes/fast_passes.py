@@ -9,9 +9,10 @@ Without such a package the same log-probs and gradients are computed up to round
 """
 
 import functools
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from importlib.metadata import entry_points
-from typing import Protocol
+from typing import Any, Protocol
 
 from transformers import PreTrainedModel
 
@@ -38,6 +39,15 @@ class FastPasses(Protocol):
     def head(self, base: PreTrainedModel) -> AbstractContextManager[None] | None:
         """Return the context in which TRL's fused head computes log-probs and entropies of tokens faster."""
 
+    def kernels(
+        self, base: PreTrainedModel, is_half: bool, recorded: Mapping[str, Any] | None = None
+    ) -> dict[str, object]:
+        """Choose between kernels that are equal up to rounding, and compute `base` with them from now on; return the choice, {} without one.
+
+        The choice may depend on the machine. It is of plain values, which JSON can hold. `recorded` is one that was returned before, by the
+        first process of the run or before the run was interrupted, and is to be used again. `is_half`: log-probs are computed in bfloat16.
+        """
+
 
 @functools.cache
 def installed() -> list[FastPasses]:
@@ -57,3 +67,13 @@ def fast_head(base: PreTrainedModel) -> AbstractContextManager[None]:
     """Return the first installed `FastPasses.head` that is for this model, or a context that changes nothing."""
     contexts = (passes.head(base) for passes in installed())
     return next((context for context in contexts if context is not None), nullcontext())
+
+
+def choose_kernels(
+    base: PreTrainedModel, is_half: bool, recorded: Mapping[str, Any] | None = None
+) -> dict[str, object]:
+    """Return the choices of all installed `FastPasses.kernels`, which are used from now on."""
+    chosen: dict[str, object] = {}
+    for passes in installed():
+        chosen |= passes.kernels(base, is_half, recorded)
+    return chosen

@@ -48,12 +48,15 @@ def can_share_prefixes(model: PreTrainedModel) -> bool:
     """Return whether the model's attention can be replaced: one of `PACKABLE_MODELS`, with full attention in every layer and a static RoPE."""
     if type(model) not in PACKABLE_MODELS:  # a subclass may have other layers
         return False
+    return not has_windows(model) and model.config.rope_parameters["rope_type"] in STATIC_ROPES
+
+
+def has_windows(model: PreTrainedModel) -> bool:
+    """Return whether a layer of one of `PACKABLE_MODELS` attends to a window of the earlier tokens, or in another way than in full."""
     config = model.config.to_dict()
     is_full = set(config.get("layer_types") or ["full_attention"]) == {"full_attention"}
-    has_window = bool(
-        config.get("use_sliding_window", isinstance(model, MistralForCausalLM)) and config.get("sliding_window")
-    )
-    return is_full and not has_window and model.config.rope_parameters["rope_type"] in STATIC_ROPES
+    is_windowed = config.get("use_sliding_window", isinstance(model, MistralForCausalLM))
+    return not is_full or bool(is_windowed and config.get("sliding_window"))
 
 
 def tree_attention(

@@ -1,0 +1,1 @@
+"""Base models that are given as GGUF files."""

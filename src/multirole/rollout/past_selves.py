@@ -1,0 +1,68 @@
+"""Past selves: copies of an adapter's earlier weights, which play a role and are not trained.
+
+The model holds `n` copies of each such adapter. Every `every` iterations the oldest is overwritten with the present weights, and an episode
+draws one of them by its seed. Which weights a copy holds follows from the number of iterations alone, and the copies are saved in every
+checkpoint like the adapters that are trained. So a resumed run plays the same ones.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from peft import PeftModel
+
+
+def versions_at(iteration: int, every: int, n: int) -> list[int]:
+    """Return the number of iterations after which each copy was made that is played after `iteration` iterations.
+
+    The copies are made after 0, `every`, 2 `every` and so on, and copy m goes into place m modulo n. Places that are not filled yet are left out.
+    """
+    last = iteration // every
+    return [every * max(m for m in range(last + 1) if m % n == place) for place in range(min(n, last + 1))]
+
+
+class PastSelves:
+    """The copies of several adapters.
+
+    Args:
+        model: gets the copies as adapters, `<adapter>_past_<place>`, with the adapters' present weights.
+        adapters: whose past selves are played.
+        every, n: see the module.
+    """
+
+    def __init__(self, model: PeftModel, adapters: Sequence[str], every: int, n: int) -> None:
+        self.model, self.every, self.n = model, every, n
+        self.places = {adapter: [f"{adapter}_past_{place}" for place in range(n)] for adapter in adapters}
+        for adapter, names in self.places.items():
+            for name in names:
+                model.add_adapter(name, model.peft_config[adapter])
+                self._copy(adapter, name)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of all copies."""
+        return [name for names in self.places.values() for name in names]
+
+    def playing(self, iteration: int) -> dict[str, tuple[str, ...]]:
+        """Return adapter -> the copies that are played after `iteration` iterations."""
+        n = len(versions_at(iteration, self.every, self.n))
+        return {adapter: tuple(names[:n]) for adapter, names in self.places.items()}
+
+    def versions(self, iteration: int) -> Mapping[str, int]:
+        """Return copy -> the number of iterations after which it was made."""
+        versions = versions_at(iteration, self.every, self.n)
+        return {name: version for names in self.places.values() for name, version in zip(names, versions, strict=False)}
+
+    def end_iteration(self, iteration: int) -> None:
+        """Copy the present weights, if it is time, after the updates of an iteration, counted from 1."""
+        if iteration % self.every == 0:
+            for adapter, names in self.places.items():
+                self._copy(adapter, names[iteration // self.every % self.n])
+
+    @torch.no_grad()
+    def _copy(self, source: str, target: str) -> None:
+        """Copy the weights of one adapter into another one of the same form."""
+        parameters = dict(self.model.named_parameters())
+        for name, parameter in parameters.items():
+            parts = name.split(".")
+            if target in parts:
+                parameter.copy_(parameters[".".join(source if part == target else part for part in parts)])

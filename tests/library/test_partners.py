@@ -1,0 +1,376 @@
+"""Roles that are played and not trained: the base, a saved adapter, past selves of an adapter, and models behind a server.
+
+No token of a partner is trained, no tensor of one moves, and the weights that play it are those that the map names.
+"""
+
+import json
+import re
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import pytest
+import torch
+from datasets import Dataset
+from peft import LoraConfig, PeftModel
+from toy_qwen3 import toy_base
+from trainers import slow_but
+from transformers import AutoModelForCausalLM
+
+from multirole import MultiRoleCallback, MultiRoleGRPOConfig, MultiRoleGRPOTrainer
+from multirole.engines import endpoint
+from multirole.engines.protocol import EngineError
+from multirole.inputs.adapters import add_adapters
+from multirole.policy import adapter_names, frozen_name, parse_policy
+from multirole.rollout.past_selves import versions_at
+from multirole.types import Answer, user
+from multirole.update.rows import Row
+
+LORA = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
+
+
+class Talk:
+    """Every role of a map says something, one after the other."""
+
+    name = "talk"
+
+    def __init__(self, *roles):
+        self.roles = dict.fromkeys(roles, 1)
+
+    async def run(self, problem, call):
+        text = problem.question
+        for role in self.roles:
+            text = (await call(role, [user(f"{role} {text[:20]}")])).text
+        return Answer(text)
+
+
+def by_tokens(episodes, **_):
+    return [sum(sum(turn.completion_ids) for turn in episode.turns) % 7 for episode in episodes]
+
+
+class Watch(MultiRoleCallback):
+    """Keeps what was trained, and the weights after each iteration."""
+
+    def __init__(self):
+        self.rows, self.episodes, self.weights = [], [], {}
+
+    def on_update_begin(self, trainer, rows, steps):
+        self.rows += rows
+
+    def on_rollout_end(self, trainer, episodes):
+        self.episodes.append(episodes)
+
+    def on_iteration_end(self, trainer, iteration):
+        self.weights[iteration.number] = lora_of(trainer)
+
+
+def lora_of(trainer) -> dict[str, torch.Tensor]:
+    return {name: p.detach().clone() for name, p in trainer.peft_model.named_parameters() if "lora_" in name}
+
+
+def of_adapter(weights, name) -> dict[str, torch.Tensor]:
+    return {key.replace(f".{name}.", "."): value for key, value in weights.items() if f".{name}." in key}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory) -> Path:
+    """The folder of an adapter that changes the toy base."""
+    torch.manual_seed(5)
+    folder = tmp_path_factory.mktemp("saved")
+    add_adapters(AutoModelForCausalLM.from_pretrained(toy_base()), LORA, ["adapter_judge"]).save_pretrained(folder)
+    return folder / "adapter_judge"
+
+
+@pytest.fixture
+def train(tmp_path):
+    """train(policy, resume=None, **config) -> the trainer and what it trained; by default two iterations of two problems."""
+
+    def make(policy, resume=None, train=True, **config):
+        usual = {
+            "generation_batch_size": 8, "num_generations": 4, "max_prompt_tokens": 200, "max_completion_length": 12, "max_steps": 2, "save_steps": 1,
+            "learning_rate": 1e-2,
+            "logging_steps": 1, "report_to": "none", "use_cpu": True, "bf16": False, "disable_tqdm": True, "lr_scheduler_type": "constant",
+        }  # fmt: skip
+        watch = Watch()
+        trainer = MultiRoleGRPOTrainer(
+            toy_base(), Talk(*policy), by_tokens, MultiRoleGRPOConfig(str(tmp_path / "out"), policy=policy, **usual | config),
+            Dataset.from_dict({"prompt": [f"question {i}" for i in range(8)]}), peft_config=LORA, callbacks=[watch],
+        )  # fmt: skip
+        if train:
+            trainer.train(resume_from_checkpoint=resume)
+        return trainer, watch
+
+    return make
+
+
+@pytest.mark.parametrize("engine", slow_but(["transformers"], ["transformers", "generate", "vllm"]))
+def test_no_token_of_a_partner_is_trained_and_no_frozen_tensor_moves(train, saved, engine):
+    """The engine's log-probs say who played: the base without an adapter, the saved adapter, and the trained one."""
+    if engine == "vllm":
+        pytest.importorskip("vllm")
+    policy = {"base": "frozen", "judge": f"frozen:{saved}", "solver": "a"}
+    trainer, watch = train(policy, engine=engine)
+    assert {(row.turn.role, row.adapter) for row in watch.rows} == {("solver", "adapter_a")} and len(watch.rows) == 16
+    assert trainer.adapters == ["adapter_a"]
+    assert {p for group in trainer.optimizer.param_groups for p in group["params"]} == {
+        p for name, p in trainer.peft_model.named_parameters() if ".adapter_a." in name
+    }
+    judge = frozen_name(policy["judge"])
+    loaded = of_adapter(
+        {
+            n: p
+            for n, p in PeftModel.from_pretrained(
+                AutoModelForCausalLM.from_pretrained(toy_base()), saved
+            ).named_parameters()
+        },
+        "default",
+    )
+    for after in watch.weights.values():
+        assert all(torch.equal(after_part, loaded[key]) for key, after_part in of_adapter(after, judge).items())
+    moved = [of_adapter(watch.weights[i], "adapter_a") for i in (1, 2)]
+    assert any(not torch.equal(moved[0][key], moved[1][key]) for key in moved[0])
+
+    trainer.create_optimizer()  # `train_only`, as in training
+    turns = [turn for episode in watch.episodes[1] for turn in episode.turns]
+    tolerance = 1e-4
+    for role, adapter, is_base in (("base", "adapter_a", True), ("judge", judge, False)):
+        rows = [Row(watch.episodes[1][0], turn, adapter) for turn in turns if turn.role == role]
+        assert len(rows) == 8 and {row.turn.version for row in rows} == {None}
+        for row, logps in zip(rows, trainer.logprobs_of(rows, base=is_base), strict=True):
+            assert row.turn.logprobs == pytest.approx(logps.tolist(), abs=tolerance)
+    line = trainer.state.log_history[0]
+    assert line["solver/rows"] == line["base/turns"] == line["judge/turns"] == 8
+    assert "base/rows" not in line and "base/advantage_abs" not in line and "billed_prompt_tokens" not in line
+    trainer.engine.close()
+
+
+def test_a_run_with_partners_resumes_as_an_uninterrupted_one(train, saved):
+    """Frozen adapters and past selves are in the checkpoint, and an episode draws the same past self again."""
+    policy = {"solver": "a", "judge": f"frozen:{saved}", "opponent": "past:a"}
+    options = {"past_every": 1, "past_selves": 2, "max_steps": 4}
+    whole, watch = train(policy, **options)
+    names = [f"adapter_a_past_{i}" for i in range(2)]
+    for number, weights in watch.weights.items():
+        versions = versions_at(number, 1, 2)
+        for name, version in zip(names, versions, strict=False):
+            if version:
+                past, then = of_adapter(weights, name), of_adapter(watch.weights[version], "adapter_a")
+                assert all(torch.equal(past[key], then[key]) for key in then)
+    drawn = [{t.version for e in episodes for t in e.turns if t.role == "opponent"} for episodes in watch.episodes]
+    assert drawn[0] == {0} and drawn[1] <= {0, 1} and drawn[2] <= {2, 1} and drawn[3] <= {2, 3}
+    assert max(map(len, drawn)) == 2
+    resumed, again = train(policy, resume=f"{whole.args.output_dir}/checkpoint-2", **options)
+    for name, value in lora_of(whole).items():
+        assert torch.equal(lora_of(resumed)[name], value), name
+    assert [[t.text for e in i for t in e.turns] for i in again.episodes] == [
+        [t.text for e in i for t in e.turns] for i in watch.episodes[2:]
+    ]
+    with pytest.raises(
+        ValueError, match=r"has past selves by `past_every` and `past_selves` \[1, 2\], but this run has \[1, 3\]"
+    ):
+        train(policy, resume=f"{whole.args.output_dir}/checkpoint-2", **options | {"past_selves": 3})
+
+
+def test_which_past_selves_there_are_follows_from_the_iteration():
+    assert [versions_at(i, 5, 3) for i in (0, 4, 5, 11, 15, 21)] == [
+        [0],
+        [0],
+        [0, 5],
+        [0, 5, 10],
+        [15, 5, 10],
+        [15, 20, 10],
+    ]
+    assert versions_at(7, 3, 1) == [6]
+
+
+# ---- models behind a server
+
+
+class Server:
+    """An OpenAI-compatible server that never says the same twice, and may refuse."""
+
+    def __init__(self):
+        outer, self.asked, self.status = self, [], 200
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_GET(self):
+                self.answer(outer.status if outer.status in (401, 403) else 200, {"data": []})
+
+            def do_POST(self):
+                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+                outer.asked.append(body | {"key": self.headers["authorization"]})
+                text = f"<think>hm</think>{len(outer.asked)}"
+                message = {"role": "assistant", "content": text}
+                reply = {
+                    "id": "x", "object": "chat.completion", "created": 0, "model": body["model"],
+                    "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
+                    "usage": {"prompt_tokens": 11, "completion_tokens": 3, "total_tokens": 14},
+                }  # fmt: skip
+                self.answer(outer.status, reply if outer.status == 200 else {"error": {"message": "no"}})
+
+            def answer(self, status, body):
+                data = json.dumps(body).encode()
+                self.send_response(status)
+                self.send_header("content-type", "application/json")
+                self.send_header("content-length", str(len(data)))
+                self.end_headers()
+                self.wfile.write(data)
+
+            def log_message(self, *_):
+                pass
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
+
+
+@pytest.fixture
+def server():
+    pytest.importorskip("openai")
+    server = Server()
+    yield server
+    server.http.shutdown()
+
+
+def test_the_replies_of_an_endpoint_are_recorded_and_replayed(train, server, monkeypatch):
+    """The server counts its replies, so a run that asked again would differ from the uninterrupted one."""
+    monkeypatch.setenv("A_KEY", "secret")
+    policy = {"solver": "a", "critic": {"url": server.url, "model": "large", "key_env": "A_KEY"}, "closer": "a"}
+    whole, watch = train(policy)
+    assert {row.turn.role for row in watch.rows} == {"solver", "closer"}
+    n_asked = len(server.asked)
+    assert n_asked == 16
+    request = server.asked[0]
+    assert (request["model"], request["max_tokens"], request["key"]) == ("large", 12, "Bearer secret")
+    assert request["messages"][0]["content"].startswith("critic ") and isinstance(request["seed"], int)
+    turns = [turn for episode in watch.episodes[0] for turn in episode.turns if turn.role == "critic"]
+    assert {turn.text for turn in turns} == {str(i) for i in range(1, 9)} and turns[0].billed == (11, 3)
+    line = whole.state.log_history[0]
+    assert (line["critic/turns"], line["critic/billed_prompt_tokens"], line["critic/billed_completion_tokens"]) == (
+        8,
+        88,
+        24,
+    )
+    written = "".join(
+        file.read_text() for file in Path(whole.args.output_dir).rglob("*") if file.suffix in (".json", ".jsonl", ".md")
+    )
+    assert (
+        "secret" not in written
+        and "127.0.0.1" not in (Path(whole.args.output_dir) / "checkpoint-2" / "README.md").read_text()
+    )
+
+    resumed, again = train(policy, resume=f"{whole.args.output_dir}/checkpoint-1")
+    assert len(server.asked) == n_asked  # nothing was asked again
+    for name, value in lora_of(whole).items():
+        assert torch.equal(lora_of(resumed)[name], value), name
+    assert [t.text for e in again.episodes[0] for t in e.turns] == [t.text for e in watch.episodes[1] for t in e.turns]
+    train(policy, max_steps=1)
+    assert len(server.asked) == n_asked + 8  # a new run in the same folder asks anew
+    with pytest.raises(
+        ValueError,
+        match=r"A fork replays episodes, and the endpoints that play \['critic'\] would have to be asked again",
+    ):
+        from multirole.rollout.forks import fork
+
+        fork(whole, watch.episodes[1][0], "solver", iteration=1)
+
+
+@pytest.mark.parametrize(
+    ("status", "message"), [(500, "gave no reply to a request to 'large'"), (400, "refuses a request to 'large': ")]
+)
+def test_a_lost_reply_ends_the_run_and_is_no_reward(train, server, monkeypatch, status, message):
+    monkeypatch.setattr(endpoint, "RETRIES", 0)
+    trainer, watch = train({"solver": "a", "critic": {"url": server.url, "model": "large"}}, train=False)
+    server.status = status
+    with pytest.raises((EngineError, RuntimeError), match=message):
+        trainer.train()
+    assert not watch.episodes and not watch.rows
+    server.status = 200
+    trainer.train()  # the failed requests are forgotten
+    assert len(watch.rows) == 16
+
+
+# ---- what is refused
+
+MAPS = {
+    "all roles are partners": ({"x": "frozen", "y": "frozen"}, "trains no role"),
+    "past selves of nobody": ({"x": "a", "y": "past:b"}, "plays past selves of ['b'], but trains ['a'] only"),
+    "no adapter": ({"x": "a", "y": None}, "write 'frozen'"),
+    "no model": ({"x": "a", "y": {"url": "http://h/v1"}}, "an endpoint without a url or a model"),
+    "another field": (
+        {"x": "a", "y": {"url": "http://h/v1", "model": "m", "api_key": "k"}},
+        "an endpoint with ['api_key']",
+    ),
+    "no address": ({"x": "a", "y": {"url": "h:80", "model": "m"}}, "the url 'h:80', which is not an address"),
+    "a name with a space": ({"x": "a b", "y": "frozen"}, "cannot be part of a file or module name"),
+}
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_maps_that_cannot_work(name):
+    policy, message = MAPS[name]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        parse_policy(policy, ["x", "y"])
+
+
+def test_frozen_is_no_name_of_an_adapter():
+    with pytest.raises(
+        ValueError, match="would name an adapter 'frozen' for the role of this name, but the name is reserved"
+    ):
+        parse_policy("ip", ["frozen", "y"])
+    parsed = parse_policy("x=frozen, y=a", ["x", "y"])
+    assert parsed == {"x": "frozen", "y": "adapter_a"} and adapter_names(parsed) == ["adapter_a"]
+
+
+def test_a_parsed_map_parses_to_itself():
+    policy = {
+        "x": "a",
+        "y": "past:a",
+        "z": "frozen:some/folder",
+        "w": {"url": "http://h:1/v1", "model": "m", "options": {"top_p": None}},
+    }
+    parsed = parse_policy(policy, list("xyzw"))
+    assert parsed["x"] == "adapter_a" and parsed["y"] == "past:adapter_a"
+    assert parse_policy(parsed, list("xyzw")) == parsed == parse_policy(json.dumps(policy), list("xyzw"))
+
+
+@pytest.mark.parametrize(
+    ("policy", "options", "message"),
+    [
+        (
+            {"x": "a", "y": "frozen"},
+            {"role_beta": {"y": 0.1}},
+            "`role_beta` weighs the KL penalty of ['y'], which `policy` does not train",
+        ),
+        (
+            {"x": "a", "y": "frozen"},
+            {"past_every": 3},
+            "`past_every=3` and `past_selves=4` are for roles that past selves play",
+        ),
+        ({"x": "a", "y": "past:a"}, {"max_staleness": 1}, "copies the past selves that play ['y']"),
+        ({"x": "a", "y": "frozen:nowhere"}, {}, "'frozen:nowhere', but there is no adapter_config.json in this folder"),
+    ],
+)
+def test_options_that_cannot_work_with_partners(train, policy, options, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        train(policy, train=False, **options)
+
+
+def test_a_folder_of_adapters_is_refused_with_one_of_them(train, saved):
+    with pytest.raises(ValueError, match=re.escape(f"Write one of those in it, such as 'frozen:{saved}'")):
+        train({"x": "a", "y": f"frozen:{saved.parent}"}, train=False)
+
+
+def test_partners_that_cannot_be_reached_are_refused_before_anything_is_loaded(train, server):
+    for part, message in (
+        ({"key_env": "NOT_SET_ANYWHERE"}, "in the environment variable NOT_SET_ANYWHERE, which is not set"),
+        ({"url": "http://127.0.0.1:9/v1"}, "No server answers at http://127.0.0.1:9/v1 for the role 'y'"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(message)):
+            train({"x": "a", "y": {"url": server.url, "model": "m"} | part}, train=False)
+    server.status = 401
+    with pytest.raises(ValueError, match="refuses the key of the role 'y'"):
+        train({"x": "a", "y": {"url": server.url, "model": "m"}}, train=False)
+    server.status = 200
+    with pytest.raises(ValueError, match=r"LeaveOneOutCredit replays episodes, and the endpoints that play \['y'\]"):
+        train({"x": "a", "y": {"url": server.url, "model": "m"}}, train=False, credit="leave_one_out")
