@@ -34,13 +34,15 @@ BASE_COLOURS = ("#222222", "#5b4bb3", "#7a7000", "#a3386c")
 """Colours of base models that are compared, in order."""
 MARKERS = ("o", "s", "^", "D", "v", "P")
 """Markers for what is neither a workflow nor a policy, in order."""
-BASE_NAMES = {"tiny-r": "miniature (0.45M)", "smollm2": "SmolLM2-135M"}
+BASE_NAMES = {"tiny-r": "miniature (0.45M)", "smollm2": "SmolLM2-135M", "qwen-0.5b": "Qwen2.5-Coder-0.5B"}
 """Base -> its name in figures; another one keeps its own."""
 TASKS_OF_BASES = {
     ("tiny-r", "math"): "arithmetic",
     ("tiny-r", "code"): "list programs",
     ("smollm2", "math"): "sums",
     ("smollm2", "code"): "functions",
+    ("qwen-0.5b", "math"): "word problems",
+    ("qwen-0.5b", "code"): "programs",
 }
 """(scale, task) -> what the task is there."""
 

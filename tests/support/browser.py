@@ -58,7 +58,11 @@ def browser(width: int, port: int = 0) -> Iterator[Browser]:
     try:
         assert driver.stdout is not None
         started = next(line for line in driver.stdout if "started successfully on port" in line)
-        yield Browser(int(started.rsplit(" ", 1)[1].rstrip(".\n")), width)
+        window = Browser(int(started.rsplit(" ", 1)[1].rstrip(".\n")), width)
+        try:
+            yield window
+        finally:
+            window.send("DELETE", "")  # closes Chromium, which would outlive its driver
     finally:
         driver.terminate()
         driver.wait()
