@@ -29,7 +29,8 @@ def rate_at(trainer: Trainer, tick: float) -> float:
             f"`lr_ticks` and `max_sampled_tokens` need a schedule that is a function of the step, got a {type(schedule).__name__}. Use "
             "`lr_scheduler_type='cosine'`, 'linear' or 'constant_with_warmup'."
         )
-    return float(schedule.base_lrs[0]) * schedule.lr_lambdas[0](tick)
+    factor: Any = schedule.lr_lambdas[0]  # whose type in torch takes whole steps only
+    return float(schedule.base_lrs[0]) * factor(tick)
 
 
 @dataclass
