@@ -131,6 +131,11 @@ def frozen_folders(policy: Mapping[str, str]) -> dict[str, str]:
     }
 
 
+def adapters_played(policy: Mapping[str, str]) -> list[str]:
+    """Return the distinct adapters that an engine serves for a map: those that it trains, and its saved ones."""
+    return [*adapter_names(policy), *frozen_folders(policy)]
+
+
 def frozen_name(value: str) -> str:
     """Return the name in the model of the adapter `"frozen:FOLDER"`."""
     return f"{PREFIX}frozen_{hashlib.sha256(value.encode()).hexdigest()[:8]}"

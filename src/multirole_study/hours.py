@@ -21,6 +21,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
+from multirole.policy import trained_part
 from multirole_study.experiment.presets import Shape
 
 if TYPE_CHECKING:
@@ -197,6 +198,12 @@ def calls_of(cell: "Cell", constants: Constants = ASSUMED) -> list[Calls]:
     return [Calls(n, sum(slots[:i])) for i, n in enumerate(slots)]
 
 
+def stage_roles(cell: "Cell") -> list[str]:
+    """Return the role of each stage of `calls_of`. Eval-Opt's two roles take turns; in other workflows, each role has one stage."""
+    roles = list(cell.make_workflow().roles)
+    return [roles[i % len(roles)] for i in range(len(calls_of(cell)))]
+
+
 def rows_of(cell: "Cell", n_episodes: int, reply: float | None = None, constants: Constants = ASSUMED) -> list[Rows]:
     """Return the rows of `n_episodes` episodes by stage; prompts and replies are limited by the cell's caps."""
     reply = min(assumed_reply(cell) if reply is None else reply, cell.max_completion_length)
@@ -259,10 +266,13 @@ def update_parts(
     cell: "Cell", s: Shape, gpu: Gpu, n_processes: int, recomputes: bool, reply: float | None = None,
     constants: Constants = ASSUMED,
 ) -> Parts:  # fmt: skip
-    """Estimate the seconds of an update. Scoring, backward through the frozen base, and recomputing cost one forward pass each."""
+    """Estimate the seconds of an update on the rows of trained roles. Scoring, backward through the base, and recomputing cost a forward pass each."""
     stages = rows_of(cell, cell.n_problems * cell.num_generations, reply, constants)
+    trained_roles = trained_part(cell.policy)
     flops = sum(
-        forward_flops(s, cell.lora_r, n * (prompt + length), (prompt + length) / 2) for n, prompt, length in stages
+        forward_flops(s, cell.lora_r, n * (prompt + length), (prompt + length) / 2)
+        for (n, prompt, length), role in zip(stages, stage_roles(cell), strict=True)
+        if role in trained_roles
     )
     imbalance = constants.update_imbalance if n_processes > 1 else 1
     forward = flops / (constants.update_mfu * gpu.flops) / n_processes * imbalance

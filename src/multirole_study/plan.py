@@ -24,7 +24,7 @@ from typing import NamedTuple
 import psutil
 from tabulate import tabulate
 
-from multirole.policy import adapter_names
+from multirole.policy import adapter_names, adapters_played
 from multirole.update.passes.activation_memory import bytes_per_token, kept_tokens
 from multirole.workflows import WORKFLOWS
 from multirole_study import hours
@@ -231,7 +231,7 @@ def own_engine(cell: Cell, s: Shape, engine: str, n_processes: int, lengths: str
     is one, with a float32 head and the unmerged adapters. The bound of the KV cache assumes that every row of the largest batch,
     evaluations included, has full length.
     """
-    names, n_bytes = adapter_names(cell.policy), BYTES[dtype_of(cell)]
+    names, n_bytes = adapters_played(cell.policy), BYTES[dtype_of(cell)]
     row = (cell.max_prompt_tokens + cell.max_completion_length) * n_bytes * s.kv_elements
     n_rows = min(largest_batch(cell) // n_processes, ENGINE_ROWS if engine == "transformers" else GENERATE_ROWS)
     parts = [Part("engine's KV cache, at most", n_rows * row, 0, lengths, is_bound=True)]
@@ -286,7 +286,7 @@ def vllm_engine(cell: Cell, launch: Launch, s: Shape, gpu_bytes: int) -> tuple[P
     length, b = cell.max_prompt_tokens + cell.max_completion_length, BYTES[dtype_of(cell)]
     row = b * s.kv_elements * length
     of_ends = 2 * cell.lora_r * (s.vocab + s.hidden)  # vLLM gives embeddings and head a place in every slot
-    slots = (len(adapter_names(cell.policy)) + 1) * (s.adapter_parameters(cell.lora_r) + of_ends)
+    slots = (len(adapters_played(cell.policy)) + 1) * (s.adapter_parameters(cell.lora_r) + of_ends)
     weight_bytes = b * (s.parameters + slots)
     rows, tokens = launch.vllm_max_num_seqs or MAX_GRAPH_ROWS, launch.vllm_max_num_batched_tokens or STEP_TOKENS[1]
     work, share = VLLM_GRAPHS + vllm_work(s, rows, tokens), round(launch.vllm_gpu_memory_utilization * gpu_bytes)
@@ -304,7 +304,7 @@ def vllm_work(s: Shape, rows: int, tokens: int) -> int:
 def tokens_kept(cell: Cell, launch: Launch, gpu_bytes: int) -> int:
     """Return the largest micro-batch whose activations are kept on a GPU although gradient checkpointing is on.
 
-    The trainer decides it in the same way (`core.passes.activation_memory.kept_tokens`). It is `micro_batch_tokens` if all are recomputed.
+    The trainer decides it in the same way (`multirole.update.passes.activation_memory.kept_tokens`). It is `micro_batch_tokens` if all are recomputed.
     """
     s, n_bytes = shape_of(cell), BYTES[dtype_of(cell)]
     per_token = bytes_per_token(s.hidden, s.intermediate, s.layers, n_bytes == 2)
@@ -319,7 +319,7 @@ def adapters(cell: Cell) -> int:
 def n_parts(cell: Cell) -> int:
     """Return the largest number of (role, slot) parts in any adapter's gradient."""
     slots = cell.make_workflow().roles
-    return max(sum(n for role, n in slots.items() if cell.policy[role] == name) for name in cell.policy.values())
+    return max(sum(n for role, n in slots.items() if cell.policy[role] == name) for name in adapter_names(cell.policy))
 
 
 def largest_stage(cell: Cell) -> int:

@@ -43,11 +43,13 @@ def test_a_voting_rollout_by_hand():
 def test_a_voting_update_by_hand():
     """Old log-probs 1; then 40 % of rows forward only, 60 % forward, backward and once more forward: 3.2 passes."""
     assert WEIGHTS == SHAPE.parameters and ADAPTER == SHAPE.adapter_parameters(64)
-    pass_flops = 512 * 3 * 1400 * (2 * (WEIGHTS + ADAPTER) + 4 * 700 * 28 * 2048)
-    pass_flops += 512 * 5150 * (2 * (WEIGHTS + ADAPTER) + 4 * 2575 * 28 * 2048)
-    forward = pass_flops / (0.25 * 989e12)
+    of_voters = 512 * 3 * 1400 * (2 * (WEIGHTS + ADAPTER) + 4 * 700 * 28 * 2048) / (0.25 * 989e12)
+    of_aggregator = 512 * 5150 * (2 * (WEIGHTS + ADAPTER) + 4 * 2575 * 28 * 2048) / (0.25 * 989e12)
+    forward = of_voters + of_aggregator
     assert sum(hours.update_parts(VOTING, SHAPE, H100, 1, True).values()) == pytest.approx(3.2 * forward)
     assert sum(hours.update_parts(VOTING, SHAPE, H100, 2, False).values()) == pytest.approx(2.6 * forward / 2 * 1.1)
+    frozen = VOTING.replace(policy={"generator": "frozen", "aggregator": "judge"})
+    assert sum(hours.update_parts(frozen, SHAPE, H100, 1, True).values()) == pytest.approx(3.2 * of_aggregator)
 
 
 @pytest.mark.parametrize(
