@@ -10,7 +10,7 @@ from xml.etree import ElementTree
 import numpy as np
 import pandas as pd
 import pytest
-from matplotlib.collections import PathCollection
+from matplotlib.collections import LineCollection, PathCollection
 from notebook_cells import NOTEBOOKS, computed, drawn, items_of, linked
 from paper_results import recorded, without
 
@@ -278,8 +278,12 @@ def test_amplitudes_are_the_extremes_of_a_run(finished, policy):
 
 def test_figure_5_draws_each_matched_run_at_its_amplitude(finished, plates):
     table, panel = extremes_of_matched(finished), plates["figure_5"].figure.axes[2]
-    drawn = [y for cloud in panel.collections for _, y in cloud.get_offsets().data]
-    assert sorted(drawn) == pytest.approx(sorted(table["grad_norm"])) and len(drawn) == 36
+    clouds = [cloud for cloud in panel.collections if isinstance(cloud, PathCollection)]
+    drawn_runs = [y for cloud in clouds for _, y in cloud.get_offsets().data]
+    assert sorted(drawn_runs) == pytest.approx(sorted(table["grad_norm"])) and len(drawn_runs) == 36
+    bars = [bar.get_segments()[0][0, 1] for bar in panel.collections if isinstance(bar, LineCollection)]
+    medians = table.groupby(["workflow", "task", "policy"])["grad_norm"].median()
+    assert sorted(bars) == pytest.approx(sorted(medians)) and len(bars) == 12
 
 
 def test_curves_are_smoothed_and_scaled_as_the_captions_say():
