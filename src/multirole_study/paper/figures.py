@@ -11,6 +11,7 @@ from itertools import product
 import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
+import seaborn as sns
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -347,10 +348,8 @@ def accuracy_by_regime(rows: list[dict[str, object]]) -> Figure | None:
     for (regime, panels), (column, workflow) in product(zip(regimes, grid, strict=True), enumerate(("single", *WORKFLOWS))):  # fmt: skip
         here = runs[(runs["regime"] == regime) & (runs["workflow"] == workflow)]
         for policy, of_policy in here.groupby("policy"):
-            curves = of_policy.pivot(index="iteration", columns="seed", values="accuracy")
             colour, ls = (SINGLE_COLOUR, SINGLE_STYLE) if workflow == "single" else (POLICY_COLOURS[policy], POLICY_STYLES[policy])  # fmt: skip
-            panels[column].fill_between(curves.index, curves.min(axis=1), curves.max(axis=1), color=colour, **BAND)
-            panels[column].plot(curves.mean(axis=1), color=colour, ls=ls, lw=1.7)
+            sns.lineplot(of_policy, x="iteration", y="accuracy", errorbar=("pi", 100), err_kws=BAND, color=colour, ls=ls, lw=1.7, ax=panels[column])  # fmt: skip
     for regime, panels in zip(regimes, grid, strict=True):
         counts = runs[(runs["regime"] == regime) & (runs["workflow"] != "single")].groupby(["workflow", "policy"])[
             "seed"
