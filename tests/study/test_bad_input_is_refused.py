@@ -203,11 +203,18 @@ def test_the_id_hashes_the_settings_that_differ():
 def test_given_and_settled_values_have_different_types():
     cell = Cell("voting", "sp", learning_rate=1, n_problems=None)
     assert type(cell.learning_rate) is float and cell.n_problems == 8
-    assert not [
-        name
-        for name, value in cell
-        if value is None and name not in ("model", "data", "step_tokens", "delta", "role_beta")
-    ]
+    optional = {
+        "model",
+        "data",
+        "step_tokens",
+        "delta",
+        "role_beta",
+        "max_sampled_tokens",
+        "lr_clock_ticks",
+        "role_order",
+        "target_kl",
+    }
+    assert {name for name, value in cell if value is None} <= optional
     with pytest.raises(ValueError, match="frozen"):
         cell.n_problems = 3
 
@@ -287,8 +294,9 @@ def test_launch_options_are_checked_with_the_cell_by_the_librarys_rules():
     cell = Cell("voting", "sp", engine="vllm_server", max_staleness=1)
     Launch().check(cell)
     Launch(vllm_server_base_url="http://a:1", micro_batch_tokens=64).check(cell)
-    with pytest.raises(ValueError, match="works in one process only, but this run has 2"):
-        Launch(n_processes=2).check(cell)
+    Launch(n_processes=2).check(cell)
+    with pytest.raises(ValueError, match="needs the whole model in one process, but FSDP2 shards it"):
+        Launch(n_processes=2, sharding="fsdp2").check(cell)
     with pytest.raises(ValueError, match="Name both, as in"):
         Launch(vllm_server_copy_command="rsync {folder} {host}:").check(cell)
     with pytest.raises(ValueError, match="`n_processes` is 1. Write a larger n_processes"):
