@@ -2,6 +2,7 @@
 
 import random
 import threading
+from dataclasses import replace
 
 import pytest
 import torch
@@ -158,7 +159,7 @@ def test_a_large_vocabulary_is_searched_in_blocks_for_the_same_tokens(n_tokens):
 def test_the_chunks_in_which_logits_are_computed_change_nothing(engine, tokenizer, monkeypatch):
     requests = make_requests(30, len(tokenizer))
     whole = run_all(engine, requests)
-    monkeypatch.setattr(transformers_engine, "LOGITS", 7 * len(tokenizer))
+    monkeypatch.setattr(engine, "kernels", replace(engine.kernels, n_logits=7 * len(tokenizer)))
     monkeypatch.setattr(transformers_engine, "CACHED_LOGITS", 3 * len(tokenizer))
     assert [done.token_ids for done in run_all(engine, requests)] == [done.token_ids for done in whole]
 

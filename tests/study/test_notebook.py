@@ -207,7 +207,7 @@ def test_a_study_has_the_notebooks_of_its_kind():
         for place in ("tiny-r", "clock/tiny-r", "rates/tiny-r", "credit/tiny-r")
     }
     assert list(kinds.values()) == [
-        ("tables", "figures", "mechanisms", "study", "questions"),
+        ("tables", "figures", "mechanisms", "study", "questions", "overview"),
         ("clock",),
         ("rates",),
         ("credit",),

@@ -105,8 +105,10 @@ def test_a_relative_path_that_is_missing_says_where_it_was_looked_for(tmp_path, 
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=rf"got 'examples/debate.py:Debate', which is looked for in {tmp_path}\."):
         Cell("examples/debate.py:Debate", "sp")
-    with pytest.raises(ValueError, match=rf"`model` must be .* got 'models/mine', which is looked for in {tmp_path}\."):
-        Cell("voting", "sp", scale="0.6b", model="models/mine")
+    with pytest.raises(
+        ValueError, match=rf"`model` must be .* got 'my/models/mine', which is looked for in {tmp_path}\."
+    ):
+        Cell("voting", "sp", scale="0.6b", model="my/models/mine")
 
 
 def test_commands_of_the_grid_quote_folders_with_spaces(tmp_path):

