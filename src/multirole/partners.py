@@ -12,7 +12,15 @@ from multirole.engines.endpoint import RECORD, Endpoint, ReplyRecord, WithEndpoi
 from multirole.engines.protocol import Engine
 from multirole.inputs.adapters import check_base_alone, check_frozen, load_frozen
 from multirole.options import MultiRoleGRPOConfig
-from multirole.policy import adapter_names, frozen_folders, partner_facts, past_adapters, player_of, trained_part
+from multirole.policy import (
+    adapter_names,
+    adapters_played,
+    frozen_folders,
+    partner_facts,
+    past_adapters,
+    player_of,
+    trained_part,
+)
 from multirole.rollout.past_selves import PastSelves
 from multirole.rollout.rollout import Speaker
 
@@ -47,7 +55,7 @@ class Partners:
             check_base_alone(model, "Let another base play it.")
         load_frozen(model, frozen_folders(self.policy))
         self.past = PastSelves(model, past_adapters(self.policy), args.past_every, args.past_selves)
-        self.served += [*frozen_folders(self.policy), *self.past.names]
+        self.served = [*adapters_played(self.policy), *self.past.names]
 
     def with_endpoints(self, engine: Engine, trainer: Trainer) -> Engine:
         """Return the engine, or one that asks the endpoints as well."""

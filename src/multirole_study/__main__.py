@@ -138,10 +138,10 @@ def plan(argv: list[str]) -> int:
         help="constants that benchmarks/bench_gpu.py measured, instead of assumed ones",
     )
     options, parameters = _read(parser, argv)
-    for name, what in (("memory_gib", "of GiB"), ("reply_tokens", "of tokens above 0")):
+    for name, unit in (("memory_gib", "of GiB"), ("reply_tokens", "of tokens above 0")):
         size = getattr(options, name)
         if size is not None and not (math.isfinite(size) and (size > 0 or name == "memory_gib")):
-            raise UserError(f"--{name.replace('_', '-')} must be a number {what}, got {size}.")
+            raise UserError(f"--{name.replace('_', '-')} must be a number {unit}, got {size}.")
     gpu = hours.GPUS[options.gpu] if options.gpu else None
     gib = options.memory_gib if options.memory_gib is not None or gpu is None else gpu.gib
     gpu_bytes = None if gib is None else round(gib * planner.GIB)

@@ -604,7 +604,7 @@ def time_report(
             (f"hours of {sibling.workflow_name} instead", f"{of(sibling, launch).hours:.1f}") for sibling in siblings
         ]
         if layout is not None:
-            times = [of(one, layout) for one in grid]
+            times = [of(cell_of_grid, layout) for cell_of_grid in grid]
             n_jobs = max(1, launch.n_processes // layout.n_processes)
             days = wall_hours([time.hours for time in times], n_jobs) / 24
             gpus = "a GPU each" if layout.n_processes == 1 else f"{layout.n_processes} GPUs each"

@@ -18,10 +18,10 @@ from trl.trainer.utils import add_fused_lm_head
 from multirole.callbacks import Iteration, MultiRoleCallback, OptimizerStep, Trainer
 from multirole.roles.gradient_parts import GradientParts
 from multirole.update.gradients import Part
+from multirole.update.kl_bound import CLAMP
 from multirole.update.processes import gather_objects
 from multirole.update.rows import Row, Steps, trained_tokens
 
-CLAMP = 20.0
 SHARES = ("grad_share", "coherence")
 
 

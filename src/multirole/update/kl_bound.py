@@ -9,7 +9,7 @@ from torch import Tensor
 from multirole.update.rows import Row
 
 CLAMP = 20.0
-"""Largest difference of two log-probs, as in `RoleDiagnostics`."""
+"""Largest difference of two log-probs, here and in `RoleDiagnostics`."""
 
 
 class KLBound:
