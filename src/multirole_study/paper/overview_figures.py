@@ -109,15 +109,15 @@ def _draw_group(axes: Axes, middle: float, numbers: dict[Mark, dict[str, float]]
         axes.hlines(heights[mark], 100 * row["low"], 100 * row["high"], color=look["color"], lw=1.6)
         face = look["color"] if row["seeds"] > 1 else "white"
         axes.plot(100 * row["mean"], heights[mark], ms=4.2, mfc=face, ls="", **look)
-    look = {"va": "center", "fontsize": 6.5, "style": "italic", "color": "0.45"}
+    box = {"facecolor": "white", "edgecolor": "none", "pad": 1}
+    look = {"va": "center", "fontsize": 6.5, "style": "italic", "color": "0.45", "bbox": box}
     for marks in _missing(list(looks), set(numbers)):
         at = sum(heights[mark] for mark in marks) / len(marks)
         if len(marks) == len(looks):
-            box = {"facecolor": "white", "edgecolor": "none", "pad": 1}
-            axes.text(0, at, NOT_RUN, ha="center", bbox=box, **look)
+            axes.text(0, at, NOT_RUN, ha="center", **look)
         else:  # beside the marks of the group
             text = f"{_what(marks)}: {NOT_RUN}"
-            axes.text(1, at, text, ha="right", transform=axes.get_yaxis_transform(), **look)
+            axes.text(0.02, at, text, transform=axes.get_yaxis_transform(), **look)
 
 
 def _missing(marks: list[Mark], there: set[Mark]) -> Iterator[list[Mark]]:
