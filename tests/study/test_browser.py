@@ -64,6 +64,7 @@ def test_every_control_of_two_runs_works(committed, tmp_path, width):  # noqa: F
         window.open(inspect_pair(committed[0], second, tmp_path / "pair.html"))
         assert "INPUTsearch" in window.run(USE_ALL)
         assert window.errors() == [] and window.run(PAGE_WIDTH) <= width
+        window.run("document.querySelector('#filters button').click()")  # all problems
         assert window.run("return document.querySelectorAll('.lanes').length") == 2
         opened = """
 const bar = document.querySelectorAll(".track button")[3];
