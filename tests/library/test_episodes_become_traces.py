@@ -13,7 +13,7 @@ from trl.extras import profiling
 from trl.trainer import grpo_trainer
 
 from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer
-from multirole.metrics.episode_traces import messages_of, metadata_of
+from multirole.metrics.episode_traces import EpisodeTraces, messages_of, metadata_of
 from multirole.types import Answer, Episode, Problem, Reward, Turn, user
 
 ROWS = Dataset.from_list([{"prompt": f"{i}+1"} for i in range(2)])
@@ -132,6 +132,12 @@ def test_no_traces_without_either_option(fake_trackio, tmp_path, options):
     assert traces_in(fake_trackio.logged) == {}
 
 
+def test_trackio_that_is_not_installed_is_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    with pytest.raises(ModuleNotFoundError, match='`report_to="trackio"` needs the package trackio'):
+        EpisodeTraces(is_unique=False)
+
+
 def turn(role, slot, tokens, text):
     return Turn(role, slot, 0, [1], [2] * tokens, [0.0] * tokens, text, "stop", "answered")
 
@@ -156,7 +162,7 @@ def test_a_message_has_the_reward_and_the_advantage_of_its_turn():
         2,
         5,
     )
-    assert (facts["reward"], facts["is_correct"], "status" in facts) == (0.5, True, False)
+    assert (facts["reward"], facts["status"]) == (0.5, "right")
 
 
 def test_a_failed_episode_says_so():

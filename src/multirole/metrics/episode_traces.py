@@ -33,13 +33,15 @@ def messages_of(episode: Episode) -> list[dict[str, Any]]:
 
 
 def metadata_of(episode: Episode, iteration: int) -> dict[str, Any]:
-    """Return the facts of an episode after `iteration` iterations; `status` is a name that trackio's dashboard marks."""
+    """Return the facts of an episode after `iteration` iterations; trackio's dashboard lists `status` ("right", "wrong" or "failed")."""
     facts = {
         "iteration": iteration, "problem": episode.problem.id, "attempt": episode.index, "turns": len(episode.turns),
         "tokens": sum(len(turn.completion_ids) for turn in episode.turns), "advantage": finite(episode.advantage),
     }  # fmt: skip
     if (reward := episode.reward) is not None:
-        facts |= {"reward": finite(reward.value), "reason": reward.reason, "is_correct": reward.is_correct}
+        facts |= {"reward": finite(reward.value), "reason": reward.reason}
+        if reward.is_correct is not None:
+            facts["status"] = "right" if reward.is_correct else "wrong"
     if episode.failure is not None:
         facts |= {"status": "failed", "failure": episode.failure}
     return facts
