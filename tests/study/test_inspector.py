@@ -23,7 +23,7 @@ from multirole_study.inspector.episodes import name_steps, questions_of, trainin
 from multirole_study.inspector.live_page import LivePage
 from multirole_study.inspector.run_figures import plot_roles
 from multirole_study.inspector.run_reader import PANELS, facts, role_changes, state, validation
-from multirole_study.inspector.side_by_side import inspect_pair, without_tokens
+from multirole_study.inspector.side_by_side import inspect_pair, shown_text
 from multirole_study.paper import pack
 from multirole_study.paper.grid import Grid
 from multirole_study.workflow_record import observed_edges
@@ -206,13 +206,17 @@ def test_two_runs_share_a_page(tmp_path):
         inspect_pair(first, first)
 
 
-def test_tokens_are_joined_on_the_page_of_two_runs():
-    turn = {"pieces": ["a", "b", "c", "d"], "ratios": [0.0] * 4, "gap": [1, 99], "tokens": 6}
-    assert without_tokens(turn) == {"pieces": ["a", "bcd"], "gap": [1, 99], "tokens": 6}
-    assert without_tokens({"pieces": ["a", "b"], "ratios": [0.0] * 2}) == {"pieces": ["ab", ""]}
+def test_the_page_of_two_runs_has_texts_without_tokens_and_stays_below_1_mb(tmp_path):
+    turn = {"pieces": ["ab", "cd", "ef", "gh"], "ratios": [0.0] * 4, "tokens": 6}
+    assert shown_text(turn, 8) == {"pieces": ["abcd", "efgh"], "tokens": 6}
+    assert shown_text(turn, 4) == {"pieces": ["ab", "gh"], "gap": [1, 4], "tokens": 6}
+    assert shown_text(turn | {"gap": [3, 99]}, 6) == {"pieces": ["abc", "gh"], "gap": [1, 102], "tokens": 6}
+    assert shown_text(turn | {"text": "xyz"}, 100) == {"pieces": ["x", "yz"], "tokens": 6}
+    runs = [make_run(tmp_path / name, texts=["word " * 2000] * 40, policy={"generator": "a"}) for name in "xy"]
+    assert 500_000 < inspect_pair(*runs).stat().st_size < 1_000_000
 
 
-def test_the_page_of_a_run_that_trains_loads_itself_again(tmp_path):
+def test_the_page_of_a_run_that_trains_loads_itself_again(tmp_path, caplog):
     """It has the tables so far, which the folder has not; writing it costs at most its share of the time."""
     folder = make_run(tmp_path / "run", steps=(0,), texts=("4",))
     (folder / "provenance.json").write_text("{}")
@@ -243,6 +247,11 @@ def test_the_page_of_a_run_that_trains_loads_itself_again(tmp_path):
     live.started -= 1000 * live.spent
     live.on_episodes_evaluated(trainer, [], {}, "eval")
     assert page.exists() and live.n_pages == 2
+    (folder / "provenance.json").write_text("{")
+    trainer.state = SimpleNamespace(global_step=10)
+    LivePage().on_episodes_evaluated(trainer, [], {}, "eval")
+    assert "at iteration 10 is not written: JSONDecodeError" in caplog.text, "training goes on"
+    (folder / "provenance.json").write_text("{}")
     LivePage().on_episodes_evaluated(SimpleNamespace(recorder=None), [], {}, "eval")  # of another process
     assert not [attributes for tag, attributes in read(inspect_run(folder))[0].tags if attributes.get("http-equiv") == "refresh"]  # fmt: skip
 

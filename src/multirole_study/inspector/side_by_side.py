@@ -10,6 +10,8 @@ from multirole_study.inspector.episodes import contrast
 NAMES = ("A", "B")
 DASHES = {"A": None, "B": "5 2.5"}
 """The second run is dashed; colours are those of the roles in both."""
+MAX_CHARACTERS = 600_000
+"""Characters of all texts on a page, which keep it below 1 MB."""
 
 
 def merged_roles(runs: list[dict]) -> list[dict]:
@@ -36,14 +38,18 @@ def merged_panels(folders: list[Path], iterations: list[int]) -> list[dict]:
     return list(panels.values())
 
 
-def without_tokens(turn: dict) -> dict:
-    """Return a turn without its tokens' ratios, whose pieces are then its text: this halves the page."""
-    if "ratios" not in turn:
-        return turn
-    head = turn["gap"][0] if "gap" in turn else len(turn["pieces"])
-    parts = ["".join(turn["pieces"][:head]), "".join(turn["pieces"][head:])]
-    shown = {key: value for key, value in turn.items() if key != "ratios"}
-    return shown | {"pieces": parts} | ({"gap": [1, turn["gap"][1]]} if "gap" in turn else {})
+def shown_text(turn: dict, room: int) -> dict:
+    """Return a turn of a run's page without its tokens and with at most `room` characters of its text; the middle of a longer one is left out."""
+    n_head, hidden = turn.get("gap", (None, 0))
+    if n_head is None:
+        text = turn.get("text", "".join(turn["pieces"]))
+        head, tail = text[: len(text) // 2], text[len(text) // 2 :]
+    else:
+        head, tail = "".join(turn["pieces"][:n_head]), "".join(turn["pieces"][n_head:])
+    pieces = [head[: room // 2], tail[max(0, len(tail) - room // 2) :]]
+    hidden += len(head) + len(tail) - sum(map(len, pieces))
+    facts = {name: value for name, value in turn.items() if name not in ("ratios", "text", "gap")}
+    return facts | {"pieces": pieces} | ({"gap": [1, hidden]} if hidden else {})
 
 
 def merged_episodes(runs: list[dict]) -> dict | None:
@@ -51,6 +57,15 @@ def merged_episodes(runs: list[dict]) -> dict | None:
     parts = [run["episodes"] for run in runs]
     if None in parts:
         return None
+    columns = [{str(step) for step in part["columns"]} for part in parts]
+    n_turns = sum(
+        len(episode["turns"])
+        for part, shown in zip(parts, columns, strict=True)
+        for problem in part["problems"]
+        for step, episode in problem["steps"].items()
+        if step in shown
+    )
+    room = MAX_CHARACTERS // max(1, n_turns)
     steps: list[dict] = []
     by_problem: dict[str, dict] = {}
     for name, part in zip(NAMES, parts, strict=True):
@@ -61,7 +76,7 @@ def merged_episodes(runs: list[dict]) -> dict | None:
             entry["runs"].add(name)
             for info in shown:
                 if episode := problem["steps"].get(str(info["step"])):
-                    turns = [without_tokens(turn) for turn in episode["turns"]]
+                    turns = [shown_text(turn, room) for turn in episode["turns"]]
                     entry["steps"][f"{name} {info['step']}"] = episode | {"turns": turns}
     common = [problem for problem in by_problem.values() if len(problem["runs"]) == len(NAMES)]
     last = {info["run"]: info["step"] for info in steps}
