@@ -11,7 +11,7 @@ A parsed map has a text for each role: the name of the adapter that it trains, o
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -185,13 +185,16 @@ def shown(value: str) -> str:
 def partner_facts(policy: Mapping[str, str]) -> dict[str, list[str]]:
     """Return the facts of `multirole.option_rules` about the roles that a parsed map does not train."""
 
-    def roles_of(prefixes: Iterable[str]) -> list[str]:
-        return [role for role, value in policy.items() if value.startswith(tuple(prefixes))]
+    partners = {role: value for role, value in policy.items() if is_partner(value)}
 
+    def played_by(prefix: str) -> list[str]:
+        return [role for role, value in partners.items() if value.startswith(prefix)]
+
+    endpoint_roles = played_by("{")
     return {
-        "partner_roles": roles_of((FROZEN_ADAPTER, PAST, "{")) + [r for r, value in policy.items() if value == FROZEN],
-        "local_partners": roles_of((FROZEN_ADAPTER, PAST)) + [r for r, value in policy.items() if value == FROZEN],
-        "frozen_adapter_roles": roles_of((FROZEN_ADAPTER,)),
-        "past_roles": roles_of((PAST,)),
-        "endpoint_roles": roles_of(("{",)),
+        "partner_roles": list(partners),
+        "local_partners": [role for role in partners if role not in endpoint_roles],
+        "frozen_adapter_roles": played_by(FROZEN_ADAPTER),
+        "past_roles": played_by(PAST),
+        "endpoint_roles": endpoint_roles,
     }

@@ -35,6 +35,7 @@ from multirole.inputs.arguments import check_arguments, facts_before_loading, kl
 from multirole.inputs.problems import INDEX, Problems, check_dataset, check_ids, checked_evaluation, to_problems
 from multirole.inputs.streams import IndexedRows, StreamedRows, stream_rows
 from multirole.metrics.completions_table import evaluation_logs
+from multirole.metrics.episode_traces import trace_callbacks
 from multirole.metrics.episodes import (
     ZeroRewardWarning,
     evaluation_advantages,
@@ -203,8 +204,8 @@ class MultiRoleGRPOTrainer(StockHooks):
             if not any(isinstance(function, str) for function in reward_funcs):
                 args.model_init_kwargs = None  # used; TRL would warn that they are not, or load reward models with them
         self.init_stock(
-            peft_model, reward_funcs, args, [*schedule_callbacks(args), *credit, *(callbacks or [])], workflow.name, train_dataset=train_dataset, eval_dataset=eval_dataset,
-            processing_class=processing_class, reward_processing_classes=reward_processing_classes, optimizers=optimizers,
+            peft_model, reward_funcs, args, [*schedule_callbacks(args), *credit, *(callbacks or []), *trace_callbacks(args)], workflow.name,
+            train_dataset=train_dataset, eval_dataset=eval_dataset, processing_class=processing_class, reward_processing_classes=reward_processing_classes, optimizers=optimizers,
         )  # fmt: skip
         switched_off = disable_noise(self.peft_model, args.neftune_noise_alpha)
         if self.accelerator.is_main_process:

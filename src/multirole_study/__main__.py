@@ -87,12 +87,13 @@ def train(argv: list[str]) -> int:
     from multirole_study.experiment.run import run_cell
     from multirole_study.experiment.storage import NotWritten
     from multirole_study.inspector import inspect_run
+    from multirole_study.inspector.live_page import LivePage
 
     with user_errors():
         n = processes().num_processes  # under a launcher the user plans memory and disk
         launch = planner.settled(cell, launch.by_launcher(n)) if is_launched() else planner.check(cell, launch)
     try:
-        folder = run_cell(cell, launch)
+        folder = run_cell(cell, launch, [LivePage()])
     except NotWritten as error:  # its text says what to do
         raise UserError(str(error)) from error
     if processes().is_main_process and (
@@ -290,13 +291,15 @@ def role_value(argv: list[str]) -> int:
 
 
 def inspect(argv: list[str]) -> int:
-    """Write an HTML page for one run, or for every finished run below a folder, with an index."""
+    """Write an HTML page for one run, for two side by side, or for every finished run below a folder, with an index."""
     parser = _parser(inspect)
     parser.add_argument("results_dir", type=Path, metavar="RESULTS_DIR", help="a run's folder, or a folder of runs")
-    out = "output file for one run (default: inspector.html in its folder)"
+    parser.add_argument("other", type=Path, nargs="?", metavar="RUN", help="a second run, to be shown side by side")
+    out = "output file for one run or two (default: inspector.html, or against_RUN.html, in the first folder)"
     parser.add_argument("--out", type=Path, metavar="FILE", help=out)
     options = parser.parse_args(argv)
     from multirole_study.inspector import inspect_all, inspect_run
+    from multirole_study.inspector.side_by_side import inspect_pair
 
     if options.out is not None and options.out.is_dir():
         raise UserError(
@@ -304,7 +307,10 @@ def inspect(argv: list[str]) -> int:
         )
     is_one = options.out is not None or (options.results_dir / "config.json").exists()
     with user_errors():
-        written = [inspect_run(options.results_dir, options.out)] if is_one else inspect_all(options.results_dir)
+        if options.other is not None:
+            written = [inspect_pair(options.results_dir, options.other, options.out)]
+        else:
+            written = [inspect_run(options.results_dir, options.out)] if is_one else inspect_all(options.results_dir)
     sys.stdout.writelines(f"{path}  {path.stat().st_size / 1e6:.2f} MB\n" for path in written)
     return 0
 

@@ -13,6 +13,7 @@ from test_docs import site  # noqa: F401
 from test_inspector import committed  # noqa: F401
 
 from multirole_study.inspector import inspect_run
+from multirole_study.inspector.side_by_side import inspect_pair
 
 ROOT = Path(__file__).parents[2]
 WIDTHS = (1280, 390)
@@ -53,6 +54,24 @@ def test_every_control_of_the_inspector_works(committed, tmp_path, width):  # no
         assert window.errors() == [] and window.run(PAGE_WIDTH) <= width
         assert window.run("return document.querySelectorAll('.cell').length") == 3
         assert "aggregator selects" in window.run("return document.querySelector('#panels').textContent")
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_every_control_of_two_runs_works(committed, tmp_path, width):  # noqa: F811
+    """A click on a bar of the lanes leads to the turn's text."""
+    second = shutil.copytree(committed[0], tmp_path / "other")
+    with browser(width) as window:
+        window.open(inspect_pair(committed[0], second, tmp_path / "pair.html"))
+        assert "INPUTsearch" in window.run(USE_ALL)
+        assert window.errors() == [] and window.run(PAGE_WIDTH) <= width
+        window.run("document.querySelector('#filters button').click()")  # all problems
+        assert window.run("return document.querySelectorAll('.lanes').length") == 2
+        opened = """
+const bar = document.querySelectorAll(".track button")[3];
+bar.click();
+return [bar.title.split(":")[0], document.activeElement.className, document.activeElement.querySelector("b").textContent];
+"""
+        assert window.run(opened) == ["aggregator, slot 1, round 1", "turn", "aggregator"]
 
 
 @pytest.mark.parametrize("width", WIDTHS)

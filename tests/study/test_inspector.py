@@ -8,18 +8,22 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 from pathlib import Path
+from types import SimpleNamespace
 
 import matplotlib.pyplot as plt
 import pandas as pd
 import pytest
 
 from multirole_study.__main__ import inspect
+from multirole_study.experiment.record import Recorder
 from multirole_study.experiment.settings import UserError
 from multirole_study.experiment.storage import write_table
 from multirole_study.inspector import inspect_run
 from multirole_study.inspector.episodes import name_steps, questions_of, training_groups
+from multirole_study.inspector.live_page import LivePage
 from multirole_study.inspector.run_figures import plot_roles
 from multirole_study.inspector.run_reader import PANELS, facts, role_changes, state, validation
+from multirole_study.inspector.side_by_side import inspect_pair, shown_text
 from multirole_study.paper import pack
 from multirole_study.paper.grid import Grid
 from multirole_study.workflow_record import observed_edges
@@ -157,14 +161,99 @@ def test_the_page_holds_the_numbers_of_the_tables(committed):
     for column in ("reward", "accuracy"):
         assert panels["metrics", column][""] == pytest.approx(list(metrics[column]), rel=1e-6)
     outcomes = pd.read_parquet(folder / "eval.parquet").groupby("step")["correct"].mean()
-    assert data["validation"]["accuracy"] == pytest.approx(list(outcomes), rel=1e-6) and len(outcomes) == 13
-    assert data["validation"]["low"] == pytest.approx(list(validation(folder)["low"]), rel=1e-6)
+    assert data["validation"][0]["accuracy"] == pytest.approx(list(outcomes), rel=1e-6) and len(outcomes) == 13
+    assert data["validation"][0]["low"] == pytest.approx(list(validation(folder)["low"]), rel=1e-6)
     held = pd.read_parquet(folder / "turns" / "step_00060.parquet")
     shown = data["episodes"]["problems"]
     assert len(shown) == 32 and data["episodes"]["n_validation"] == 512
     assert [text_of(turn) for problem in shown for turn in problem["steps"]["60"]["turns"]] == list(held["text"])
     rewards = pd.read_parquet(folder / "eval.parquet").set_index(["step", "problem"])["reward"]
     assert [p["steps"]["60"]["reward"] for p in shown] == [rewards[60, p["problem"]] for p in shown]
+
+
+def test_a_turn_that_was_graded_by_itself_says_so(tmp_path):
+    graded = read(inspect_run(make_run(tmp_path / "graded", turn_columns={"turn_correct": True})))[1]
+    plain = read(inspect_run(make_run(tmp_path / "plain", turn_columns={"turn_correct": None})))[1]
+    turns = [data["episodes"]["problems"][0]["steps"]["0"]["turns"][0] for data in (graded, plain)]
+    assert turns[0]["right"] is True and "right" not in turns[1]
+
+
+def test_two_runs_share_a_page(tmp_path):
+    """Problems that both have stand next to each other; every series has the name of its run."""
+    roles = {"generator": "a", "judge": "b"}
+    rows = {length: [role_row(i, role, length_mean=length) for i in (1, 2) for role in roles] for length in (5.0, 9.0)}
+    first = make_run(tmp_path / "x", accuracy=(0.5, 1.0), role_rows=rows[5.0], policy=roles, texts=("4", "5"))
+    second = make_run(tmp_path / "y", (0, 20), (0.5, 0.5), role_rows=rows[9.0], policy={"generator": "a"}, seed=4)
+    parsed, data = read(inspect_pair(first, second))
+    assert (first / "against_y.html").exists() and not {"img", "link"} & {tag for tag, _ in parsed.tags}
+    (lengths,) = [panel["series"] for panel in data["panels"] if panel["column"] == "length_mean"]
+    assert lengths == {
+        "generator, A": [5.0] * 2,
+        "judge, A": [5.0] * 2,
+        "generator, B": [9.0] * 2,
+        "judge, B": [9.0] * 2,
+    }
+    assert {name: [*part["accuracy"]] for part in data["validation"] for name in [part["name"]]} == {"A": [0.5, 1.0], "B": [0.5, 0.5]}  # fmt: skip
+    assert data["lines"]["judge, A"]["colour"] == data["lines"]["judge, B"]["colour"]
+    assert data["lines"]["judge, A"]["dash"] != data["lines"]["judge, B"]["dash"]
+    episodes = data["episodes"]
+    assert [info["step"] for info in episodes["steps"]] == ["A 0", "A 10", "B 0", "B 20"]
+    assert episodes["columns"] == ["A 10", "B 20"] and [p["problem"] for p in episodes["problems"]] == ["p0", "p1"]
+    assert [len(episodes["problems"][0]["steps"][step]["turns"]) for step in episodes["columns"]] == [2, 1]
+    assert [(each["right"], each["wrong"]) for each in episodes["contrasts"]] == [("A 10", "B 20"), ("B 20", "A 10")]
+    assert ["seed", 3, 4] in data["differing"] and "scale" not in [name for name, *_ in data["differing"]]
+    with pytest.raises(ValueError, match="given twice"):
+        inspect_pair(first, first)
+
+
+def test_the_page_of_two_runs_has_texts_without_tokens_and_stays_below_1_mb(tmp_path):
+    turn = {"pieces": ["ab", "cd", "ef", "gh"], "ratios": [0.0] * 4, "tokens": 6}
+    assert shown_text(turn, 8) == {"pieces": ["abcd", "efgh"], "tokens": 6}
+    assert shown_text(turn, 4) == {"pieces": ["ab", "gh"], "gap": [1, 4], "tokens": 6}
+    assert shown_text(turn | {"gap": [3, 99]}, 6) == {"pieces": ["abc", "gh"], "gap": [1, 102], "tokens": 6}
+    assert shown_text(turn | {"text": "xyz"}, 100) == {"pieces": ["x", "yz"], "tokens": 6}
+    runs = [make_run(tmp_path / name, texts=["word " * 2000] * 40, policy={"generator": "a"}) for name in "xy"]
+    assert 500_000 < inspect_pair(*runs).stat().st_size < 1_000_000
+
+
+def test_the_page_of_a_run_that_trains_loads_itself_again(tmp_path, caplog):
+    """It has the tables so far, which the folder has not; writing it costs at most its share of the time."""
+    folder = make_run(tmp_path / "run", steps=(0,), texts=("4",))
+    (folder / "provenance.json").write_text("{}")
+    (folder / "eval.parquet").unlink()
+    recorder = Recorder(folder)
+    outcome = {
+        "step": 0,
+        "problem": "p0",
+        "correct": True,
+        "reward": 1.0,
+        "reason": "correct",
+        "turns": 1,
+        "answer": "4",
+    }
+    recorder.tables["eval"] = [outcome]
+    trainer = SimpleNamespace(recorder=recorder)
+    live = LivePage()
+    live.on_episodes_evaluated(trainer, [], {}, "eval")
+    page = folder / "inspector.html"
+    parsed, data = read(page)
+    assert ("meta", {"http-equiv": "refresh", "content": "30"}) in parsed.tags
+    assert (data["name"], data["state"], data["validation"][0]["accuracy"]) == ("run", "not finished", [1.0])
+    assert len(data["episodes"]["problems"]) == 2 and not (folder / "eval.parquet").exists()
+    assert live.spent > 0
+    page.unlink()
+    live.on_episodes_evaluated(trainer, [], {}, "eval")
+    assert not page.exists(), "the first page took more than its share of the time since"
+    live.started -= 1000 * live.spent
+    live.on_episodes_evaluated(trainer, [], {}, "eval")
+    assert page.exists() and live.n_pages == 2
+    (folder / "provenance.json").write_text("{")
+    trainer.state = SimpleNamespace(global_step=10)
+    LivePage().on_episodes_evaluated(trainer, [], {}, "eval")
+    assert "at iteration 10 is not written: JSONDecodeError" in caplog.text, "training goes on"
+    (folder / "provenance.json").write_text("{}")
+    LivePage().on_episodes_evaluated(SimpleNamespace(recorder=None), [], {}, "eval")  # of another process
+    assert not [attributes for tag, attributes in read(inspect_run(folder))[0].tags if attributes.get("http-equiv") == "refresh"]  # fmt: skip
 
 
 def test_the_turns_that_decided_and_the_worth_of_roles(tmp_path):

@@ -207,6 +207,8 @@ class Cell(Settings):
         gt=0,
         le=10**6,
     )
+    past_every: int = option("iterations between two copies of an adapter that past:NAME plays", 10, ge=1, le=10**6)
+    past_selves: int = option("number of copies of which past:NAME plays one per episode", 4, ge=1, le=100)
     minibatch_split: Literal["even", "sequential"] = option(
         "mini-batches of equal size, or full ones and a partial last one", "even", released="sequential"
     )
@@ -291,7 +293,7 @@ class Cell(Settings):
             "task_label": self.task_label, "has_own_task": self._task is not None, "has_gym_task": self._gym is not None,
             "replays_episodes": self.credit in ESTIMATORS and self.replays_episodes,
         }  # fmt: skip
-        of_library = {"roles": list(self.policy)} | partner_facts(self.policy)
+        of_library = {"roles": list(self.policy), "changed": self.changed()} | partner_facts(self.policy)
         return [*broken_rules(dict(self) | of_library), *broken_rules(dict(self) | facts, RULES)]
 
     @property

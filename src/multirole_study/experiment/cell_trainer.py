@@ -47,6 +47,7 @@ ARGUMENTS = (
     "seed", "policy", "max_steps", "num_generations", "max_completion_length", "max_prompt_tokens", "temperature", "learning_rate", "warmup_steps",
     "weight_decay", "max_grad_norm", "epsilon", "epsilon_high", "delta", "beta", "role_beta", "old_logprobs", "updates", "step_tokens", "eval_steps",
     "save_steps", "max_staleness", "max_failed_episodes", "credit_branches", "process_reward", "max_sampled_tokens", "role_order", "target_kl",
+    "past_every", "past_selves",
 )  # fmt: skip
 """Settings of a cell that `MultiRoleGRPOConfig` takes."""
 

@@ -96,6 +96,7 @@ def turn_row(step: int, episode: Episode, turn: Turn) -> dict[str, object]:
         "prompt_tokens": len(turn.prompt_ids),
         "completion_tokens": len(turn.completion_ids),
         "text": turn.text,
+        "turn_correct": turn.is_right,
     }
 
 

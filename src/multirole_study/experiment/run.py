@@ -231,7 +231,7 @@ def _play(evaluation: Evaluation, launch: Launch, folder: Path, steps: list[int]
             read = {problem.id for problem in problems[:N_READ]}
             outcomes += rows
             turns += [
-                turn_row(step, episode, turn) | {"turn_correct": turn.is_right}
+                turn_row(step, episode, turn)
                 for episode in episodes
                 if episode.index == 0 and episode.problem.id in read
                 for turn in episode.turns

@@ -1,5 +1,7 @@
 """Write one run as one page: `multirole inspect RESULTS_DIR` writes `inspector.html`, which needs only a browser.
 
+`live_page` writes it while the run trains, and `side_by_side` writes two runs on one page.
+
 The page shows the facts of the run, the curves of every role, the workflow with its shared adapters, the training groups if they
 were recorded, and the recorded episodes at several checkpoints side by side. Its data are JSON inside the file. Text written by a
 model is inserted as text, never as markup, and a content security policy allows only the page's scripts and no requests. Finished
@@ -30,7 +32,13 @@ from multirole_study.signatures import HEDGES
 from multirole_study.workflow_record import observed_edges, recorded_structure
 
 PAGE_FILE = "inspector.html"
-SCRIPTS = ("base.js", "text.js", "curves.js", "graph.js", "episodes.js")
+SCRIPTS = {
+    "run.html": ("base.js", "text.js", "curves.js", "graph.js", "lanes.js", "episodes.js", "run.js"),
+    "pair.html": ("base.js", "text.js", "curves.js", "lanes.js", "episodes.js", "pair.js"),
+}
+"""Template -> its scripts, which are one script on the page; other pages have `base.js` alone."""
+DASHES = (None, "5 2.5", "1.5 2", "7 2 1.5 2")
+"""Styles of lines beside the colours, for readers and printers that do not tell these apart."""
 INDEXED = ("start", "best", "end", "first fall")
 LOADER = PackageLoader("multirole_study.inspector", "page")
 PAGES = Environment(loader=LOADER, autoescape=True, undefined=StrictUndefined, trim_blocks=True)
@@ -53,6 +61,15 @@ def describe_roles(config: dict, roles: pd.DataFrame, turns: pd.DataFrame, struc
     ]
 
 
+def collect_panels(folder: Path, iterations: list[int]) -> list[dict]:
+    """Return the panels of a run with its series at these iterations, None where a series has no value."""
+    return [
+        vars(panel)
+        | {"series": {name: run_reader.numbers(values.reindex(iterations)) for name, values in series.items()}}
+        for panel, series in run_reader.curves(folder)
+    ]
+
+
 def collect(folder: Path, index: str | None = None, n_problems: int | None = None) -> dict:
     """Collect everything that the page shows of a run, as JSON data; `index` is the address of a page to link back to."""
     config = read_config(folder)
@@ -64,11 +81,7 @@ def collect(folder: Path, index: str | None = None, n_problems: int | None = Non
         turns = turns[turns["problem"].isin(turns["problem"].unique()[:n_problems])]
     iterations = sorted({int(i) for table in (metrics, roles) if len(table) for i in table["iteration"]})
     points = run_reader.validation(folder)
-    panels = [
-        vars(panel)
-        | {"series": {name: run_reader.numbers(values.reindex(iterations)) for name, values in series.items()}}
-        for panel, series in run_reader.curves(folder)
-    ]
+    described_roles = describe_roles(config, roles, turns, structure)
     return {
         "title": run_reader.title(config),
         "name": folder.resolve().name,
@@ -79,12 +92,16 @@ def collect(folder: Path, index: str | None = None, n_problems: int | None = Non
         "provenance": run_reader.read_provenance(folder),
         "iterations": iterations,
         "facts": run_reader.facts(folder).reset_index().to_dict("records"),
-        "roles": describe_roles(config, roles, turns, structure),
+        "roles": described_roles,
+        "lines": {
+            role["name"]: {"colour": role["colour"], "dash": DASHES[i % len(DASHES)]}
+            for i, role in enumerate(described_roles)
+        },
         "edges": [asdict(edge) for edge in structure.edges or observed_edges(turns)],
         "edges_are_declared": bool(structure.edges),
         "rounds": int(turns["round"].max()) + 1 if len(turns) else 1,
-        "panels": panels,
-        "validation": {name: run_reader.numbers(points[name]) for name in points},
+        "panels": collect_panels(folder, iterations),
+        "validation": [{"name": ""} | {name: run_reader.numbers(points[name]) for name in points}],
         "skills": run_reader.skills(folder),
         "role_changes": run_reader.role_changes(folder),
         "hedges": HEDGES,
@@ -102,9 +119,10 @@ def source(name: str) -> str:
 
 def render(template: str, data: dict | None = None, **parts: Any) -> str:
     """Render a page from its template, with inlined style and script and a policy that blocks other scripts."""
-    scripts = SCRIPTS if data is not None else ("base.js",)
+    scripts = SCRIPTS.get(template, ("base.js",))
     script = '"use strict";\n(() => {\n' + "\n".join(map(source, scripts)) + "\n})();\n"
     embedded = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    parts = {"refresh": None} | parts
     return PAGES.get_template(template).render(
         hash="sha256-" + base64.b64encode(hashlib.sha256(script.encode()).digest()).decode(),
         style=Markup(source("style.css")),
@@ -120,12 +138,13 @@ def relative(page: Path, folder: Path) -> str:
 
 
 def inspect_run(
-    folder: str | Path, out: Path | None = None, index: Path | None = None, n_problems: int | None = None
-) -> Path:
+    folder: str | Path, out: Path | None = None, index: Path | None = None, n_problems: int | None = None,
+    refresh: int | None = None,
+) -> Path:  # fmt: skip
     """Write the page of one run, by default `<folder>/inspector.html`; ValueError if the folder holds no run.
 
     It links back to `index`, by default the one that `inspect_all` wrote in a folder above. With `n_problems` it shows only
-    the first of the recorded problems.
+    the first of the recorded problems. The page loads itself again every `refresh` seconds, by default never.
     """
     folder = Path(folder)
     target = out if out is not None else folder / PAGE_FILE
@@ -134,7 +153,7 @@ def inspect_run(
             (above / PAGE_FILE for above in folder.resolve().parents[:2] if (above / PAGE_FILE).exists()), None
         )
     data = collect(folder, relative(index, target.parent) if index else None, n_problems)
-    write_text(target, render("run.html", data, title=data["title"]))
+    write_text(target, render("run.html", data, title=data["title"], refresh=refresh))
     return target
 
 

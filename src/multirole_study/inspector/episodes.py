@@ -26,7 +26,7 @@ def describe_turn(row: dict, room: int = TURN_BYTES) -> dict:
 
     `ratios` are log p(policy) - log p(base) of each token in nats. If the middle is left out, `gap` has the number of pieces before
     it and its number of characters. `text` is set if it is not the concatenation of the tokens' texts (a character may span several
-    tokens).
+    tokens). `right` is set if the turn was graded by itself.
     """
     has_tokens = all(pd.api.types.is_list_like(row.get(n)) for n in ("tokens", "logprobs", "base_logprobs"))
     text = row["text"]
@@ -41,6 +41,8 @@ def describe_turn(row: dict, room: int = TURN_BYTES) -> dict:
         "role": row["role"], "slot": row["slot"], "round": row["round"], "outcome": row["outcome"],
         "finish": row["finish_reason"], "tokens": row["completion_tokens"], "pieces": [pieces[i] for i in shown],
     }  # fmt: skip
+    if (right := judged(row.get("turn_correct"))) is not None:
+        turn["right"] = right
     if has_tokens:
         pairs = [(row["logprobs"][i], row["base_logprobs"][i]) for i in shown]
         ratios = [math.nan if a is None or b is None else float(a - b) for a, b in pairs]
@@ -106,6 +108,11 @@ def name_steps(steps: list[int], best: int | None) -> dict[int, str]:
     return dict(sorted(named.items()))
 
 
+def contrast(name: str, title: str, right: int | str, wrong: int | str) -> dict[str, object]:
+    """Return a filter of the page: the problems that are right at one checkpoint and wrong at another."""
+    return {"name": name, "title": title, "right": right, "wrong": wrong}
+
+
 def describe_episodes(
     turns: pd.DataFrame, outcomes: pd.DataFrame, points: pd.DataFrame, effects: pd.DataFrame
 ) -> dict | None:  # fmt: skip
@@ -113,6 +120,7 @@ def describe_episodes(
 
     `outcomes` are all validation outcomes, `points` the accuracy by step and `effects` those of single turns. "lost" problems are
     right at the best and wrong at the last checkpoint that has turns. Checkpoints with effects are always shown.
+    `contrasts` are the filters that compare two checkpoints.
     """
     if not len(turns):
         return None
@@ -127,8 +135,7 @@ def describe_episodes(
         "steps": [{"step": step, "name": named.get(step, ""), "accuracy": accuracy.get(step)} for step in shown],
         "left_out": len(steps) - len(shown),
         "columns": list(named),
-        "best": best,
-        "last": steps[-1],
+        "contrasts": [] if best is None else [contrast("lost", "wrong at last, right at best", best, steps[-1])],
         "n_validation": int(points["n"].iloc[-1]) if len(points) else None,
         "n_lost": None if best is None else len(right.get(best, set()) - right.get(steps[-1], set())),
         "forked": sorted(forked),

@@ -8,9 +8,11 @@ const turnsOf = (problem) => state.columns.flatMap((step) => (episodeAt(problem,
 const hits = (problem) => Object.values(problem.steps).reduce((sum, e) => sum + e.turns.filter((turn) => count(turn, state.query)).length, 0);
 const isRight = (problem, step) => (episodeAt(problem, step) || {}).correct === true;
 
+const contrasts = shown ? shown.contrasts : [];
+const differs = ({ right, wrong }) => (p) => isRight(p, right) && episodeAt(p, wrong) !== null && !isRight(p, wrong);
 const FILTERS = {
   all: { title: "all", keep: () => true },
-  lost: { title: "wrong at last, right at best", keep: (p) => shown.best !== null && isRight(p, shown.best) && episodeAt(p, shown.last) !== null && !isRight(p, shown.last) },
+  ...Object.fromEntries(contrasts.map((each) => [each.name, { title: each.title, keep: differs(each) }])),
   unparsed: { title: "unparsed turns", keep: (p) => turnsOf(p).some((turn) => turn.outcome === "unparsed") },
   truncated: { title: "truncated turns", keep: (p) => turnsOf(p).some((turn) => turn.finish === "length") },
 };
@@ -20,7 +22,9 @@ const decided = (turn) => Boolean(turn.effects && turn.effects.resample && 2 * t
 if (shown && shown.forked.length) FILTERS.decided = { title: "one turn decided", keep: (p) => turnsOf(p).some(decided) };
 
 const kept = () => shown.problems.filter((p) => FILTERS[state.filter].keep(p) && (!state.query || hits(p)));
-const stepTitle = (info) => `iteration ${info.step}` + (info.accuracy === null ? "" : `, ${percent(info.accuracy)}`) + (info.name ? ` (${info.name})` : "");
+const stepTitle = (info) => (info.run ? `${info.run}, ` : "") + `iteration ${info.at ?? info.step}` + (info.accuracy === null ? "" : `, ${percent(info.accuracy)}`) + (info.name ? ` (${info.name})` : "");
+
+const stepName = (step) => { const info = shown.steps.find((each) => each.step === step); return `iteration ${info.at ?? step}` + (info.run ? ` of ${info.run}` : ""); };
 
 function buildEpisodes() {
   const place = byId("episodes");
@@ -28,17 +32,18 @@ function buildEpisodes() {
   state.columns = [...shown.columns];
   const linked = decodeURIComponent(location.hash.slice(1)); // page.html#PROBLEM
   const first = shown.problems.find((p) => p.problem === linked);
-  state.problem = first || kept().find(FILTERS.lost.keep) || kept()[0] || null; // what a reader looks for
+  state.problem = first || contrasts.map((each) => kept().find(differs(each))).find(Boolean) || kept()[0] || null; // what a reader looks for
   const total = shown.n_validation === null ? "" : ` of ${shown.n_validation} validation problems`;
-  const nLost = shown.problems.filter(FILTERS.lost.keep).length; // those of the filter
-  const lost = shown.n_lost === null || shown.best === shown.last ? "" : ` Right at iteration ${shown.best} and wrong at iteration ${shown.last}: ${nLost} of these, ${shown.n_lost} of all ${shown.n_validation}.`;
+  const compared = contrasts.filter(({ right, wrong }) => right !== wrong).map(({ name, right, wrong }) => // those of the filter
+    ` Right at ${stepName(right)} and wrong at ${stepName(wrong)}: ${shown.problems.filter(FILTERS[name].keep).length} of these` + (shown.n_lost === null ? "." : `, ${shown.n_lost} of all ${shown.n_validation}.`)).join("");
   const leftOut = shown.left_out ? ` ${shown.left_out} other checkpoints have their turns in the run's folder.` : "";
-  place.append(el("p", { class: "muted" }, `The turns of ${shown.problems.length}${total}.${lost}${leftOut} Keys: left and right for the problem before and after.`));
+  place.append(el("p", { class: "muted" }, `The turns of ${shown.problems.length}${total}.${compared}${leftOut} Keys: left and right for the problem before and after.`));
   place.append(el("div", { class: "controls" }, el("div", { id: "filters", role: "group", "aria-label": "filter" }), searchBox(), el("span", { id: "found", class: "muted", role: "status" })));
   place.append(el("div", { class: "controls", id: "marks" }, signatureChips(), shadeSwitch()));
   if (shown.forked.length) place.append(el("p", { class: "muted" }, el("b", { class: "decided" }, "◆ this turn decided"),
     ` (iterations ${shown.forked.join(", ")}): the episode was replayed with this turn drawn again and all else kept, and in at least half of the replays a right answer became wrong, or a wrong one right. ` +
     "Base: the answer also turns if the untrained model plays this turn. Trivial: it turns if this turn is replaced by a fixed reply, such as picking candidate 1. Nothing is marked where no single turn decided."));
+  place.append(el("p", { class: "muted" }, "Bars show who wrote how many tokens, in the order of the rounds. A green turn is right, a red one wrong, a grey one was not graded by itself. A click leads to its text."));
   place.append(el("div", { class: "browser" }, el("div", { class: "side" }, el("p", { class: "muted legend" }, el("span", { class: "dots" }, el("i", { class: "right" })), " right, ", el("span", { class: "dots" }, el("i", { class: "wrong" })),
     ` wrong, at iterations ${shown.steps.map((info) => info.step).join(", ")}`), el("div", { id: "list", role: "listbox", "aria-label": "problems" })), el("div", { id: "reader" })));
   document.addEventListener("keydown", (event) => {
@@ -156,7 +161,7 @@ function drawTurn(turn) {
   const flags = [turn.outcome === "unparsed" ? el("span", { class: "flag" }, "unparsed") : turn.outcome ? el("span", {}, outcomeWords(duty, turn.outcome)) : null,
     turn.finish === "length" ? el("span", { class: "flag" }, "truncated") : null];
   const effect = turn.effects ? el("div", { class: "effect" }, decided(turn) ? el("b", { class: "decided" }, "◆ this turn decided ") : null, effectWords(turn.effects)) : null;
-  return el("div", { class: decided(turn) ? "turn deciding" : "turn", colour: roleColours[turn.role] },
+  return el("div", { class: decided(turn) ? "turn deciding" : "turn", colour: roleColours[turn.role], tabindex: -1 },
     el("div", { class: "about" }, el("b", {}, turn.role + (several ? `, slot ${turn.slot + 1}` : "")), rounds, flags, el("span", { class: "count" }, `${turn.tokens} tokens`)), effect,
     el("pre", {}, drawText(turn, state)));
 }
@@ -165,14 +170,14 @@ function drawReader() {
   const place = byId("reader"), problem = state.problem;
   if (!problem) { place.replaceChildren(el("p", { class: "muted" }, "Nothing to show: no problem fits the filter and the search.")); return; }
   const heads = state.columns.map((at, i) => {
-    const choice = el("select", { "aria-label": `checkpoint of column ${i + 1}`, on: { change: () => { state.columns[i] = Number(choice.value); drawFilters(); drawReader(); } } },
+    const choice = el("select", { "aria-label": `checkpoint of column ${i + 1}`, on: { change: () => { state.columns[i] = shown.steps[choice.selectedIndex].step; drawFilters(); drawReader(); } } },
       shown.steps.map((info) => el("option", { value: info.step, selected: info.step === at }, stepTitle(info))));
     const episode = episodeAt(problem, at);
     return el("div", { class: "column-head" }, choice, el("span", { class: "outcome " + grade(episode) }, outcome(episode)));
   });
   const find = (at, key) => (episodeAt(problem, at) || { turns: [] }).turns.find((t) => t.role === key.role && t.slot === key.slot && t.round === key.round);
-  const cells = turnKeys(problem).flatMap((key) => state.columns.map((at) => drawTurn(find(at, key))));
-  const list = kept(), grid = el("div", { class: "grid" }, heads, cells);
+  const keys = turnKeys(problem), cards = keys.map((key) => state.columns.map((at) => drawTurn(find(at, key))));
+  const list = kept(), grid = el("div", { class: "grid" }, heads, drawLanes(keys, find, cards, state.columns.map((at) => episodeAt(problem, at))), cards);
   grid.style.setProperty("--columns", state.columns.length);
   place.replaceChildren(
     el("div", { class: "problem" }, el("button", { type: "button", "aria-label": "problem before", on: { click: () => step(-1) } }, "←"),
@@ -181,5 +186,3 @@ function drawReader() {
 }
 
 function redraw() { drawFilters(); drawList(); drawReader(); }
-
-buildEpisodes();

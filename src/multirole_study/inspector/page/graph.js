@@ -112,5 +112,3 @@ function bandRows(adapters, columns, roles) {
   }
   return rows;
 }
-
-buildGraph();
