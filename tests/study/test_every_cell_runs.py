@@ -21,7 +21,7 @@ SMALL = {
 }  # fmt: skip
 CELLS = [(w, p, t) for w in WORKFLOWS for p in ("sp", "ip", "map") for t in ("math", "code")]
 MATRIX = [(engine, *cell) for engine in ("transformers", "vllm") for cell in CELLS]
-ALWAYS = [("transformers", "eval_opt", "map", "math"), ("transformers", "orch_workers", "map", "code")]
+ALWAYS = [("transformers", "eval_opt", "map", "math"), ("transformers", "orch_workers", "map", "math")]
 
 
 @pytest.mark.parametrize(("engine", "workflow", "policy", "task"), slow_but(ALWAYS, MATRIX))

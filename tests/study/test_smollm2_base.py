@@ -220,7 +220,7 @@ def test_digits_are_single_tokens_and_texts_survive_a_round_trip():
     )
     assert prompt.startswith("<|im_start|>system\n") and prompt.endswith("Hi<|im_end|>\n<|im_start|>assistant\n")
     ends = json.loads((smollm2.find() / "generation_config.json").read_text())
-    assert ends["eos_token_id"] == 2
+    assert ends["eos_token_id"] in (2, [2])
 
 
 WORDS = "Whereabouts 1,234 \u4f60\u597d \U0001f9ea \\boxed{12}\n\n  def f(x): <|im_end|>"

@@ -1,4 +1,4 @@
-"""Draw the tuning and the scores of `studies/rates.yaml`."""
+"""Draw the tuning and the scores of a study such as `studies/rates.yaml`."""
 
 import math
 import textwrap
@@ -85,6 +85,6 @@ def rate_figure(results: Results, study: RateStudy) -> Plate:
     caption = (
         f"Accuracy at {results.grid.scale} at the last iteration. Left: over the learning rate, mean over the tuning seeds; the ring is the rate that the arm is scored at, the grey line the preset's. Right: at its own "
         f"rate (in brackets), on other seeds and on problems that chose no rate, with {100 * (1 - ALPHA):.0f} % t intervals over seeds; colours and marks are those of the left. Differences and verdicts are in the tables. "
-        "Rules: studies/rates.yaml."
+        f"Rules: {study.rules}."
     )
     return Plate("rates", figure, caption)

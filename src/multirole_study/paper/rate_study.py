@@ -1,4 +1,4 @@
-"""Define the runs of `studies/rates.yaml`: arms whose learning rate is tuned on seeds and problems that score nothing."""
+"""Define the runs of studies such as `studies/rates.yaml`: arms whose learning rate is tuned on seeds and problems that score nothing."""
 
 from collections.abc import Iterator
 from itertools import product
@@ -86,6 +86,7 @@ class RateStudy(Declaration):
         preset: the preset's learning rate, which is one of `rates`.
         task: the task of all arms that name no other.
         tuning, scoring: seeds and settings of the two phases.
+        rules: the file whose first lines say how the runs are judged.
         chosen: arm -> tuned rate; an arm that is missing is not scored yet, and the lines after it wait.
     """
 
@@ -99,6 +100,7 @@ class RateStudy(Declaration):
     scoring: Phase
     lines: list[Line]
     questions: list[RateQuestion]
+    rules: str = "studies/rates.yaml"
     chosen: dict[str, float] = Field(default_factory=dict)
 
     def __post_init__(self) -> None:

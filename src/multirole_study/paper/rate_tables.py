@@ -1,4 +1,4 @@
-"""Choose each arm's learning rate and judge the runs of `studies/rates.yaml` by the rules in its first lines."""
+"""Choose each arm's learning rate and judge the runs of a study such as `studies/rates.yaml` by the rules in its first lines."""
 
 import math
 from collections.abc import Iterator
@@ -111,7 +111,7 @@ def tuning_table(results: Results, study: RateStudy) -> Table:
     caption = (
         f"Not in the paper. Mean accuracy at the last iteration by learning rate, in %, on the {results.grid.scale} tuning problems and seeds "
         f"{study.tuning.seeds[0]} to {study.tuning.seeds[-1]} (number of runs). Bold: the rate that the arm is scored at. The difference from the preset's {study.preset:g} has no test, since the "
-        "rate was chosen here. At the end of the list a better rate may lie beyond. Nothing here scores. Rules: studies/rates.yaml."
+        f"rate was chosen here. At the end of the list a better rate may lie beyond. Nothing here scores. Rules: {study.rules}."
     )
     return Table("rates_tuning", "Each arm's learning rate", caption, pd.DataFrame(shown), pd.DataFrame(values))
 
@@ -135,7 +135,7 @@ def arm_table(results: Results, study: RateStudy, problems: list[str]) -> Table:
     values = pd.DataFrame(arm_rows(results, study, problems))
     caption = (
         f"Not in the paper. Accuracy at the last iteration at each arm's own learning rate, in %, on {len(problems)} validation problems that chose no rate, at {results.grid.scale}, "
-        "with 95 % t intervals over seeds. Rules: studies/rates.yaml."
+        f"with 95 % t intervals over seeds. Rules: {study.rules}."
     )
     return Table("rates_scores", "Accuracy at each arm's own learning rate", caption, pivoted(values), values)
 
@@ -197,7 +197,7 @@ def answer_table(results: Results, study: RateStudy, problems: list[str]) -> Tab
         f"Not in the paper. Every arm at its own learning rate at {results.grid.scale}, minus another one, paired by seed (n), with 95 % t intervals over seeds: accuracy at the last "
         f"iteration on {len(problems)} problems that chose no rate, in points, or the growth of replies, in points of the start's length. Yes or no: p < {ALPHA} after Holm's "
         f"correction over the arms of a question. Equivalent: two one-sided tests within {100 * MARGIN:.0f} points, also after Holm. A line without all "
-        f"{len(study.scoring.seeds)} seeds has no test (unfinished). Rules: studies/rates.yaml."
+        f"{len(study.scoring.seeds)} seeds has no test (unfinished). Rules: {study.rules}."
     )
     return Table(
         "rates_answers",
