@@ -14,6 +14,7 @@ __path__ = [*__path__, f"{__path__[0]}/old_names"]  # modules of 0.3, such as `m
 if TYPE_CHECKING:  # the same names again, because type checkers do not read strings
     from multirole.callbacks import Iteration, MultiRoleCallback, OptimizerStep
     from multirole.credit.estimator import CreditEstimator
+    from multirole.environments.textarena import from_textarena
     from multirole.openai_api.workflow import from_openai
     from multirole.options import MultiRoleGRPOConfig
     from multirole.roles.diagnostics import RoleDiagnostics
@@ -61,6 +62,7 @@ _HOME = {
         "user",
     ),
     "multirole.openai_api.workflow": ("from_openai",),
+    "multirole.environments.textarena": ("from_textarena",),
     "multirole.roles.diagnostics": ("RoleDiagnostics",),
     "multirole.roles.value": ("RoleEffect", "RoleValue", "role_values"),
     "multirole.workflows": ("EvalOpt", "OrchWorkers", "Single", "Voting"),

@@ -138,7 +138,9 @@ def declared(texts: list[str]) -> set[str]:
 
 def test_what_is_imported_is_required_and_nothing_else():
     library = declared(SETTINGS["multirole"]["project"]["dependencies"])
-    optional = declared([*EXTRAS["openai"], *EXTRAS["server"], *EXTRAS["vllm-cpu"], *EXTRAS["gguf"]])
+    optional = declared(
+        [*EXTRAS["openai"], *EXTRAS["server"], *EXTRAS["vllm-cpu"], *EXTRAS["gguf"], *EXTRAS["textarena"]]
+    )
     assert imported("multirole") == library | optional
     of_notebooks = {"ipykernel", "jupyterlab"}
     of_study = imported("multirole_study") | declared(
