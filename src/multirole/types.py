@@ -105,6 +105,13 @@ class Tool:
     description: dict[str, Any]
 
 
+class ToolUnavailable(RuntimeError):
+    """Raised by a function among a call's `tools` that failed for a reason outside the model, such as a lost server.
+
+    It fails the episode's workflow. Any other error of a function is text that the role reads, so that a lost server would become a low reward.
+    """
+
+
 @dataclass
 class Turn:
     """One model call.

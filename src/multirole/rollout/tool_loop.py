@@ -14,7 +14,7 @@ from typing import Any
 from transformers.utils import get_json_schema
 from transformers.utils.chat_template_utils import DocstringParsingException, TypeHintParsingException
 
-from multirole.types import Message, Reply, Tool, Turn
+from multirole.types import Message, Reply, Tool, ToolUnavailable, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -78,6 +78,8 @@ class Toolbox:
         try:
             result = self.functions[name](**arguments)
             text = str(await result if inspect.isawaitable(result) else result)
+        except ToolUnavailable:
+            raise
         except Exception as error:  # a model may call with any arguments, and reads what went wrong
             if must_raise(error):
                 raise
