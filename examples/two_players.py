@@ -19,8 +19,8 @@ import sys
 from multirole import Problem, from_textarena
 
 ROUNDS = 3
-ITERATIONS = 20
-GAMES = 300
+ITERATIONS = 16
+GAMES = 200
 T_QUANTILE = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
 """Number of seeds -> the 0.975 quantile of Student's t."""
 
@@ -61,8 +61,8 @@ def train(seed):
     from multirole_study import embedded_model
 
     args = MultiRoleGRPOConfig(
-        f"out/two_players/{seed}", policy="sp", generation_batch_size=96, num_generations=16, max_steps=ITERATIONS, max_completion_length=24,
-        learning_rate=2e-3, seed=seed, logging_steps=1, save_strategy="no", report_to="none", disable_tqdm=True,
+        f"out/two_players/{seed}", policy="sp", generation_batch_size=64, num_generations=16, max_steps=ITERATIONS, max_completion_length=24,
+        learning_rate=4e-3, seed=seed, logging_steps=1, save_strategy="no", report_to="none", disable_tqdm=True,
     )  # fmt: skip
     trainer = MultiRoleGRPOTrainer(
         embedded_model(), game, game.rewards, args, game.rows(200, start=1000 * seed),

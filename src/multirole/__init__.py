@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # the same names again, because type checkers do not read str
     from multirole.credit.estimator import CreditEstimator
     from multirole.environments.mcp import MCPTools
     from multirole.environments.textarena import from_textarena
+    from multirole.environments.verifiers import from_verifiers
     from multirole.openai_api.workflow import from_openai
     from multirole.options import MultiRoleGRPOConfig
     from multirole.roles.diagnostics import RoleDiagnostics
@@ -67,6 +68,7 @@ _HOME = {
     "multirole.openai_api.workflow": ("from_openai",),
     "multirole.environments.mcp": ("MCPTools",),
     "multirole.environments.textarena": ("from_textarena",),
+    "multirole.environments.verifiers": ("from_verifiers",),
     "multirole.roles.diagnostics": ("RoleDiagnostics",),
     "multirole.roles.value": ("RoleEffect", "RoleValue", "role_values"),
     "multirole.workflows": ("EvalOpt", "OrchWorkers", "Single", "Voting"),

@@ -34,7 +34,7 @@ SETTINGS = {
 }
 """Name of each distribution of this repository -> its pyproject.toml."""
 EXTRAS = SETTINGS["multirole"]["tool"]["multirole"]["extras"]
-OPTIONAL = ("openai", "server", "vllm-cpu", "gguf", "textarena", "mcp")
+OPTIONAL = ("openai", "server", "vllm-cpu", "gguf", "textarena", "mcp", "verifiers")
 """Extras whose packages the library imports."""
 LEFT_OUT = shutil.ignore_patterns("*.egg-info", "__pycache__", "build")
 README, PAGE = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/own_workflow.md"))
