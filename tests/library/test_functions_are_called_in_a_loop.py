@@ -11,8 +11,11 @@ import random
 import pytest
 from chat_tokenizers import byte_level, template, wrap
 from scripted_engine import ScriptedEngine
+from trainers import rows_of
 
 from multirole.engines.protocol import Sampling
+from multirole.inputs.problems import INDEX
+from multirole.metrics.iteration import role_metrics
 from multirole.rollout import tool_loop
 from multirole.rollout.replay import Fork, replays_of
 from multirole.rollout.rollout import Rollout, WorkflowError, turn_seed
@@ -282,3 +285,32 @@ def test_templates_without_results_are_refused_and_those_of_one_call_get_a_messa
     messages = tool_loop.exchange(reply, 3, False)
     assert [(m["role"], m["content"]) for m in messages] == [("assistant", "Hm."), ("tool", "1"), ("assistant", ""), ("tool", "2")]  # fmt: skip
     assert [m.get("tool_call_id") for m in messages] == [None, "call00003", None, "call00004"]
+
+
+def test_every_reply_is_trained_with_the_episodes_advantage(make_library_trainer, tokenizer):
+    """Half of the first replies call the tool. The rows are the turns, and the results of tools are in none of their completions."""
+
+    def reply(key, request):
+        is_first = "tool_response" not in tokenizer.decode(request.prompt_ids)
+        text = calls(("weather", {"city": "Ulm"})) if is_first and request.seed % 2 else "Sun."
+        return [*tokenizer.encode(text, add_special_tokens=False), tokenizer.eos_token_id], 1
+
+    class Ask:
+        name, roles = "ask", {"solver": 1}
+
+        async def run(self, problem, call):
+            return Answer((await call("solver", [user(problem.question)], tools=[weather])).text)
+
+    def index(episodes, **_):
+        return [episode.index for episode in episodes]
+
+    engine = ScriptedEngine(reply, tokenizer.eos_token_id)
+    trainer = make_library_trainer(Ask(), engine, index, policy="ip")
+    inputs = [{"prompt": "Ask.", "task": "general", INDEX: i // 8} for i in range(16)]
+    episodes = trainer._generate_and_score_completions(inputs)
+    rows = rows_of(trainer, episodes)
+    n_called = sum(len(episode.turns) == 2 for episode in episodes)
+    assert {len(episode.turns) for episode in episodes} == {1, 2} and len(rows) == 16 + n_called == len(engine.requests)
+    assert all(row.advantage == row.episode.advantage for row in rows) and len({row.advantage for row in rows}) == 8
+    metrics = role_metrics(rows, ["solver"])["solver"]
+    assert (metrics["tool_calls"], metrics["tool_failures"], metrics["unparsed_rate"]) == (n_called, 0, 0)
