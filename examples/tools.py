@@ -1,10 +1,10 @@
-"""Train a role that may call a Python function: it learns to ask a calculator instead of guessing. It takes two minutes on a CPU.
+"""Train a role that may call a Python function: it learns to look instead of guessing. It takes a minute or two on a CPU.
 
     python examples/tools.py
 
-The embedded model has never seen a tool. So this script gives it a chat template that writes calls as Qwen's does, and first shows it both ways to
-answer, as often as each other: calling `add`, and guessing. Then GRPO finds out which one pays. A model whose template knows tools needs none of this: `Adder`,
-`add` and the trainer are the example.
+The embedded model has never seen a tool. So this script gives it a chat template that writes calls as Qwen's does, and first shows it two ways to
+answer, as often as each other: calling `look`, and guessing. Then GRPO finds out which one pays. A model whose template knows tools needs none
+of this: `Look` and the trainer are the example.
 """
 
 import random
@@ -19,24 +19,17 @@ from multirole import Answer, MultiRoleGRPOConfig, MultiRoleGRPOTrainer, user
 from multirole_study import embedded_model
 
 
-def add(a: int, b: int) -> int:
-    """Add two numbers.
+class Look:
+    """One role, which is asked for a number that it cannot know. The tool is made for the episode, whose number it returns."""
 
-    Args:
-        a: the first.
-        b: the second.
-    """
-    return a + b
-
-
-class Adder:
-    """One role, which answers a sum and may use a calculator."""
-
-    name, roles = "adder", {"solver": 1}
+    name, roles = "look", {"solver": 1}
 
     async def run(self, problem, call):
-        answer = await call("solver", [user(problem.question)], tools=[add], max_rounds=3)
-        return Answer(answer.text)
+        def look() -> int:
+            """Look at the number."""
+            return problem.reference["answer"]
+
+        return Answer((await call("solver", [user(problem.question)], tools=[look], max_rounds=3)).text)
 
 
 def right(completions, answer, **columns):
@@ -49,30 +42,24 @@ TEMPLATE = """{% if tools %}<|system|>{% for tool in tools %}{{ tool.function.na
 {{- '<|assistant|>' if message.role == 'assistant' else '<|user|>' }}{{ message.content }}{% for call in message.tool_calls or [] %}<tool_call>
 {{- {'name': call.function.name, 'arguments': call.function.arguments} | tojson }}</tool_call>{% endfor %}<|end|>{% endfor %}
 {%- if add_generation_prompt %}<|assistant|>{% endif %}"""
-NUMBERS = range(10, 50)
+QUESTION = "What is it?"
+LOOK = {"type": "function", "function": {"name": "look", "arguments": {}}}
 
 
-def question(a, b):
-    return f"What is {a}+{b}?"
-
-
-def shown(a, b, draw):
-    """A conversation that asks the calculator, or one that guesses."""
+def shown(draw):
+    """A conversation that looks at the number, or one that guesses."""
+    number = draw.randint(10, 99)
+    reply = {"role": "assistant", "content": rf"\boxed{{{number}}}"}
     if draw.random() < 0.5:
-        return [user(question(a, b)), {"role": "assistant", "content": rf"\boxed{{{draw.randint(20, 98)}}}"}]
-    call = {"type": "function", "function": {"name": "add", "arguments": {"a": a, "b": b}}}
-    return [
-        user(question(a, b)), {"role": "assistant", "content": "", "tool_calls": [call]},
-        {"role": "tool", "content": str(a + b)}, {"role": "assistant", "content": rf"\boxed{{{a + b}}}"},
-    ]  # fmt: skip
+        return [user(QUESTION), reply]
+    return [user(QUESTION), {"role": "assistant", "content": "", "tool_calls": [LOOK]}, {"role": "tool", "content": str(number)}, reply]
 
 
 def teach(model, tokenizer, n_steps, seed=0):
     """Fine-tune the model on such conversations."""
     draw, optimizer = random.Random(seed), torch.optim.AdamW(model.parameters(), lr=3e-3)
     for step in range(n_steps):
-        talks = [shown(draw.choice(NUMBERS), draw.choice(NUMBERS), draw) for _ in range(32)]
-        texts = [tokenizer.apply_chat_template(talk, tools=[add], tokenize=False) for talk in talks]
+        texts = [tokenizer.apply_chat_template(shown(draw), tools=[LOOK], tokenize=False) for _ in range(32)]
         batch = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
         labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
         loss = model(**batch, labels=labels).loss
@@ -89,18 +76,18 @@ if __name__ == "__main__":
     tokenizer = AutoTokenizer.from_pretrained(embedded_model())
     tokenizer.chat_template = TEMPLATE
     model = AutoModelForCausalLM.from_pretrained(embedded_model(), dtype=torch.float32)
-    print(f"loss after the conversations: {teach(model, tokenizer, 300):.3f}")
+    print(f"loss after the conversations: {teach(model, tokenizer, 80):.3f}")
     model.save_pretrained("out/tools/base")
     tokenizer.save_pretrained("out/tools/base")
 
     draw = random.Random(1)
-    pairs = [(draw.choice(NUMBERS), draw.choice(NUMBERS)) for _ in range(200)]
+    rows = Dataset.from_list([{"prompt": QUESTION, "answer": draw.randint(10, 99)} for _ in range(200)])
     args = MultiRoleGRPOConfig(
-        "out/tools", policy="ip", generation_batch_size=64, num_generations=8, max_steps=15, max_completion_length=96, learning_rate=2e-3,
+        "out/tools", policy="ip", generation_batch_size=64, num_generations=8, max_steps=10, max_completion_length=64, learning_rate=2e-3,
         logging_steps=1, save_strategy="no", report_to="none", disable_tqdm=True,
     )  # fmt: skip
     trainer = MultiRoleGRPOTrainer(
-        "out/tools/base", Adder(), right, args, Dataset.from_list([{"prompt": question(a, b), "answer": a + b} for a, b in pairs]),
+        "out/tools/base", Look(), right, args, rows,
         peft_config=LoraConfig(r=16, lora_alpha=16, target_modules="all-linear"),
     )  # fmt: skip
     trainer.train()

@@ -193,6 +193,13 @@ def test_rounds_of_a_call_are_its_own_before_it_needs_them(tokenizer):
         assert [turn.round for turn in episode.turns] == [0, 8]
 
 
+def test_turns_of_a_call_without_a_slot_are_placed_in_their_order(tokenizer):
+    replies = [calls(("weather", {"city": "Ulm"})), calls(("weather", {"city": "Bonn"})), "Sun."]
+    episode, engine = play(tokenizer, ask(weather, slot=None), replies)
+    assert [(turn.round, turn.text.strip()) for turn in episode.turns] == list(enumerate(replies))
+    assert len({request.seed for request in engine.requests}) == 3
+
+
 def test_a_replay_repeats_the_loop(tokenizer):
     """A fork of a later turn keeps the recorded turns and runs the tools again."""
     drawn = random.Random(0)
