@@ -110,6 +110,8 @@ def test_results_stand_in_the_next_prompt_and_in_no_completion(tokenizer):
     replies = [f"Hm. {calls(('weather', {'city': 'Ulm'}), ('wait', {'seconds': 0}))}", "Sun."]
     episode, _ = play(tokenizer, ask(weather, wait), replies)
     first, last = (tokenizer.decode(turn.prompt_ids) for turn in episode.turns)
+    as_trl = tokenizer.apply_chat_template([user("Ask.")], tools=[weather, wait], add_generation_prompt=True, tokenize=False, enable_thinking=False)  # fmt: skip
+    assert first == as_trl
     assert '"name": "weather"' in first and '"description": "how far ahead."' in first and "tool_response" not in first
     (said, *_), results = last.partition("Hm.")[2].split("<|im_end|>")[:2], last.split("<tool_response>\n")[1:]
     assert '{"name": "weather", "arguments": {"city": "Ulm"}}' in said and said.index("weather") < said.index("wait")

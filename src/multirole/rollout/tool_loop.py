@@ -108,14 +108,9 @@ def described_function(function: Any) -> Tool:
             "`Tool(function, description)`."
         )
     try:
-        description = get_json_schema(function)
+        return Tool(function, get_json_schema(function))
     except (DocstringParsingException, TypeHintParsingException, NameError, ValueError, TypeError) as error:
         raise ValueError(f"The tool `{function.__name__}` cannot be described: {error}. {WRITE}") from error
-    if (
-        "return" in description["function"]
-    ):  # "Note that most chat templates ignore the return type", and OpenAI's format has none
-        del description["function"]["return"]
-    return Tool(function, description)
 
 
 def _name_in(description: Any) -> str | None:
