@@ -57,15 +57,15 @@ def shown(draw):
 
 def teach(model, tokenizer, n_steps, seed=0):
     """Fine-tune the model on such conversations."""
-    draw, optimizer = random.Random(seed), torch.optim.AdamW(model.parameters(), lr=3e-3)
+    draw, optimizer = random.Random(seed), torch.optim.AdamW(model.parameters(), lr=2e-3)
     for step in range(n_steps):
-        texts = [tokenizer.apply_chat_template(shown(draw), tools=[LOOK], tokenize=False) for _ in range(32)]
+        texts = [tokenizer.apply_chat_template(shown(draw), tools=[LOOK], tokenize=False) for _ in range(8)]
         batch = tokenizer(texts, return_tensors="pt", padding=True, add_special_tokens=False)
         labels = batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100)
         loss = model(**batch, labels=labels).loss
         loss.backward()
         for group in optimizer.param_groups:
-            group["lr"] = 3e-3 * (1 - step / n_steps)
+            group["lr"] = 2e-3 * (1 - step / n_steps)
         optimizer.step()
         optimizer.zero_grad()
     return loss.item()
@@ -76,14 +76,14 @@ if __name__ == "__main__":
     tokenizer = AutoTokenizer.from_pretrained(embedded_model())
     tokenizer.chat_template = TEMPLATE
     model = AutoModelForCausalLM.from_pretrained(embedded_model(), dtype=torch.float32)
-    print(f"loss after the conversations: {teach(model, tokenizer, 80):.3f}")
+    print(f"loss after the conversations: {teach(model, tokenizer, 400):.3f}")
     model.save_pretrained("out/tools/base")
     tokenizer.save_pretrained("out/tools/base")
 
     draw = random.Random(1)
     rows = Dataset.from_list([{"prompt": QUESTION, "answer": draw.randint(10, 99)} for _ in range(200)])
     args = MultiRoleGRPOConfig(
-        "out/tools", policy="ip", generation_batch_size=64, num_generations=8, max_steps=10, max_completion_length=64, learning_rate=2e-3,
+        "out/tools", policy="ip", generation_batch_size=64, num_generations=8, max_steps=20, max_completion_length=64, learning_rate=4e-3,
         logging_steps=1, save_strategy="no", report_to="none", disable_tqdm=True,
     )  # fmt: skip
     trainer = MultiRoleGRPOTrainer(
