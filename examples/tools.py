@@ -48,7 +48,7 @@ LOOK = {"type": "function", "function": {"name": "look", "arguments": {}}}
 
 def shown(draw):
     """A conversation that looks at the number, or one that guesses."""
-    number = draw.randint(10, 99)
+    number = draw.randint(20, 39)
     reply = {"role": "assistant", "content": rf"\boxed{{{number}}}"}
     if draw.random() < 0.5:
         return [user(QUESTION), reply]
@@ -76,14 +76,14 @@ if __name__ == "__main__":
     tokenizer = AutoTokenizer.from_pretrained(embedded_model())
     tokenizer.chat_template = TEMPLATE
     model = AutoModelForCausalLM.from_pretrained(embedded_model(), dtype=torch.float32)
-    print(f"loss after the conversations: {teach(model, tokenizer, 400):.3f}")
+    print(f"loss after the conversations: {teach(model, tokenizer, 500):.3f}")
     model.save_pretrained("out/tools/base")
     tokenizer.save_pretrained("out/tools/base")
 
     draw = random.Random(1)
-    rows = Dataset.from_list([{"prompt": QUESTION, "answer": draw.randint(10, 99)} for _ in range(200)])
+    rows = Dataset.from_list([{"prompt": QUESTION, "answer": draw.randint(20, 39)} for _ in range(200)])
     args = MultiRoleGRPOConfig(
-        "out/tools", policy="ip", generation_batch_size=64, num_generations=8, max_steps=20, max_completion_length=64, learning_rate=4e-3,
+        "out/tools", policy="ip", generation_batch_size=64, num_generations=8, max_steps=15, max_completion_length=64, learning_rate=4e-3,
         logging_steps=1, save_strategy="no", report_to="none", disable_tqdm=True,
     )  # fmt: skip
     trainer = MultiRoleGRPOTrainer(
