@@ -1,4 +1,4 @@
-"""Build the environments of the agent frameworks, and train the examples of examples/frameworks in each.
+"""Build the environments of the agent frameworks, and train the examples of examples/frameworks in each. Those of TextArena and verifiers have tests of their own.
 
     python tools/framework_environments.py                    # all of them: `make frameworks`
     python tools/framework_environments.py crewai             # one; then: .venv-frameworks/crewai/bin/python examples/frameworks/crewai_crew.py
@@ -19,6 +19,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 LOCKS = ROOT / "examples" / "frameworks" / "requirements"
 ASKS = "# asks for: "
+TESTS = {
+    "textarena": "tests/library/test_games_are_workflows.py",
+    "verifiers": "tests/library/test_environments_of_verifiers.py",
+}
+"""Environment -> its tests, where they are not the examples."""
 
 
 def pip(*arguments: str) -> None:
@@ -62,7 +67,9 @@ def main() -> int:
     for name in options.names or names:
         print(f"{name}: {options.folder / name}", flush=True)
         python = build(name, options.folder / name, options.resolve)
-        tests = [python, "-m", "pytest", "-m", "slow", "-rs", "tests/study/test_framework_examples.py"]
+        tests = [python, "-m", "pytest", "-m", "slow or not slow", "-rs", TESTS[name]] if name in TESTS else [
+            python, "-m", "pytest", "-m", "slow", "-rs", "tests/study/test_framework_examples.py"
+        ]  # fmt: skip
         if not options.no_test and subprocess.run(tests, cwd=ROOT, check=False).returncode:
             failed.append(name)
     if failed:

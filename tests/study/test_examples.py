@@ -13,15 +13,15 @@ import pytest
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def script(name: str, folder: Path) -> None:
+def script(name: str, folder: Path, arguments: tuple[str, ...] = ()) -> None:
     os.chdir(folder)
     sys.path.insert(0, str(EXAMPLES))  # as `python FILE` does
-    sys.argv = [name]
+    sys.argv = [name, *arguments]
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
 
 
-def run(name: str, folder: Path) -> str:
-    code = processes.run(folder / "log", script, name, folder)
+def run(name: str, folder: Path, *arguments: str) -> str:
+    code = processes.run(folder / "log", script, name, folder, arguments)
     printed = (folder / "log").read_text()
     assert code == 0, printed[-3000:]
     return printed
@@ -52,6 +52,23 @@ def test_a_stock_script_becomes_multi_role_in_under_ten_lines(tmp_path):
 def test_the_other_examples(name, tmp_path):
     output = run(name, tmp_path)
     assert "reward" in output
+
+
+@pytest.mark.slow
+def test_a_role_learns_to_call_a_function(tmp_path):
+    output = run("tools.py", tmp_path)
+    rewards, calls = (
+        [float(number) for number in re.search(rf"^{name}: \[(.*)\]$", output, re.MULTILINE)[1].split(", ")]
+        for name in ("reward", "solver/tool_calls")
+    )
+    assert sum(rewards[-3:]) > sum(rewards[:3]) + 0.3 and sum(calls[-3:]) > sum(calls[:3])
+
+
+@pytest.mark.slow
+def test_two_players_of_a_game(tmp_path):
+    pytest.importorskip("textarena")
+    output = run("two_players.py", tmp_path, "1")
+    assert re.search(r"^seed 0: won 0\.\d+ of its games against the frozen start", output, re.MULTILINE)
 
 
 def test_the_reward_and_the_rows_of_the_language_model():

@@ -171,3 +171,29 @@ def test_a_structure_of_other_objects_is_refused_in_plain_words(tmp_path):
     )
     with pytest.raises(ValueError, match="flow.py:Flow' cannot be used: .*must be made of `multirole.Edge`, got"):
         Cell(f"{tmp_path}/flow.py:Flow", "sp")
+
+
+def test_a_workflow_with_tools_is_tried_without_a_tokenizer():
+    """Its tools are checked, and no reply calls one."""
+
+    def add(a: int, b: int) -> int:
+        """Add.
+
+        Args:
+            a: the first.
+            b: the second.
+        """
+        raise AssertionError
+
+    class Asks:
+        name, roles = "asks", {"solver": 1}
+
+        def __init__(self, tool):
+            self.tool = tool
+
+        async def run(self, problem, call):
+            return Answer((await call("solver", problem.messages, tools=[self.tool])).text)
+
+    dry_run(Asks(add), Problem("p7", "sums", "1+1?", None))
+    with pytest.raises(ValueError, match="neither a function with a name nor a description"):
+        dry_run(Asks(lambda a: a), Problem("p7", "sums", "1+1?", None))

@@ -353,10 +353,32 @@ def check_tools(tokenizer: PreTrainedTokenizerBase, render: Renderer) -> None:
         raise ValueError(
             f"The renderer {render!r} takes no `tools`. Describe the tools in a message, or use the chat template."
         )
+    if (template := _own_template(tokenizer, render)) is not None:
+        _warn_of_unknown_form(tokenizer, template)
+
+
+def takes_several_calls(tokenizer: PreTrainedTokenizerBase, render: Renderer) -> bool:
+    """Return whether the chat template renders several calls of a message. ValueError if it leaves calls or results out, as functions need them.
+
+    A renderer of the user's is expected to render all of them.
+    """
+    check_tools(tokenizer, render)
+    if (template := _own_template(tokenizer, render)) is None:
+        return True
+    form = tool_form(tokenizer, template)
+    if lost := form.lost_of_calls or form.lost_of_results:
+        raise ValueError(
+            f"The chat template of the tokenizer {_name(tokenizer)} leaves {lost} out of the prompt, so a role cannot use functions. Pass their "
+            "descriptions and quote the results in a user message, or use a model whose template renders both, such as Qwen3."
+        )
+    return form.takes_several
+
+
+def _own_template(tokenizer: PreTrainedTokenizerBase, render: Renderer) -> str | None:
+    """Return the chat template by which `chat_template` renders; None for a renderer of the user's."""
     # the trainer binds `chat_template_kwargs` and the clock to the renderer
     function, options = (render.func, render.keywords) if isinstance(render, partial) else (render, {})
-    if function is chat_template:
-        _warn_of_unknown_form(tokenizer, tokenizer.get_chat_template(options.get("chat_template"), []))
+    return tokenizer.get_chat_template(options.get("chat_template"), []) if function is chat_template else None
 
 
 @lru_cache(maxsize=32)

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 OTHER_THAN_TRL = {
     "quantization_config": "the rollout engine would sample from the base as it was before quantisation. Load the model in bfloat16",
-    "tools": "a workflow calls its tools itself, between two model calls. Call them in `Workflow.run`",
+    "tools": "which role has which tools is the workflow's to say. Pass them in `Workflow.run`: `await call(role, messages, tools=[function])`",
     "rollout_func": "the workflow is the rollout. Write a class with `async def run(problem, call)`",
     "environment_factory": "a workflow holds its environment itself. Create it in `Workflow.run`, and score the episode in a reward function",
 }

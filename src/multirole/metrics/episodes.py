@@ -145,6 +145,17 @@ def turn_metrics(turns: Sequence[tuple[Episode, Turn]]) -> dict[str, float]:
         "length_mean": sum(len(turn.completion_ids) for _, turn in turns) / len(turns),
         "truncated_rate": sum(turn.finish_reason == "length" for _, turn in turns) / len(turns),
         "unparsed_rate": sum(turn.outcome == "unparsed" for _, turn in turns) / len(turns),
+    } | tool_metrics(turns)
+
+
+def tool_metrics(turns: Sequence[tuple[Episode, Turn]]) -> dict[str, float]:
+    """Count the calls of tools that were run in these turns, and those that failed; {} if none was run."""
+    replies = [turn.reply for _, turn in turns if turn.reply is not None and turn.reply.results]
+    if not replies:
+        return {}
+    return {
+        "tool_calls": sum(len(reply.results) for reply in replies),
+        "tool_failures": sum(reply.failures for reply in replies),
     }
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from multirole.engines.protocol import RequestRefused, Sampling
 from multirole.rollout.rollout import RolloutStopped
-from multirole.types import Call, Message, Turn
+from multirole.types import Message, Turn
 
 FAULTS = (RequestRefused, RolloutStopped, TypeError)
 """Errors of a call that are no fault of the agent: of the engine, the end of the rollout, and of a renderer."""
@@ -57,7 +57,7 @@ class Session:
     """The episode whose agent runs in this task or thread."""
 
     def __init__(
-        self, call: Call, roles: list[str], sampling: Sampling | None = None,
+        self, call: Callable[..., Awaitable[Turn]], roles: list[str], sampling: Sampling | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None, served: RequestSampling | None = None,
     ) -> None:  # fmt: skip
         self.roles, self.sampling, self.tokenizer, self.served = roles, sampling, tokenizer, served

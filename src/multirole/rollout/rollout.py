@@ -26,7 +26,7 @@ from transformers import PreTrainedTokenizerBase
 from multirole import watched_thread
 from multirole.chat.messages import normalised
 from multirole.chat.replies import THOUGHT_TAGS, opens_thought, text_outside_thoughts
-from multirole.chat.templates import Renderer, chat_template, check_tools, control_tokens
+from multirole.chat.templates import Renderer, chat_template, check_tools, control_tokens, takes_several_calls
 from multirole.chat.tool_calls import parse_reply
 from multirole.engines.endpoint import Endpoint
 from multirole.engines.protocol import Completion, Engine, Request, RequestRefused, Sampling
@@ -42,6 +42,7 @@ from multirole.rollout.event_loop import (
     users_traceback,
 )
 from multirole.rollout.replay import Replay
+from multirole.rollout.tool_loop import MAX_ROUNDS, Toolbox, play_tool_loop
 from multirole.types import (
     CHAT_ROLES,
     FAILED,
@@ -50,6 +51,7 @@ from multirole.types import (
     Episode,
     Message,
     Problem,
+    Reply,
     Turn,
     Workflow,
     begin_rollout,
@@ -105,6 +107,15 @@ def is_interrupt(error: BaseException) -> bool:
     if isinstance(error, BaseExceptionGroup):
         return any(map(is_interrupt, error.exceptions))
     return isinstance(error, KeyboardInterrupt)
+
+
+def comes_from(error: BaseException | None, raised: Collection[BaseException]) -> bool:
+    """Return whether an error is among those that were raised, or has one of them as its cause or context."""
+    while error is not None:
+        if any(error is other for other in raised):
+            return True
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def is_overflow(error: BaseException) -> bool:
@@ -243,6 +254,7 @@ class Rollout:
     n_embeddings: int | None = None  # of the model; a prompt with another token is refused
     version: int | None = None  # of the adapters that the engine has, for the turns
     versions: Mapping[str | None, int | None] = field(default_factory=dict)  # of adapters that have another one
+    reads_calls: bool = True  # of tools, in replies; a trial without a tokenizer reads none
     is_stopped: Callable[[], bool] = lambda: False  # asked before each step; if so, `RolloutStopped` is raised
 
     _lasting: ClassVar[tuple[EngineSelector, asyncio.AbstractEventLoop] | None] = None
@@ -356,11 +368,11 @@ class Rollout:
         while unfinished:
             unfinished -= {key for key, _ in self.engine.step()}
 
-    def _encode(self, messages: list[Message], tools: list[dict] | None) -> list[int]:
+    def _encode(self, messages: list[Message], tools: list[dict[str, Any]]) -> list[int]:
         """Return the prompt's ids. Equal prompts are encoded once per rollout: same-role slots and the n episodes share them."""
         key = repr((messages, tools)) if tools else repr(messages)
         if key not in self._encoded:
-            if tools:
+            if tools and self.reads_calls:
                 check_tools(self.tokenizer, self.render)
             options = {"tools": tools} if tools else {}
             ids = self.render(self.tokenizer, messages, **options)
@@ -512,40 +524,60 @@ class Rollout:
         unplaced: defaultdict[str, list[UnplacedTurn]] = defaultdict(list)
         made: list[str] = []  # the roles of all calls, awaited or not
         begun: list[str] = []  # of those that were awaited
+        raised: list[BaseException] = []  # by calls, which tools may make, too
+        numbers = itertools.count(1)  # of the turns
+
+        def stop_if_over() -> None:
+            """Cancel a sibling of the call that failed, or a call that comes after the answer."""
+            if episode.failure is not None or episode.answer is not None:
+                raise asyncio.CancelledError
 
         def call(
             role: str, messages: list[Message], slot: int | None = 0, round: int = 0, max_tokens: int | None = None,
-            tools: list[dict] | None = None,
+            tools: Sequence[Any] | None = None, max_rounds: int | None = None,
         ) -> Awaitable[Turn]:  # fmt: skip
             made.append(role)
-            return play_turn(role, messages, slot, round, max_tokens, tools)
+            return play_call(role, messages, slot, round, max_tokens, tools, max_rounds)
 
-        async def play_turn(
+        async def play_call(
             role: str, messages: list[Message], slot: int | None, round: int, max_tokens: int | None,
-            tools: list[dict] | None,
+            tools: Sequence[Any] | None, max_rounds: int | None,
         ) -> Turn:  # fmt: skip
             begun.append(role)
-            # a sibling of the call that failed, or a call that comes after the answer
-            if episode.failure is not None or episode.answer is not None:
-                raise asyncio.CancelledError
+            stop_if_over()
             asked.append(asyncio.get_running_loop().create_future())
             recorded = asked[-1]
             try:
-                return await recorded_turn(role, messages, slot, round, max_tokens, tools)
+                try:
+                    messages = normalised(messages, any_role=True)
+                except ValueError as error:
+                    raise ValueError(f"`call({role!r}, messages)`: {error}") from None
+                box = self._toolbox(role, tools, max_rounds)
+                most = (max_rounds or MAX_ROUNDS) if box.functions else 1
+                self._check_call(role, slot, round, most, max_tokens, called)
+                called.extend((role, slot, round + i) for i in range(most))
+
+                def ask(conversation: list[Message], number: int) -> Awaitable[Turn]:
+                    nth = 0 if slot is None else number
+                    return play_turn(role, conversation, slot, round + nth, max_tokens, box.descriptions)
+
+                if not box.functions:
+                    return await ask(messages, 0)
+                several = not self.reads_calls or takes_several_calls(self.tokenizer, self.render)
+                return await play_tool_loop(ask, box, messages, most, several, lambda error: comes_from(error, raised))
+            except BaseException as error:
+                raised.append(error)
+                raise
             finally:
                 recorded.set_result(None)
 
-        async def recorded_turn(
+        async def play_turn(
             role: str, messages: list[Message], slot: int | None, round: int, max_tokens: int | None,
-            tools: list[dict] | None,
+            tools: list[dict[str, Any]],
         ) -> Turn:  # fmt: skip
+            stop_if_over()
             self._progress, began = self._clock, time.monotonic_ns()
-            try:
-                messages = normalised(messages, any_role=True)
-            except ValueError as error:
-                raise ValueError(f"`call({role!r}, messages)`: {error}") from None
-            self._check_call(role, messages, slot, round, max_tokens, called)
-            called.append((role, slot, round))
+            self._check_turn(messages, next(numbers))
             prompt_ids = self._encode(messages, tools)
             is_remote = isinstance(self.policy[role], Endpoint)
             if is_remote and tools:
@@ -578,7 +610,7 @@ class Rollout:
                 version = step.version if isinstance(step, Turn) else None
                 turn = Turn(role, slot or 0, round, prompt_ids, *self._known_reply(step), version=version)
             if tools:
-                turn.reply = parse_reply(self.tokenizer, turn, tools)
+                turn.reply = parse_reply(self.tokenizer, turn, tools) if self.reads_calls else Reply(turn.text)
             if slot is None:
                 unplaced[role].append(UnplacedTurn(turn, nth, current_branch(), began, time.monotonic_ns()))
             episode.turns.append(turn)
@@ -671,22 +703,30 @@ class Rollout:
         ids = [*control_tokens(self.tokenizer).encode_text(reply), self.tokenizer.eos_token_id]
         return ids, [0.0] * len(ids), reply, "stop"
 
+    def _toolbox(self, role: str, tools: Any, max_rounds: Any) -> Toolbox:
+        """Return the tools of a call; ValueError for those that cannot be used, or for another `max_rounds` than a positive integer."""
+        try:
+            box = Toolbox.of(tools)
+        except ValueError as error:
+            raise ValueError(f"`call({role!r}, tools=...)`: {error}") from error
+        if max_rounds is not None and not (box.functions and type(max_rounds) is int and max_rounds >= 1):
+            raise ValueError(
+                f"`call({role!r}, max_rounds={max_rounds!r})`: it is the most turns of a call whose `tools` have functions. Pass an integer of 1 or "
+                "more and a function, or leave it out."
+            )
+        return box
+
     def _check_call(
-        self, role: str, messages: list[Message], slot: int | None, round: int, max_tokens: int | None,
+        self, role: str, slot: int | None, round: int, n_rounds: int, max_tokens: int | None,
         called: Sequence[tuple[str, int | None, int]],
     ) -> None:  # fmt: skip
-        """Raise ValueError for an unknown role or slot, a call made twice, and beyond `max_turns` calls."""
+        """Raise ValueError for an unknown role or slot, and for a call whose rounds another one has."""
         slots = self.workflow.roles
         if role not in self.policy or slot is not None and slot not in range(slots[role]):
             unknown = "unknown role" if role not in self.policy else "no such slot"
             raise ValueError(
                 f"`call({role!r}, slot={slot})`: {unknown}. The roles and their numbers of slots are {slots}."
             )
-        for message in messages:
-            if message["role"] not in CHAT_ROLES and message["role"] not in self._unusual:
-                self._unusual.append(message["role"])
-                logger.warning("The workflow %r sends a message of the chat role %r. Most chat templates know %s only: check its spelling.",
-                               self.workflow.name, message["role"], ", ".join(CHAT_ROLES))  # fmt: skip
         if type(round) is not int:
             raise ValueError(
                 f"`call({role!r}, round={round!r})`: rounds are counted, 0, 1, 2 and so on. Pass an integer."
@@ -697,14 +737,23 @@ class Rollout:
             )
         if any(one == role and (other is None) != (slot is None) for one, other, _ in called):
             raise ValueError(
-                f"`call({role!r}, slot={slot})`: this episode has called the role with a slot and without one. Name the slot of all its "
+                f"`call({role!r}, slot={slot}, round={round})`: this episode has called the role with a slot and without one. Name the slot of all its "
                 "calls, or of none."
             )
-        if slot is not None and (role, slot, round) in called:
+        if slot is not None and any((role, slot, round + i) in called for i in range(n_rounds)):
             raise ValueError(
-                f"`call({role!r}, slot={slot}, round={round})` was made twice. Give each call of a role its own slot or round."
+                f"`call({role!r}, slot={slot}, round={round})` was made twice. Give each call of a role its own slot or round; one with functions as "
+                "`tools` has the rounds from `round` to `round + max_rounds - 1`."
             )
-        if len(called) >= self.max_turns:
+
+    def _check_turn(self, messages: list[Message], n_turns: int) -> None:
+        """Raise ValueError where this turn, the `n_turns`th of its episode, is beyond `max_turns`. Warn of a chat role that templates do not know."""
+        for message in messages:
+            if message["role"] not in CHAT_ROLES and message["role"] not in self._unusual:
+                self._unusual.append(message["role"])
+                logger.warning("The workflow %r sends a message of the chat role %r. Most chat templates know %s only: check its spelling.",
+                               self.workflow.name, message["role"], ", ".join(CHAT_ROLES))  # fmt: skip
+        if n_turns > self.max_turns:
             raise ValueError(
                 f"an episode may make at most `max_turns` ({self.max_turns}) calls. Raise it, or end the workflow's loop."
             )

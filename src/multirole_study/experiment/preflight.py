@@ -146,7 +146,10 @@ def dry_run(workflow: Workflow, problem: Problem) -> None:
     called: set[str] = set()
     for reply in REPLIES:
         stub: Any = _OneReply(reply)
-        rollout = Rollout(workflow, stub, stub, {role: role for role in workflow.roles}, bool, 0, 1, lambda *_: [0])
+        rollout = Rollout(
+            workflow, stub, stub, {role: role for role in workflow.roles}, bool, 0, 1, lambda *_, **__: [0]
+        )
+        rollout.reads_calls = False
         rollout.patience = DRY_SECONDS
         try:
             (episode,) = rollout.run([(problem, 0)], 0, Sampling(1, 1.0))

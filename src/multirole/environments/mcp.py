@@ -1,0 +1,126 @@
+"""Give roles the tools of an MCP server (`MCPTools`), such as a search engine or a file system.
+
+search = MCPTools(StdioServerParameters(command="python", args=["server.py"]))
+
+class Ask:
+    name, roles = "ask", {"solver": 1}
+
+    async def run(self, problem, call):
+        return Answer((await call("solver", problem.messages, tools=search.tools)).text)
+"""
+
+import asyncio
+import json
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from typing import Any, Self
+
+from mcp import Client, MCPError
+from mcp_types import INVALID_PARAMS, CallToolResult, TextContent
+from mcp_types import Tool as ServerTool
+
+from multirole.types import Tool, ToolUnavailable
+
+
+class ToolError(RuntimeError):
+    """A tool of a server says that a call failed. The role that made the call reads it."""
+
+
+class MCPTools:
+    """The tools of an MCP server, for `call(role, messages, tools=server.tools)` in a workflow.
+
+    A thread keeps the connection until `close`, so that all episodes of all rollouts share one server; what it remembers, they share, too. A call
+    that the server answers with an error is text that the role reads. A connection that is lost, or no answer within `timeout`, fails the
+    episode with `ToolUnavailable`.
+
+    Args:
+        server: what `mcp.Client` takes: `mcp.StdioServerParameters(command=..., args=[...])` to start a server, or the URL of one.
+        timeout: the most seconds that the server may take to start, or to answer a call.
+
+    Raises:
+        ConnectionError: if the server does not start or does not list its tools.
+    """
+
+    tools: list[Tool]
+
+    def __init__(self, server: Any, timeout: float = 30.0) -> None:
+        self._server, self._timeout = server, timeout
+        self._started: Future[tuple[asyncio.AbstractEventLoop, asyncio.Event, Client, list[ServerTool]]] = Future()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._keep_connection()), daemon=True)
+        self._thread.start()
+        try:
+            self._loop, self._is_closing, self._client, described = self._started.result(timeout)
+        except Exception as error:
+            raise ConnectionError(
+                f"The MCP server {server!r:.300} did not start and list its tools: {type(error).__name__}: {error}"
+            ) from error
+        self.tools = [self._tool(each) for each in described]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the connection, and the server if it was started here. A second call does nothing."""
+        if self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._is_closing.set)
+            self._thread.join(self._timeout)
+
+    async def _keep_connection(self) -> None:
+        """Connect, tell the constructor what tools there are, and wait for `close`. Errors before that are the constructor's."""
+        try:
+            async with Client(self._server, read_timeout_seconds=self._timeout) as client:
+                page, is_closing = await client.list_tools(), asyncio.Event()
+                tools = [*page.tools]
+                while page.next_cursor is not None:
+                    page = await client.list_tools(cursor=page.next_cursor)
+                    tools += page.tools
+                self._started.set_result((asyncio.get_running_loop(), is_closing, client, tools))
+                await is_closing.wait()
+        except BaseException as error:
+            if self._started.done():
+                raise
+            self._started.set_exception(error)
+
+    def _tool(self, described: ServerTool) -> Tool:
+        """Return a server's tool as a function with the server's own description."""
+        description = {
+            "type": "function",
+            "function": {
+                "name": described.name, "description": described.description or "", "parameters": described.input_schema
+            },
+        }  # fmt: skip
+        return Tool(self._function(described.name), description)
+
+    def _function(self, name: str) -> Callable[..., Awaitable[str]]:
+        async def ask_server(**arguments: Any) -> str:
+            if not self._thread.is_alive():
+                raise ToolUnavailable(f"the connection to the MCP server of the tool {name!r} is closed.")
+            asked = asyncio.run_coroutine_threadsafe(self._client.call_tool(name, arguments), self._loop)
+            try:
+                return text_of(await asyncio.wrap_future(asked))
+            except MCPError as error:
+                if error.code == INVALID_PARAMS:
+                    raise
+                raise ToolUnavailable(f"the MCP server did not answer a call of the tool {name!r}: {error}") from error
+            except ToolError:
+                raise
+            except Exception as error:  # of the transport: a broken pipe, a closed stream, a refused connection
+                raise ToolUnavailable(
+                    f"the MCP server did not answer a call of the tool {name!r}: {type(error).__name__}: {error}"
+                ) from error
+
+        return ask_server
+
+
+def text_of(result: CallToolResult) -> str:
+    """Return a result as text: its parts of text, the kind of each other part, or its structured content as JSON. ToolError for an error."""
+    parts = [part.text if isinstance(part, TextContent) else f"[{part.type}]" for part in result.content]
+    if not parts and result.structured_content is not None:
+        parts = [json.dumps(result.structured_content, ensure_ascii=False)]
+    if result.is_error:
+        raise ToolError("\n".join(parts))
+    return "\n".join(parts)

@@ -1,0 +1,105 @@
+"""The tools of an MCP server are functions of roles: they keep its descriptions, its errors are read by the role, and a lost server is none of those."""
+
+import asyncio
+import json
+import sys
+
+import pytest
+from chat_tokenizers import byte_level, template, wrap
+from scripted_engine import ScriptedEngine
+
+from multirole import Answer, MCPTools, Problem, user
+from multirole.engines.protocol import Sampling
+from multirole.rollout.rollout import Rollout, WorkflowError
+from multirole.types import ToolUnavailable
+
+mcp = pytest.importorskip("mcp")
+SERVER = """
+import os
+from mcp.server.mcpserver import MCPServer
+
+server = MCPServer("sums")
+
+@server.tool()
+def add(a: int, b: int) -> str:
+    "Add two numbers."
+    return str(a + b)
+
+@server.tool()
+def fail(why: str) -> str:
+    "Fail."
+    raise ValueError(why)
+
+@server.tool()
+def leave() -> str:
+    "End the server."
+    os._exit(1)
+"""
+
+
+def in_process():
+    names: dict = {}
+    exec(SERVER, names)  # noqa: S102
+    return names["server"]
+
+
+class Ask:
+    name, roles = "ask", {"solver": 1}
+
+    def __init__(self, tools):
+        self.tools = tools
+
+    async def run(self, problem, call):
+        return Answer((await call("solver", [user(problem.question)], tools=self.tools)).text)
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    raw = byte_level(
+        r"\w+|\W+", ["<|im_start|>", "<|im_end|>", "<eos>"], ("<tool_call>", "</tool_call>", "<think>", "</think>")
+    )
+    return wrap(raw, template("qwen3"), eos_token="<eos>")
+
+
+def play(tokenizer, tools, *calls):
+    """The episodes of two problems, played together, whose role makes these calls one after the other and then says "Done."."""
+    texts = [f"<tool_call>\n{json.dumps({'name': n, 'arguments': a})}\n</tool_call>" for n, a in calls] + ["Done."]
+    n_asked = {}
+
+    def reply(key, request):
+        n = n_asked[request.problem] = n_asked.get(request.problem, -1) + 1
+        return [*tokenizer.encode(texts[n], add_special_tokens=False), tokenizer.eos_token_id], 1
+
+    engine = ScriptedEngine(reply, tokenizer.eos_token_id)
+    rollout = Rollout(Ask(tools), engine, tokenizer, {"solver": None}, bool, 0, 9000)
+    return rollout.run([(Problem(str(i), "", "Ask.", None), 0) for i in range(2)], 0, Sampling(300, 1.0))
+
+
+def test_two_rollouts_share_a_server(tokenizer):
+    with MCPTools(in_process()) as server:
+        assert [tool.description["function"]["name"] for tool in server.tools] == ["add", "fail", "leave"]
+        for _ in range(2):
+            episodes = play(tokenizer, server.tools, ("add", {"a": 1, "b": 2}), ("fail", {"why": "no"}), ("add", {"a": "x", "b": 2}))  # fmt: skip
+            for episode in episodes:
+                three, refused, wrong = (turn.reply.results[0] for turn in episode.turns[:3])
+                assert three == "3" and refused == "Error: ToolError: Error executing tool fail"
+                assert "Error" in wrong and "integer" in wrong and episode.answer.text == "Done."
+        assert '"description": "Add two numbers."' in tokenizer.decode(episodes[0].turns[0].prompt_ids)
+    with pytest.raises(ToolUnavailable, match="is closed"):
+        asyncio.run(server.tools[0].function(a=1, b=2))
+    server.close()
+
+
+def test_a_lost_server_fails_the_episode_and_gives_no_result(tokenizer, tmp_path):
+    (tmp_path / "server.py").write_text(f"{SERVER}\nserver.run('stdio')\n")
+    with MCPTools(mcp.StdioServerParameters(command=sys.executable, args=[str(tmp_path / "server.py")])) as server:
+        assert play(tokenizer, server.tools, ("add", {"a": 2, "b": 2}))[0].turns[0].reply.results == ["4"]
+        with pytest.raises(
+            WorkflowError, match="ToolUnavailable: the MCP server did not answer a call of the tool 'leave'"
+        ):
+            play(tokenizer, server.tools, ("leave", {}))
+
+
+def test_a_server_that_does_not_start_is_refused():
+    with pytest.raises(ConnectionError, match="did not start and list its tools"):
+        MCPTools(mcp.StdioServerParameters(command=sys.executable, args=["-c", "raise SystemExit"]), timeout=20)
