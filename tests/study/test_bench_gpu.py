@@ -375,10 +375,10 @@ def test_toy_rows_are_packed_and_have_the_gradient_of_rows_apart(rehearsed):
     """Otherwise a rehearsal would not run what a GPU runs at 1.7B."""
     parts = {part["measured"]: part for part in rehearsed("packed-1.7b")}
     apart, packed = parts["each row on its own"], parts["packed"]
-    assert (apart["packed"], apart["gap"]) == (0, 0.0) and packed["packed"] > 0
+    assert apart["packed"] == 0 and packed["packed"] > 0
     assert packed["computed_tokens"] < apart["computed_tokens"]
-    noise = parts["the same, in reverse order"]["gap"]
-    assert noise < 0.05 and packed["gap"] < 0.05, "rounding to bfloat16"
+    assert parts["each row on its own, in float32"]["gap"] == 0.0
+    assert packed["gap"] < 2 * apart["gap"] < 0.05, "packing adds no more than rounding to bfloat16"
 
 
 def planned_gib(steps, share: float | None) -> float:
