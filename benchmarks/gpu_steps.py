@@ -821,7 +821,7 @@ def smollm2(bench: Bench) -> None:
             "task": "code",
             "workflow": "voting",
             "policy": policy,
-            "max_steps": 1 if bench.is_toy else 3,
+            "max_steps": 2 if bench.is_toy else 3,
         }
         small = {"n_problems": 2, "num_generations": 2} if bench.is_toy else {}
         options = cell | small | {"n_validation": 8 if bench.is_toy else 32, "results_dir": str(folder)}

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -306,6 +307,15 @@ def test_wheels_that_do_not_fit_are_named_and_left_out(bench, tmp_path):
     assert any(line.startswith("notes.whl: ") for line in left_out) and len(left_out) == 4
     with pytest.raises(SystemExit, match="has no file"):
         bench.fitting_wheels(tmp_path / "nowhere", (3, 12))
+
+
+def test_a_checkout_that_is_not_installed_has_the_engine_of_its_cpu_package(bench, tmp_path):
+    """The cells of steps `tiny` and `smollm2` play on it, and an engine is found by the metadata of an installed package only."""
+    bench.declare_entry_points(tmp_path / "packages")
+    (declared,) = metadata.distributions(path=[str(tmp_path / "packages")])
+    installed = metadata.distribution("multirole-cpu")
+    assert (declared.name, declared.version) == (installed.name, installed.version)
+    assert set(declared.entry_points) == set(installed.entry_points) and declared.entry_points
 
 
 def test_what_was_measured_is_copied_and_changes_the_plan(bench, make_step, tmp_path):
