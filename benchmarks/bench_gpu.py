@@ -48,7 +48,7 @@ LIMITS = {
     "machine": (60, BASE), "passes": (120, BASE), "doctor": (400, STUDY), "packed": (240, LIBRARY), "update": (180, LIBRARY),
     "lengths": (240, LIBRARY), "wakeup": (120, LIBRARY), "row": (150, LIBRARY), "update-recomputed": (180, LIBRARY),
     "update-peft": (180, LIBRARY), "update-casts": (180, LIBRARY), "padded": (180, LIBRARY), "publish": (120, LIBRARY),
-    "plan": (60, STUDY), "tiny": (240, TRAIN), "smollm2": (420, SMOLLM2), "vllm": (540, VLLM), "doctor-vllm": (540, (*STUDY, "vllm")),
+    "plan": (60, STUDY), "tiny": (240, TRAIN), "smollm2": (540, SMOLLM2), "vllm": (540, VLLM), "doctor-vllm": (540, (*STUDY, "vllm")),
 }  # fmt: skip
 """Kind of step -> its time limit in seconds and the modules that it needs. With `--budget` no limit is longer than the budget."""
 FIRST = ("doctor", "packed", "update", "lengths", "wakeup", "passes", "row")

@@ -823,8 +823,8 @@ def smollm2(bench: Bench) -> None:
             "policy": policy,
             "max_steps": 2 if bench.is_toy else 3,
         }
-        small = {"n_problems": 2, "num_generations": 2} if bench.is_toy else {}
-        options = cell | small | {"n_validation": 8 if bench.is_toy else 32, "results_dir": str(folder)}
+        small = {"n_problems": 1, "num_generations": 2, "max_completion_length": 48} if bench.is_toy else {}
+        options = cell | small | {"n_validation": 2 if bench.is_toy else 32, "results_dir": str(folder)}
         words = [word for name, value in options.items() for word in ("-p", name, str(value))]
         seconds = seconds_of(lambda: run("train", *words))  # noqa: B023
         metrics = pd.read_parquet(next(folder.rglob("metrics.parquet"))).select_dtypes("number")
