@@ -26,6 +26,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,12 +42,13 @@ BASE = ("torch", "transformers")
 LIBRARY = (*BASE, "peft", "trl", "accelerate", "datasets", "pyarrow", "pandas", "xxhash", "dill", "multiprocess")
 STUDY = (*LIBRARY, "pydantic", "psutil", "tabulate", "latex2sympy2_extended")
 VLLM = (*LIBRARY, "vllm")
-SMOLLM2 = (*STUDY, "gguf")
+TRAIN = (*STUDY, "statsmodels")
+SMOLLM2 = (*TRAIN, "gguf")
 LIMITS = {
     "machine": (60, BASE), "passes": (120, BASE), "doctor": (400, STUDY), "packed": (240, LIBRARY), "update": (180, LIBRARY),
     "lengths": (240, LIBRARY), "wakeup": (120, LIBRARY), "row": (150, LIBRARY), "update-recomputed": (180, LIBRARY),
     "update-peft": (180, LIBRARY), "update-casts": (180, LIBRARY), "padded": (180, LIBRARY), "publish": (120, LIBRARY),
-    "plan": (60, STUDY), "tiny": (240, STUDY), "smollm2": (420, SMOLLM2), "vllm": (540, VLLM), "doctor-vllm": (540, (*STUDY, "vllm")),
+    "plan": (60, STUDY), "tiny": (240, TRAIN), "smollm2": (540, SMOLLM2), "vllm": (540, VLLM), "doctor-vllm": (540, (*STUDY, "vllm")),
 }  # fmt: skip
 """Kind of step -> its time limit in seconds and the modules that it needs. With `--budget` no limit is longer than the budget."""
 FIRST = ("doctor", "packed", "update", "lengths", "wakeup", "passes", "row")
@@ -285,14 +287,26 @@ def carried(wheels: Sequence[Path]) -> str:
     return f"The checkout's files take {tracked:.1f} MiB, of which results/ is {results:.1f}, and the wheels {of_wheels:.1f}."
 
 
+def declare_entry_points(target: Path) -> None:
+    """Write the metadata by which this checkout's engine "transformers" and its fast passes are found: nothing of it is installed."""
+    project = tomllib.loads((ROOT / "src" / "multirole_cpu" / "pyproject.toml").read_text())["project"]
+    folder = target / f"{project['name'].replace('-', '_')}-{project['version']}.dist-info"
+    folder.mkdir(parents=True)
+    head = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {project['version']}\n"
+    (folder / "METADATA").write_text(head)
+    groups = project["entry-points"].items()
+    lines = [f"[{group}]\n" + "".join(f"{name} = {at}\n" for name, at in points.items()) for group, points in groups]
+    (folder / "entry_points.txt").write_text("\n".join(lines))
+
+
 def environment_of(wheels: Sequence[Path], target: Path) -> dict[str, str]:
     """Return the environment of the steps. Wheels are unpacked into a folder in front of the installed packages."""
-    paths = [str(ROOT / "src")]
+    declare_entry_points(target)
+    paths = [str(target), str(ROOT / "src")]
     if wheels:
         options = ("--quiet", "--no-index", "--no-deps", "--no-compile", "--target", str(target))
         subprocess.run([sys.executable, "-m", "pip", "install", *options, *map(str, wheels)], check=True)
         sys.path.insert(0, str(target))  # for `missing`
-        paths.insert(0, str(target))
     former = os.environ.get("PYTHONPATH")
     return os.environ | {"PYTHONPATH": os.pathsep.join([*paths, *([former] if former else [])]), "HF_HUB_OFFLINE": "1"}
 

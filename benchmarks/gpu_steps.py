@@ -73,8 +73,8 @@ class Lengths:
 # ---- model, tokenizer, rows
 
 
-def random_base(shape: Shape, seed: int = 0) -> Qwen3ForCausalLM:
-    """Build a Qwen3 of a shape with random weights in bfloat16, on the device."""
+def random_base(shape: Shape, seed: int = 0, dtype: torch.dtype = torch.bfloat16) -> Qwen3ForCausalLM:
+    """Build a Qwen3 of a shape with random weights on the device. In another dtype the weights are rounded to bfloat16 too."""
     torch.manual_seed(seed)
     config = Qwen3Config(
         vocab_size=shape.vocab, hidden_size=shape.hidden, intermediate_size=shape.intermediate, num_hidden_layers=shape.layers,
@@ -82,7 +82,7 @@ def random_base(shape: Shape, seed: int = 0) -> Qwen3ForCausalLM:
         tie_word_embeddings=True, max_position_embeddings=40960, eos_token_id=shape.vocab - 1, bos_token_id=None,
     )  # fmt: skip
     with DEVICE:
-        return Qwen3ForCausalLM(config).to(torch.bfloat16)
+        return Qwen3ForCausalLM(config).to(torch.bfloat16).to(dtype)
 
 
 CHAT = (
@@ -484,11 +484,12 @@ def build_trainer(
     )  # fmt: skip
 
 
-def updating_trainer(bench: Bench, **options: Any) -> Any:
+def updating_trainer(bench: Bench, dtype: torch.dtype = torch.bfloat16, **options: Any) -> Any:
     """Build a trainer that is ready for optimizer steps and never plays: with what `train` does before the first one."""
     from multirole.inputs.adapters import add_adapters
 
-    model = add_adapters(random_base(bench.shape), lora_config(), list(POLICY))
+    model = add_adapters(random_base(bench.shape, dtype=dtype), lora_config(), list(POLICY))
+    options["bf16"] = dtype == torch.bfloat16
     trainer = build_trainer(bench, model, tokenizer_of(bench.shape.vocab), IdleEngine(), **options)
     trainer.model.gradient_checkpointing_enable(trainer.args.gradient_checkpointing_kwargs)
     trainer.create_optimizer_and_scheduler(10)
@@ -606,30 +607,37 @@ def update_casts(bench: Bench) -> None:
 def packed(bench: Bench) -> None:
     """The gradient of one step on voters that share their prompts: packed, packed with masks, and each row on its own.
 
-    Their differences are judged by that of the same rows in another order, which only rounding explains.
+    Each is compared with the gradient of rows on their own in float32, so that what packing changes can be told from rounding to bfloat16.
     """
     from multirole.update.passes import prefix_tree, tree_attention
 
-    trainer = updating_trainer(bench)
-    scatter_adapters(trainer.peft_model)
-    episodes = voting_episodes(1, bench.shape.vocab, bench.lengths)
-    rows = [row for row in trainer.prepare_rows(episodes) if row.adapter == "generator"]
     apart, masks = (
         mock.patch.object(prefix_tree, "MIN_SHARED_FRACTION", 2.0),
         mock.patch.object(tree_attention, "has_varlen", lambda *_: False),
     )
     ways = {
-        "each row on its own": (apart, rows), "the same, in reverse order": (apart, rows[::-1]), "packed": (nullcontext(), rows),
-        "packed, attention with masks": (masks, rows),
+        "each row on its own, in float32": (torch.float32, apart), "each row on its own": (torch.bfloat16, apart),
+        "packed": (torch.bfloat16, nullcontext()), "packed, attention with masks": (torch.bfloat16, masks),
     }  # fmt: skip
-    expected = None
-    for name, (patch, in_order) in ways.items():
+    episodes = voting_episodes(1, bench.shape.vocab, bench.lengths)
+    expected, weights, trainer = None, {}, None
+    for name, (dtype, patch) in ways.items():
+        if trainer is None or trainer.peft_model.dtype != dtype:
+            trainer = None  # frees the memory of the base in float32
+            trainer = updating_trainer(bench, dtype)
+            scatter_adapters(trainer.peft_model)
+            adapters = {key: value for key, value in trainer.peft_model.named_parameters() if "lora_" in key}
+            weights = weights or {key: value.detach().cpu().clone() for key, value in adapters.items()}
+            for key, value in adapters.items():
+                value.data.copy_(weights[key])
+        rows = [row for row in trainer.prepare_rows(episodes) if row.adapter == "generator"]
         counter, phases = PassCounter(trainer, bench.shape), Phases()
         with patch, counter.counting(), phases.phase("update"):
-            params, _ = trainer.compute_gradient(trainer.model, "generator", in_order, 1)
-        gradient = torch.cat([param.grad.flatten().float() for param in params])
+            params, _ = trainer.compute_gradient(trainer.model, "generator", rows, 1)
+        gradient = torch.cat([param.grad.flatten().float().cpu() for param in params])
         expected = gradient if expected is None else expected
         gap = ((gradient - expected).norm() / expected.norm()).item()
+        del params
         add_speed(
             bench, name, phases.seconds["update"], sum(row.length for row in rows), counter.flops, phases, gap=gap,
             computed_tokens=counter.tokens, packed=counter.packed,
@@ -813,10 +821,10 @@ def smollm2(bench: Bench) -> None:
             "task": "code",
             "workflow": "voting",
             "policy": policy,
-            "max_steps": 1 if bench.is_toy else 3,
+            "max_steps": 2 if bench.is_toy else 3,
         }
-        small = {"n_problems": 2, "num_generations": 2} if bench.is_toy else {}
-        options = cell | small | {"n_validation": 8 if bench.is_toy else 32, "results_dir": str(folder)}
+        small = {"n_problems": 1, "num_generations": 2, "max_completion_length": 48} if bench.is_toy else {}
+        options = cell | small | {"n_validation": 2 if bench.is_toy else 32, "results_dir": str(folder)}
         words = [word for name, value in options.items() for word in ("-p", name, str(value))]
         seconds = seconds_of(lambda: run("train", *words))  # noqa: B023
         metrics = pd.read_parquet(next(folder.rglob("metrics.parquet"))).select_dtypes("number")

@@ -175,8 +175,8 @@ def call(
     """Call a trusted function on untrusted values (JSON types), each call in a separate sandboxed process.
 
     The workers import `module` ("name" or "package.name") from `folder` and call its `preload()` before they enter the sandbox; it
-    may use all installed packages. Returns (reason, output) per call; a call that returned has the reason "passed" and its result as
-    JSON.
+    may use all packages that this process can import, also those of PYTHONPATH. Returns (reason, output) per call; a call that returned
+    has the reason "passed" and its result as JSON.
     """
     source = f"from {module} import {function}"
     inputs = ["\n".join(map(json.dumps, values)).encode() for values in arguments]

@@ -39,15 +39,16 @@ class Frame(NamedTuple):
 
 
 class Worker:
-    """A running, sandboxed zygote and its two channels. It first imports `module` from `folder`."""
+    """A running, sandboxed zygote and its two channels. It first imports `module` from `folder`, with this process's path."""
 
     def __init__(self, module: str = "", folder: str = "") -> None:
         self.errors = tempfile.TemporaryFile()  # noqa: SIM115 (closed by close)
         self.channel, child_socket = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         self.answers, answers = os.pipe()
         flags = ["-P"] if module else ["-s", "-S", "-P"]  # not -I: it ignores PYTHONHASHSEED
+        folders = [folder, *map(os.path.abspath, filter(None, sys.path))] if module else []
         self.process = subprocess.Popen(
-            [sys.executable, *flags, "-c", _START.format(str(_HOME), module, folder)],
+            [sys.executable, *flags, "-c", _START.format(str(_HOME), module, folders)],
             stdin=child_socket,
             stdout=answers,
             stderr=self.errors,

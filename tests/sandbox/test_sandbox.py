@@ -242,6 +242,19 @@ def test_missing_containment_is_refused_unless_allowed(monkeypatch: pytest.Monke
     assert "seccomp" in sandbox.require()
 
 
+def test_a_trusted_function_uses_packages_that_only_this_process_has_on_its_path(tmp_path, monkeypatch) -> None:
+    """Such as wheels that were unpacked into a folder of PYTHONPATH, on a machine where nothing can be installed."""
+    beside, elsewhere = tmp_path / "beside", tmp_path / "elsewhere"
+    beside.mkdir()
+    elsewhere.mkdir()
+    (elsewhere / "doubling.py").write_text("def double(number): return 2 * number")
+    (beside / "trusted.py").write_text(
+        "from doubling import double\ndef preload(): pass\ndef judge(number): return double(number)"
+    )
+    monkeypatch.syspath_prepend(elsewhere)
+    assert sandbox.call(beside, "trusted", "judge", [[4]], LIMITS) == [("passed", b"8")]
+
+
 def test_invalid_arguments_are_value_errors() -> None:
     for tests in ([], [{"input": "1"}], None):
         with pytest.raises(ValueError, match="non-empty list"):

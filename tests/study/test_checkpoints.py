@@ -149,6 +149,7 @@ def test_everything_later_than_the_checkpoint_is_removed(folder):
     write_table(folder / "metrics.parquet", recorder.tables["metrics"])
     write_table(folder / "skills.parquet", [{"step": 4}])
     (folder / "adapters" / "step_00004").mkdir()
+    (folder / "adapters" / "step_00005.9abb73e6.tmp" / "generator").mkdir(parents=True)  # killed while it was written
     (folder / "ledger.parquet.tmp").write_text("half")
     (staging(folder) / "checkpoint-4").mkdir(parents=True)
     Recorder(folder).rewind(newest_intact(folder))

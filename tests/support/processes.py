@@ -35,8 +35,13 @@ def run(log: Path, work: Callable, *args: object, **environment: str) -> int:
     return process.exitcode
 
 
-def run_together(n: int, log: Path, work: Callable, *args: object) -> list[int]:
-    """Run `n` processes as torchrun would, with rank, address and port; if one fails, all are ended."""
+def run_together(
+    n: int, log: Path, work: Callable, *args: object, kill: tuple[int, float] | None = None
+) -> list[int]:  # fmt: skip
+    """Run `n` processes as torchrun would, with rank, address and port; if one fails, all are ended.
+
+    `kill` is a rank and the seconds after which it gets SIGKILL.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         address = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
@@ -45,8 +50,11 @@ def run_together(n: int, log: Path, work: Callable, *args: object) -> list[int]:
         start(Path(f"{log}.{rank}"), work, *args, RANK=str(rank), LOCAL_RANK=str(rank), **sizes, **address)
         for rank in range(n)
     ]
-    deadline = time.monotonic() + PATIENCE
+    began = time.monotonic()
+    deadline = began + PATIENCE
     while any(process.is_alive() for process in started):
+        if kill is not None and time.monotonic() - began >= kill[1]:
+            started[kill[0]].kill()
         if any(process.exitcode for process in started) or time.monotonic() > deadline:
             for process in started:
                 process.kill()

@@ -48,11 +48,11 @@ def move_descriptors() -> None:
     os.closerange(wire.NULL + 1, 1 << 16)
 
 
-def preload(module: str, folder: str) -> None:
+def preload(module: str, folders: list[str]) -> None:
     """Import the modules that programs use, and make the interpreter state the same in every process."""
     prelude.load()
     if module:
-        sys.path.append(folder)
+        sys.path += [folder for folder in folders if folder not in sys.path]
         __import__(module)
         sys.modules[module].preload()
     sys.modules["random"].seed(0)
@@ -115,13 +115,13 @@ def wait_for(descriptor: int, trainer: int, seconds: float) -> bool:
     return False
 
 
-def main(module: str, folder: str) -> None:
-    """Preload modules (also `module`, which is imported from `folder`), enter the sandbox, report the level, then serve until the trainer hangs up."""
+def main(module: str, folders: list[str]) -> None:
+    """Preload modules (also `module`, for which `folders` are added to the path), enter the sandbox, report the level, then serve until the trainer hangs up."""
     grow_stack()
     trainer = os.getppid()
     move_descriptors()
     os.chdir(os.path.dirname(os.__file__))
-    preload(module, folder)
+    preload(module, folders)
     runner.open_streams()
     sys.excepthook = lambda *error: os.write(wire.ERRORS, "".join(traceback.format_exception(*error)).encode())
     walls.prctl(36, 1)  # orphans come to us, so that they can be killed

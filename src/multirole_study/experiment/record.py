@@ -221,11 +221,13 @@ class Recorder:
                 f"{folder} holds tables and no checkpoints, so the run cannot continue, and a new start would "
                 "overwrite them. Restore its checkpoints folder, or move that folder away."
             )
+        for path in list(folder.rglob("*.tmp")):  # before names are read as steps: also a folder of adapters
+            remove(path)
         numbered = [*folder.glob("adapters/step_*"), *folder.glob("checkpoints/checkpoint-*")]
         later = [path for path in numbered if step_of(path) > step]
         tables = [path for path in folder.glob("*.parquet") if path.name not in MEASUREMENTS]
         recorded = [*tables, *folder.glob("turns/*.parquet")]
-        for path in [*later, *recorded, *folder.rglob("*.tmp"), staging(folder)]:
+        for path in [*later, *recorded, staging(folder)]:
             remove(path)
         (folder / "turns").mkdir(exist_ok=True)
         if checkpoint is not None:

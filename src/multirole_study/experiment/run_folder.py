@@ -63,7 +63,7 @@ def adapters_folder(run: Path, step: int) -> Path:
 
 def saved_steps(run: Path) -> list[int]:
     """Return the steps whose adapters a run has kept, in ascending order."""
-    return sorted(map(step_of, run.glob("adapters/step_*")))
+    return sorted(step_of(path) for path in run.glob("adapters/step_*") if path.suffix != ".tmp")
 
 
 @contextmanager
