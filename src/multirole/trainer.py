@@ -479,7 +479,8 @@ class MultiRoleGRPOTrainer(StockHooks):
         if self.budget is not None:
             for name, n in self.budget.spent.items():
                 self._metrics["train"][f"spent/{name}"] = [n]
-        self._zero_reward.count(iteration.episodes, is_main)
+        if self.reward_weights.any():  # without an outcome, all rewards are 0
+            self._zero_reward.count(iteration.episodes, is_main)
 
     def evaluation_loop(
         self, dataloader: DataLoader, description: str, prediction_loss_only: bool | None = None,

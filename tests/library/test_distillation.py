@@ -4,19 +4,20 @@ import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import processes
 import pytest
 import torch
 from datasets import Dataset
-from peft import PeftModel
+from peft import LoraConfig, PeftModel
 from test_gradients import cut, gradient
-from test_partners import lora_of, of_adapter, train
+from test_partners import by_tokens, lora_of, of_adapter, train
 from test_partners import saved as judge
 from toy_qwen3 import toy_base, toy_model
-from trainers import build_model, conversation, episodes_of, rows_of
+from trainers import SUMS, build_model, conversation, episodes_of, rows_of
 from transformers import AutoTokenizer
 from trl import DistillationConfig, DistillationTrainer
 
-from multirole import MultiRoleGRPOConfig, Single
+from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, Single
 from multirole.teachers import parse_teachers
 from multirole.types import Turn
 from multirole.update.distillation import Distillation
@@ -221,6 +222,40 @@ def test_another_base_teaches_as_the_base_does(make_library_trainer, tokenizer, 
         gradients.append(gradient(trainer, "shared", rows[teacher]))
     torch.testing.assert_close(gradients[1], gradients[0], atol=1e-7, rtol=1e-4)
     assert rows[teacher][0].teacher_states.size(1) == 48 and (gradients[2] - gradients[0]).norm() > 1e-3
+
+
+def train_taught(folder, teacher):
+    """Train two roles, one of them taught, and save the adapters and what was logged."""
+    policy = {"generator": "a", "aggregator": "b"}
+    args = MultiRoleGRPOConfig(
+        folder, policy=policy, generation_batch_size=8, num_generations=4, max_steps=2, max_completion_length=8, learning_rate=1e-2, bf16=False,
+        use_cpu=True, report_to="none", disable_tqdm=True, logging_steps=1, save_strategy="no", teacher={"generator": teacher}, adam_epsilon=1e-5,
+    )  # fmt: skip
+    rows = Dataset.from_dict({"prompt": [f"{i}+1" for i in range(8)]})
+    trainer = MultiRoleGRPOTrainer(
+        toy_base(),
+        Voting(2, prompts=SUMS),
+        by_tokens,
+        args,
+        rows,
+        peft_config=LoraConfig(r=4, target_modules="all-linear"),
+    )
+    trainer.train()
+    if trainer.accelerator.is_main_process:
+        kl = [line["generator/teacher_kl"] for line in trainer.state.log_history if "generator/teacher_kl" in line]
+        torch.save((lora_of(trainer), kl), f"{folder}/result.pt")
+
+
+@pytest.mark.slow
+def test_two_processes_train_as_one(judge, tmp_path):
+    for n in (1, 2):
+        (tmp_path / str(n)).mkdir()
+        codes = processes.run_together(n, tmp_path / f"log{n}", train_taught, str(tmp_path / str(n)), f"frozen:{judge}")
+        assert codes == [0] * n, "".join(log.read_text()[-2000:] for log in tmp_path.glob(f"log{n}*"))
+    (alone, kl), (shared, kl_shared) = (torch.load(tmp_path / str(n) / "result.pt") for n in (1, 2))
+    assert kl == pytest.approx(kl_shared, rel=1e-4) and kl[0] > 0
+    for name in alone:
+        torch.testing.assert_close(shared[name], alone[name], atol=2e-5, rtol=1e-3)
 
 
 # ---- a teacher behind a server
