@@ -36,6 +36,8 @@ from multirole.update.scoring import score_rows
 SAME_VOCABULARY = "Use a teacher with the student's tokenizer, such as a larger model of its family."
 UNUSED = "unused"
 """Name of the adapter of another base, which has one so that it is scored as the student's is. It is always off."""
+PART_OF_CHARACTER = "\ufffd"
+"""What tokenizers decode the bytes of a part of a character to. vLLM's text of such a token depends on the tokens before it."""
 N_PROBED = 256
 """Token ids, spread over the vocabulary, whose texts a server is asked for."""
 
@@ -160,12 +162,12 @@ class ServerTeacher:
                 f"{error} It was asked for token ids up to {ids[-1]}, the last of the student's vocabulary."
             ) from None
         texts = {token: text for token, (_, text) in zip(ids, scored, strict=True)}
-        expected = {token: tokenizer.decode([token]) for token in ids}
-        other = [token for token, text in texts.items() if text is not None and text != expected[token]]
+        expected = {token: text for token in ids if PART_OF_CHARACTER not in (text := tokenizer.decode([token]))}
+        other = [token for token in expected if texts[token] is not None and texts[token] != expected[token]]
         if other:
             raise ValueError(
                 f"The teacher {self.endpoint.model!r} at {self.endpoint.url} has another vocabulary than the student: the token {other[0]} is "
-                f"{texts[other[0]]!r} there and {expected[other[0]]!r} here, and {len(other)} of {len(ids)} tokens that were compared differ. {SAME_VOCABULARY}"
+                f"{texts[other[0]]!r} there and {expected[other[0]]!r} here, and {len(other)} of {len(expected)} tokens that were compared differ. {SAME_VOCABULARY}"
             )
 
 
