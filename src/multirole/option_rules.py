@@ -91,6 +91,9 @@ FACTS = {
     "past_roles": "those that past selves play",
     "endpoint_roles": "those that servers play",
     "replaying_credit": "name of an estimator that plays episodes again, or None",
+    "teachers": "role -> its teacher as text, of the roles that have one",
+    "local_teachers": "the roles that the base, or an adapter on it, teaches",
+    "server_teachers": "the roles that servers teach",
     "n_new_adapters": "number of adapters that are added to the base",
     "base_change": "`init_lora_weights` of new adapters, if it moves a part of the base's weights into them; else None",
     "ties_embeddings": "whether the model's head and embeddings are one matrix",
@@ -244,6 +247,28 @@ RULES = [
     Rule(lambda replaying_credit, endpoint_roles: not (replaying_credit and endpoint_roles),
          "{replaying_credit} replays episodes, and the endpoints that play {endpoint_roles} would have to be asked again for each of them. Use another "
          "`credit`, such as 'outcome'."),
+    # teachers
+    Rule(lambda distillation_weight: distillation_weight is None or (
+             isinstance(distillation_weight, dict) and all(isinstance(weight, (int, float)) and weight >= 0 for weight in distillation_weight.values())),
+         "`distillation_weight` must map roles to numbers of 0 or more, such as {{'solver': 0.5}}, got {distillation_weight!r}."),
+    Rule(lambda distillation_weight, teachers: set(distillation_weight or {}) <= set(teachers),
+         lambda distillation_weight, teachers: (
+             f"`distillation_weight` weighs the teachers of {sorted(set(distillation_weight) - set(teachers))}, and `teacher` names none for them: it "
+             f"has {list(teachers)}. Name a teacher for each, or leave them out.")),
+    Rule(lambda teachers, roles: set(teachers) <= set(roles),
+         lambda teachers, roles: f"`teacher` names {sorted(set(teachers) - set(roles))}, but the roles are {list(roles)}."),
+    Rule(lambda teachers, partner_roles: not set(teachers) & set(partner_roles),
+         lambda teachers, partner_roles: (
+             f"`teacher` names teachers of {sorted(set(teachers) & set(partner_roles))}, which `policy` does not train. Leave them out.")),
+    Rule(lambda server_teachers, temperature: not server_teachers or temperature == 1,
+         "Servers teach {server_teachers}, and tell log-probs at temperature 1, but `temperature` is {temperature}. Set it to 1, or load the teacher "
+         "here, with 'frozen:FOLDER' or 'base:NAME'."),
+    Rule(lambda is_sharded, teachers: not (is_sharded and teachers),
+         lambda is_sharded, teachers: f"FSDP2 shards the model, and teachers were not made to work with it, but `teacher` has one for {list(teachers)}. "
+                                      "Train with data parallelism."),
+    Rule(lambda base_change, local_teachers: not (base_change and local_teachers),
+         "`init_lora_weights={base_change!r}` moves a part of the base's weights into the new adapters, so neither the base nor another adapter can "
+         "teach {local_teachers} on it. Use True."),
     # optimizer steps of an iteration
     Rule(lambda role_order: role_order is None or (
              isinstance(listed(role_order), list) and role_order and all(isinstance(role, str) for role in listed(role_order))),

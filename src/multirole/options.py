@@ -14,15 +14,15 @@ from trl import GRPOConfig
 from multirole.option_rules import RULES, broken_rules, listed
 
 
-def parse_role_beta(text: str) -> dict[str, float]:
-    """Return role -> KL weight from text such as "judge=0.1,solver=0", or from JSON; ValueError for anything else."""
+def parse_role_weights(text: str, option: str) -> dict[str, float]:
+    """Return role -> weight from text such as "judge=0.1,solver=0", or from JSON; ValueError for anything else."""
     try:
         if text.lstrip().startswith("{"):
             return json.loads(text)
         pairs = (item.split("=") for item in text.split(","))
         return {role.strip(): float(weight) for role, weight in pairs}
     except ValueError as error:
-        raise ValueError(f"`role_beta` must map roles to numbers, such as 'judge=0.1', got {text!r}.") from error
+        raise ValueError(f"`{option}` must map roles to numbers, such as 'judge=0.1', got {text!r}.") from error
 
 
 def plain(value: Any) -> Any:
@@ -120,6 +120,12 @@ class MultiRoleGRPOConfig(GRPOConfig):
             takes a tenth of the budget. A resumed run continues its count.
         role_beta (`dict[str, float]`, *optional*):
             KL weights of individual roles, which replace `beta`; also as text, `"judge=0.1,solver=0"`, or as JSON.
+        teacher (`dict[str, Any]`, *optional*):
+            The teachers of roles, whose reverse KL is added to the loss on the tokens that the role sampled (`multirole.teachers`): `"frozen"`,
+            the base; `"frozen:FOLDER"`, a saved adapter on it; `"base:NAME"`, another model with the same vocabulary; or a vLLM server,
+            `{"url": ..., "model": ..., "key_env": ...}`. Also as text, `"solver=frozen"`, or as JSON.
+        distillation_weight (`dict[str, float]`, *optional*):
+            Weights of that KL by role, 1 where none is given; also as text, `"solver=0.5"`, or as JSON. A role with weight 0 has no teacher.
         micro_batch_tokens (`int`, defaults to `16384`):
             Largest number of tokens in one forward pass, padding included. Changes memory and speed, not the gradient.
         past_every (`int`, defaults to `10`), past_selves (`int`, defaults to `4`):
@@ -175,6 +181,8 @@ class MultiRoleGRPOConfig(GRPOConfig):
     lr_wraps: bool = False
     max_sampled_tokens: int | None = None
     role_beta: dict[str, float] | str | None = None
+    teacher: dict[str, Any] | str | None = None
+    distillation_weight: dict[str, float] | str | None = None
     micro_batch_tokens: int = 16384
     past_every: int = 10
     past_selves: int = 4
@@ -199,7 +207,9 @@ class MultiRoleGRPOConfig(GRPOConfig):
 
     def __post_init__(self) -> None:
         if isinstance(self.role_beta, str):
-            self.role_beta = parse_role_beta(self.role_beta)
+            self.role_beta = parse_role_weights(self.role_beta, "role_beta")
+        if isinstance(self.distillation_weight, str):
+            self.distillation_weight = parse_role_weights(self.distillation_weight, "distillation_weight")
         self.role_order = listed(self.role_order)
         self.check()
         if self.bf16 is None and not self.fp16:  # type: ignore[has-type]

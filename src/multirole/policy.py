@@ -20,7 +20,7 @@ from multirole.workflows import WORKFLOWS
 
 SHARED = "shared"
 PREFIX = "adapter_"
-FROZEN, FROZEN_ADAPTER, PAST = "frozen", "frozen:", "past:"
+FROZEN, FROZEN_ADAPTER, PAST, OTHER_BASE = "frozen", "frozen:", "past:", "base:"
 UNPREFIXED = {SHARED} | {role for workflow in WORKFLOWS.values() for role in workflow.structure.duties}
 """Adapters that are stored under their name: the shared one, and those named for a role of a workflow of this package. No module path of a
 model contains one of these words."""
@@ -44,7 +44,7 @@ def parse_policy(policy: str | Mapping[str, Any], roles: list[str]) -> dict[str,
                              f"map it means the base model, which is not trained. Write a map, such as {example!r}.")  # fmt: skip
         pairs = [(role, role) for role in roles]
     else:
-        pairs = _pairs(policy)
+        pairs = role_pairs(policy)
     if not all(role and adapter for role, adapter in pairs):
         raise ValueError(f"`policy` must be 'sp', 'ip' or a role-to-adapter map, got {policy!r}. {advice}")
     named = [role for role, _ in pairs]
@@ -80,13 +80,13 @@ def parse_policy(policy: str | Mapping[str, Any], roles: list[str]) -> dict[str,
     return {role: values.get(adapter, adapter) for role in roles for name, adapter in pairs if name == role}
 
 
-def _pairs(policy: str | Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the roles of a map with their adapters or partners as text."""
+def role_pairs(policy: str | Mapping[str, Any], option: str = "policy") -> list[tuple[str, str]]:
+    """Return the roles of a map with their adapters or partners as text; `option` is where it was given."""
     if isinstance(policy, str) and policy.lstrip().startswith("{"):
         try:
             policy = json.loads(policy)
         except ValueError as error:
-            raise ValueError(f"`policy={policy!r}` begins as JSON and is none: {error}.") from error
+            raise ValueError(f"`{option}={policy!r}` begins as JSON and is none: {error}.") from error
     if not isinstance(policy, Mapping):
         split = [item.partition("=") for item in str(policy).split(",")]
         return [(role.strip(), adapter.strip()) for role, _, adapter in split]
@@ -98,7 +98,9 @@ def _pairs(policy: str | Mapping[str, Any]) -> list[tuple[str, str]]:
     pairs = []
     for role, adapter in policy.items():
         is_endpoint = isinstance(adapter, Mapping) or str(adapter).startswith("{")
-        pairs.append((str(role), parse_endpoint(role, adapter).as_text() if is_endpoint else str(adapter).strip()))
+        pairs.append(
+            (str(role), parse_endpoint(role, adapter, option).as_text() if is_endpoint else str(adapter).strip())
+        )
     return pairs
 
 

@@ -1,6 +1,7 @@
 """Serve what `trainer.save_model(folder)` or a checkpoint wrote, through OpenAI's API: a model per role.
 
     python -m multirole.serve FOLDER            # the library alone; `multirole serve FOLDER` also serves runs of the study
+    python -m multirole.serve --model BASE      # a base alone, under the name "base"
 
 The base is the one that the adapters name, or `--model`. It computes in float32 on the processor, on the engine "transformers", where it is
 installed and implements the base, or "generate".
@@ -30,8 +31,10 @@ from multirole.openai_api.arguments import add_serving_arguments
 from multirole.openai_api.serving import ModelServer, listening
 from multirole.saving.layout import SERVING, newest_of, numbered_checkpoints, saved_adapters, saved_args
 
+BASE = "base"
+"""Name of the model of a base that is served alone."""
 UNKNOWN_TOKENS = 4096
-"""Largest prompt, and largest reply, of adapters whose folder does not tell those of their training."""
+"""Largest prompt, and largest reply, of adapters whose folder does not tell those of their training, and of a base alone."""
 
 
 @dataclass(frozen=True)
@@ -113,6 +116,16 @@ def read_saved(folder: Path, base: str | None = None, render: Renderer | None = 
     )  # fmt: skip
 
 
+def base_alone(base: str | None) -> SavedRoles:
+    """Return a base without adapters, as one role called "base". ValueError without the name of one."""
+    if not base:
+        raise ValueError(
+            "There is nothing to serve. Give a folder of saved adapters, or a base model alone with `--model`: its folder, its GGUF file or its name "
+            "on the Hub."
+        )
+    return SavedRoles({}, {BASE: None}, base, Sampling(UNKNOWN_TOKENS, 1.0), UNKNOWN_TOKENS)
+
+
 def load_server(saved: SavedRoles, ignore: Sequence[str] = ()) -> ModelServer:
     """Load base and adapters into an engine. `ignore` names request fields that are dropped. ValueError if they cannot be loaded."""
     folder_or_name = local_base(saved.base)
@@ -175,11 +188,17 @@ def serve(saved: SavedRoles, host: str, port: int, ignore: Sequence[str] = ()) -
 def main() -> None:
     """Serve a folder that is named on the command line."""
     parser = argparse.ArgumentParser(prog="python -m multirole.serve", description=str(__doc__).partition("\n")[0])
-    parser.add_argument("folder", type=Path, help="what `trainer.save_model` wrote, or a checkpoint")
+    parser.add_argument(
+        "folder",
+        type=Path,
+        nargs="?",
+        help="what `trainer.save_model` wrote, or a checkpoint; without it, --model alone",
+    )
     add_serving_arguments(parser)
     options = parser.parse_args()
     try:
-        serve(read_saved(options.folder, options.model), options.host, options.port, options.ignore)
+        saved = read_saved(options.folder, options.model) if options.folder else base_alone(options.model)
+        serve(saved, options.host, options.port, options.ignore)
     except ValueError as error:
         sys.exit(str(error))
 

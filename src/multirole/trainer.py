@@ -59,6 +59,7 @@ from multirole.rollout.player import Player
 from multirole.rollout.replay import Replay
 from multirole.rollout.rollout import Attempt, Rollout, numbered_attempts, turn_seed, warn_of_silent_roles
 from multirole.schedule import schedule_callbacks
+from multirole.teachers import Teachers
 from multirole.trl_parts import StockHooks
 from multirole.types import Episode, Workflow
 from multirole.update.adapter_gradient import AdapterGradient, RowGroup, scaled_rates, set_optimizer_mode
@@ -68,7 +69,7 @@ from multirole.update.importance import Correction
 from multirole.update.kl_bound import KLBound
 from multirole.update.noise import disable_noise, warn_of_noise
 from multirole.update.passes.fast_passes import choose_kernels
-from multirole.update.passes.logprobs import check_head, check_rows
+from multirole.update.passes.logprobs import HeadWatch, check_head, check_rows
 from multirole.update.passes.model_passes import MicroBatch, ModelPasses
 from multirole.update.passes.recomputation import return_freed_memory, use_growing_segments
 from multirole.update.processes import (
@@ -89,6 +90,7 @@ from multirole.update.rows import (
     plan_steps,
     rows_in_turn,
     shuffled,
+    trained_tokens,
 )
 from multirole.update.scoring import score_rows
 from multirole.update.threads import use_fitting_threads
@@ -177,7 +179,8 @@ class MultiRoleGRPOTrainer(StockHooks):
         facts = facts_before_loading(
             args, self.partners.trained, model, peft_config, reward_funcs, train_dataset, eval_dataset
         )
-        args.check(roles=list(self.policy), **facts, **self.partners.facts)
+        self.teachers = Teachers(args)
+        args.check(roles=list(self.policy), **facts, **self.partners.facts, **self.teachers.facts)
         check_dataset("train_dataset", train_dataset, reward_funcs)
         self._evaluation_sets = (
             eval_dataset,
@@ -186,12 +189,14 @@ class MultiRoleGRPOTrainer(StockHooks):
         check_engine(args.engine)
         credit = credit_callbacks(args, callbacks or [])
         self.partners.check(args, [*credit, *(callbacks or [])])
+        self.teachers.check()
         self.role_betas = kl_weights(args, self.policy)
         self._set_train_rows(train_dataset, args)
         if isinstance(model, str):
             model = local_base(model)
         peft_model = with_adapters(model, peft_config, self.adapters, args)
         self.partners.add_to(peft_model, args)
+        self.teachers.add_to(peft_model)
         args.check(ties_embeddings=peft_model.config.tie_word_embeddings)
         if args.device.type == "cpu":
             # transformers' is "cpu:0" where there are several processes, and torch loads no optimizer to that
@@ -260,6 +265,7 @@ class MultiRoleGRPOTrainer(StockHooks):
         if anchored := [row for row in rows if self.role_betas[row.turn.role]]:
             for row, logps in zip(anchored, self.logprobs_of(anchored, base=True), strict=True):
                 row.ref_logps = logps
+        self.teachers.score(rows, self._tokenizer.pad_token_id)
         return rows
 
     def update(self, model: nn.Module, rows: list[Row]) -> tuple[list[OptimizerStep], Tensor]:
@@ -329,10 +335,10 @@ class MultiRoleGRPOTrainer(StockHooks):
         entropy = step_entropy(rows, self.entropy_weight(adapter), self.top_entropy_quantile, self.entropies_of)
         needs_parts = any(callback.overrides("on_gradient_parts") for callback in self.multirole_callbacks)
         gradient = AdapterGradient(
-            self.passes, adapter, rows, needs_parts, self.role_betas, has_bonus=bool(entropy.coef)
+            self.passes, adapter, rows, needs_parts, self.role_betas, bool(entropy.coef), self.teachers.weights
         )
         mass = divisor * loss_mass(rows, self.args.loss_type) / len(rows)
-        backward = functools.partial(self._backward, model, mass, entropy)
+        backward = functools.partial(self._backward, model, mass, entropy, max(1, trained_tokens(rows)))
         loss = gradient.compute(backward, self._record, self.state.global_step + 1)
         if self.has_entropy_bonus:
             self.end_entropy(adapter, entropy, loss)
@@ -342,11 +348,16 @@ class MultiRoleGRPOTrainer(StockHooks):
         return gradient.params, loss
 
     def _backward(
-        self, model: nn.Module, mass: float, entropy: StepEntropy, micro: MicroBatch, group: RowGroup
+        self, model: nn.Module, mass: float, entropy: StepEntropy, n_tokens: int, micro: MicroBatch, group: RowGroup
     ) -> Tensor:  # fmt: skip
-        """Run TRL's loss on one micro-batch and, if it is finite, its backward pass; return the loss, weighted by its share of the `mass`."""
+        """Run TRL's loss on one micro-batch and, if it is finite, its backward pass; return the loss, weighted by its share of the `mass`.
+
+        The loss of the roles' teachers, a mean over `n_tokens`, is a part of it.
+        """
         weight = micro.weight * (loss_mass(micro.rows, self.args.loss_type) / mass)
         micro.batch = collate(micro.rows, self._tokenizer.pad_token_id, self.accelerator.device, self.args.old_logprobs)
+        is_taught = self.teachers.loss.applies_to(micro)
+        micro.watch = HeadWatch() if is_taught and self.teachers.loss.heads else None
         micro.entropy, mask = entropy, micro.batch["completion_mask"]  # (N, C)
         micro.batch["num_items_in_batch"] = mask.sum() * self.accelerator.num_processes
         with (
@@ -358,6 +369,8 @@ class MultiRoleGRPOTrainer(StockHooks):
                 loss = self.compute_loss(model, micro.batch) * weight
                 if self.has_entropy_bonus and weight:
                     loss = loss - entropy.bonus(micro.rows, micro.entropies, mask)
+                if is_taught:
+                    loss = loss + self.teachers.loss.loss(micro, n_tokens)
             if group.has_gradient and (self.is_sharded or torch.isfinite(loss)):
                 # FSDP2 averages gradients over the processes; ours are to be summed
                 self.accelerator.backward(loss * self.accelerator.num_processes if self.is_sharded else loss)
@@ -447,6 +460,8 @@ class MultiRoleGRPOTrainer(StockHooks):
         iteration.roles |= partner_metrics(iteration.episodes, self.partners.roles)
         for role, values in self.update_metrics.weights.collect(gather_objects).items():
             iteration.roles[role] |= values
+        for role, kl in self.update_metrics.mean_teacher_kl(self.teachers.weights).items():
+            iteration.roles[role]["teacher_kl"] = kl
         is_main = self.accelerator.is_main_process
         if iteration.number == 1 and iteration.rows and is_main:
             called = {turn.role for episode in iteration.episodes for turn in episode.turns}
@@ -465,7 +480,8 @@ class MultiRoleGRPOTrainer(StockHooks):
         if self.budget is not None:
             for name, n in self.budget.spent.items():
                 self._metrics["train"][f"spent/{name}"] = [n]
-        self._zero_reward.count(iteration.episodes, is_main)
+        if self.reward_weights.any():  # without an outcome, all rewards are 0
+            self._zero_reward.count(iteration.episodes, is_main)
 
     def evaluation_loop(
         self, dataloader: DataLoader, description: str, prediction_loss_only: bool | None = None,
@@ -533,6 +549,8 @@ class MultiRoleGRPOTrainer(StockHooks):
         self.passes = ModelPasses(self.peft_model, self.adapters, self.accelerator, self.args, self.is_sharded)
         self.run_state.kernels = self._choose_kernels()
         self.correction = Correction.from_args(self.args)
+        self.args.check(is_sharded=self.is_sharded, teachers=self.teachers.facts["teachers"])
+        self.teachers.set_up(self.passes, self.args, self._tokenizer, (self.epsilon_low, self.epsilon_high))
         if not self.is_sharded:
             with self.accelerator.autocast():
                 tolerance = 0.01 if self.passes.is_float32 else 0.5

@@ -158,6 +158,8 @@ PRIVATE = (
     Private("trl.trainer.utils", "add_fused_lm_head", "read", "TRL attaches the fused head that scores rows (`update/passes/logprobs.py`)", "422d009f04b66659"),
     Private("trl.kernels.chunked_logprob.ChunkedLogProbFunction", "forward", "read", "the kernel of the fused head", "1d8220b44273cdf3"),
     Private("trl.trainer.utils", "_use_triton", "replaced", "while rows are scored, so that a CPU scores completion tokens only (`update/passes/logprobs.py`)"),
+    Private("trl.trainer.utils", "_ChunkedLogProbFunction", "replaced", "while a role with a teacher is scored, to read the head and its hidden states (`update/passes/logprobs.py`)"),
+    Private("trl.kernels.chunked_divergence.ChunkedDivergenceFunction", "forward", "called", "the KL from a teacher (`update/distillation.py`)", "ca2ff98ab97c5c7c"),
     Private("trl.trainer.utils", "generate_model_card", "called", "TRL's sections on training, versions and citations", "ae772451da9a7a3d"),
     Private("peft.tuners.lora.layer.Linear", "forward", "read", "adapters are computed merged into the base (`update/gradients.py`)", "ec0a80f5c5ce05f5"),
     Private("peft.tuners.tuners_utils.BaseTuner", "set_adapter", "read", "one adapter is active at a time", "6bc3435dcb256f28"),

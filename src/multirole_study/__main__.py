@@ -198,13 +198,17 @@ def _check_run(folder: Path) -> None:
 
 
 def serve(argv: list[str]) -> int:
-    """Serve the roles of a run, or of a saved model, as models of OpenAI's API, until Ctrl-C."""
+    """Serve the roles of a run, or of a saved model, as models of OpenAI's API, until Ctrl-C. Without a folder, the base `--model` alone."""
     from multirole.access import check_host
     from multirole.openai_api.arguments import add_serving_arguments
 
     parser = _parser(serve)
     parser.add_argument(
-        "folder", type=Path, metavar="FOLDER", help="a run, or what `trainer.save_model` or a checkpoint wrote"
+        "folder",
+        type=Path,
+        nargs="?",
+        metavar="FOLDER",
+        help="a run, or what `trainer.save_model` or a checkpoint wrote",
     )
     parser.add_argument(
         "--step", type=int, help="the evaluated step of a run whose adapters are served (default: the last)"
@@ -213,7 +217,7 @@ def serve(argv: list[str]) -> int:
     options = parser.parse_args(argv)
     from multirole.saving.layout import saved_adapters
 
-    if not saved_adapters(options.folder) and not any(options.folder.glob("checkpoint-*")):
+    if options.folder and not saved_adapters(options.folder) and not any(options.folder.glob("checkpoint-*")):
         _check_run(options.folder)
     with user_errors():
         check_host(options.host)

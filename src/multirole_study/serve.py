@@ -6,7 +6,7 @@ from pathlib import Path
 from multirole.chat.templates import StartClock
 from multirole.engines.protocol import Sampling
 from multirole.policy import served_part
-from multirole.serve import SavedRoles, read_saved, serve
+from multirole.serve import SavedRoles, base_alone, read_saved, serve
 from multirole_study.experiment.base_models import check_base_of_run, locate, model_of_run
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.presets import TASKS
@@ -40,9 +40,11 @@ def roles_of_run(folder: Path, step: int | None, model: str | None) -> SavedRole
 
 
 def serve_folder(
-    folder: Path, step: int | None, host: str, port: int, model: str | None, ignore: Sequence[str] = ()
+    folder: Path | None, step: int | None, host: str, port: int, model: str | None, ignore: Sequence[str] = ()
 ) -> None:
-    """Serve a run, or saved adapters, until a signal arrives. ValueError for a folder that is neither, and for what `serve` refuses."""
+    """Serve a run, saved adapters or, without a folder, a base alone, until a signal arrives. ValueError for another folder, and for what `serve` refuses."""
+    if folder is None:
+        return serve(base_alone(model), host, port, ignore)
     if (folder / "config.json").is_file():
         return serve(roles_of_run(folder, step, model), host, port, ignore)
     if step is not None:

@@ -20,7 +20,7 @@ from multirole.engines.protocol import Request, Sampling
 from multirole.engines.sampling import nucleus
 from multirole.openai_api.serving import ModelServer
 from multirole.saving.layout import SERVING
-from multirole.serve import load_server, read_saved
+from multirole.serve import base_alone, load_server, read_saved
 from multirole_cpu.engine import TransformersEngine
 
 ASK = {"model": "solver", "messages": [{"role": "user", "content": "Compute left to right: 7+5*2"}]}
@@ -304,6 +304,19 @@ def test_adapters_without_a_record_are_served_under_their_names(saved, tmp_path)
         and one.folders == {"default": checkpoint / "adapter_a"}
         and one.base == str(folder / "base")
     )
+
+
+def test_a_base_alone_is_served(saved, tokenizer):
+    """Without adapters, under the name "base"; it may play a role of a run on another base."""
+    folder, _ = saved
+    server = load_server(base_alone(str(folder / "base")))
+    assert server.policy == {"base": None}
+    (reply,) = ask(server, {"model": "base", "temperature": 0, "logprobs": True, "max_tokens": 4})
+    model = AutoModelForCausalLM.from_pretrained(folder / "base", dtype=torch.float32)
+    likeliest = forward_logprobs(server, model, [0])[0].max().item()
+    assert scores(reply)[0] == pytest.approx(likeliest, abs=1e-4)
+    with pytest.raises(ValueError, match="There is nothing to serve"):
+        base_alone(None)
 
 
 def edited(folder, target, **facts):

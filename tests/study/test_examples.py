@@ -71,6 +71,13 @@ def test_two_players_of_a_game(tmp_path):
     assert re.search(r"^seed 0: won 0\.\d+ of its games against the frozen start", output, re.MULTILINE)
 
 
+@pytest.mark.slow
+def test_taught_roles_come_close_to_their_teachers(tmp_path):
+    output = run("distillation.py", tmp_path)
+    base, teachers, taught = map(float, re.search(r"base (\S+), teachers (\S+), taught (\S+)", output).groups())
+    assert teachers > base + 0.1 and taught > base + 0.5 * (teachers - base)
+
+
 def test_the_reward_and_the_rows_of_the_language_model():
     example = runpy.run_path(str(EXAMPLES / "language_model.py"))
     rewards = example["correct"](

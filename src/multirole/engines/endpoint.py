@@ -68,26 +68,26 @@ class Endpoint:
         return os.environ[self.key_env] if self.key_env else "none"
 
 
-def parse_endpoint(role: str, given: Mapping[str, Any] | str) -> Endpoint:
-    """Return the endpoint that a policy map gives a role; ValueError if it is none."""
+def parse_endpoint(role: str, given: Mapping[str, Any] | str, option: str = "policy") -> Endpoint:
+    """Return the endpoint that a policy map, or another map of roles, gives a role; ValueError if it is none."""
     form = "Write {'url': 'http://host:8000/v1', 'model': 'name', 'key_env': 'NAME_OF_A_VARIABLE'}, where 'key_env' is optional."
     values = json.loads(given) if isinstance(given, str) else dict(given)
     known = {part.name for part in fields(Endpoint)}
     if unknown := sorted(set(values) - known):
         raise ValueError(
-            f"`policy` gives the role {role!r} an endpoint with {unknown}, but it has {sorted(known)} only. {form}"
+            f"`{option}` gives the role {role!r} an endpoint with {unknown}, but it has {sorted(known)} only. {form}"
         )
     if not all(isinstance(values.get(name), str) and values[name] for name in ("url", "model")):
-        raise ValueError(f"`policy` gives the role {role!r} an endpoint without a url or a model: {values!r}. {form}")
+        raise ValueError(f"`{option}` gives the role {role!r} an endpoint without a url or a model: {values!r}. {form}")
     parts = urlsplit(values["url"])
     if parts.scheme not in ("http", "https") or not parts.hostname or "@" in parts.netloc:
         raise ValueError(
-            f"`policy` gives the role {role!r} the url {values['url'].rpartition('@')[2]!r}, which is not an address such as "
+            f"`{option}` gives the role {role!r} the url {values['url'].rpartition('@')[2]!r}, which is not an address such as "
             "'https://host/v1'. Put a key in an environment variable, and its name in 'key_env'."
         )
     if not isinstance(values.get("key_env") or "", str) or not isinstance(values.get("options") or {}, Mapping):
         raise ValueError(  # noqa: TRY004
-            f"`policy` gives the role {role!r} a 'key_env' that is no name, or 'options' that are no dict: {values!r}. {form}"
+            f"`{option}` gives the role {role!r} a 'key_env' that is no name, or 'options' that are no dict: {values!r}. {form}"
         )
     return Endpoint(**{name: value for name, value in values.items() if value})
 

@@ -49,7 +49,7 @@ def with_adapters(
     return model
 
 
-def check_frozen(folders: Mapping[str, str]) -> None:
+def check_frozen(folders: Mapping[str, str], option: str = "policy") -> None:
     """Raise ValueError for a folder, given with the name of its adapter, that holds no saved adapter, or one that is not LoRA."""
     for folder in folders.values():
         path = Path(folder)
@@ -61,7 +61,7 @@ def check_frozen(folders: Mapping[str, str]) -> None:
                 else "Give the folder of a saved adapter."
             )
             raise ValueError(
-                f"`policy` has 'frozen:{folder}', but there is no adapter_config.json in this folder. {advice}"
+                f"`{option}` has 'frozen:{folder}', but there is no adapter_config.json in this folder. {advice}"
             )
         check_adapter(PeftConfig.from_pretrained(folder), f"frozen:{folder}")
 
@@ -69,6 +69,8 @@ def check_frozen(folders: Mapping[str, str]) -> None:
 def load_frozen(model: PeftModel, folders: Mapping[str, str]) -> None:
     """Load saved adapters, name -> folder, which are not trained. ValueError for one of another base."""
     for name, folder in folders.items():
+        if name in model.peft_config:  # it plays a role and teaches another
+            continue
         try:
             model.load_adapter(folder, name, is_trainable=False, torch_device="cpu")
         except RuntimeError as error:  # torch's, for weights of another shape

@@ -2,6 +2,7 @@
 
 import itertools
 from collections import defaultdict
+from collections.abc import Collection
 
 from multirole.callbacks import Iteration
 from multirole.metrics.episodes import (
@@ -65,17 +66,34 @@ class UpdateMetrics:
     def __init__(self, is_per_row: bool) -> None:
         self.loss = LossMetrics(OF_ROWS + OF_RATIOS * is_per_row)
         self.weights = WeightSums()
+        self.teacher_kl: dict[str, list[float]] = defaultdict(
+            lambda: [0.0, 0.0]
+        )  # role -> sum over tokens, number of tokens
 
     def add(self, micro: MicroBatch) -> None:
         """Add a micro-batch whose pass has ended."""
         self.loss.add(micro.rows if micro.weight else [], micro.logged)
         if micro.weight and micro.importance is not None:
             self.weights.add(micro.rows, *micro.importance, micro.batch["completion_mask"])
+        if micro.teacher_kl is not None:
+            for row, kl in zip(micro.rows, micro.teacher_kl.double().sum(1).tolist(), strict=True):
+                sums = self.teacher_kl[row.turn.role]
+                sums[0], sums[1] = sums[0] + kl, sums[1] + len(row.turn.completion_ids)
+
+    def mean_teacher_kl(self, taught: Collection[str]) -> dict[str, float]:
+        """Collective: return the mean over tokens of the KL from its teacher for the roles in `taught` that had tokens; forget the sums."""
+        totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+        for part in gather_objects(dict(self.teacher_kl)) if taught else []:
+            for role, (kl, n) in part.items():
+                totals[role] = [totals[role][0] + kl, totals[role][1] + n]
+        self.teacher_kl.clear()
+        return {role: kl / n for role, (kl, n) in sorted(totals.items()) if role in taught}
 
     def clear(self) -> None:
         """Forget what an interrupted update has added."""
         self.loss.values.clear()
         self.weights.sums.clear()
+        self.teacher_kl.clear()
 
 
 def role_metrics(rows: list[Row], roles: list[str]) -> dict[str, dict[str, float]]:

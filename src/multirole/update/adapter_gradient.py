@@ -8,7 +8,7 @@ import itertools
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 
@@ -57,14 +57,16 @@ class AdapterGradient:
         rows: the mini-batch.
         needs_parts: whether a callback reads or changes the parts.
         role_betas: KL weight of each role.
+        taught: the roles that have a teacher, whose rows have a gradient without advantage, too.
         has_bonus: whether an entropy bonus gives a gradient to rows without advantage, too.
     """
 
     def __init__(
         self, passes: ModelPasses, adapter: str, rows: list[Row], needs_parts: bool, role_betas: dict[str, float],
-        has_bonus: bool,
+        has_bonus: bool, taught: Collection[str] = (),
     ) -> None:  # fmt: skip
         self.passes, self.adapter, self.role_betas, self.has_bonus = passes, adapter, role_betas, has_bonus
+        self.taught = taught
         self.rows = [row for row in rows if not row.is_masked]
         self.params, self.layers = passes.set_active_adapter(adapter)
         is_one_pass = passes.can_merge_adapters and bool(self.layers)
@@ -88,7 +90,7 @@ class AdapterGradient:
         grouped: dict[tuple, list[Row]] = defaultdict(list)
         for row in rows:
             beta = self.role_betas[row.turn.role]
-            has_gradient = bool(row.advantage or beta or self.has_bonus)
+            has_gradient = bool(row.advantage or beta or self.has_bonus or row.turn.role in self.taught)
             grouped[has_gradient, beta, None if has_one_pass else self.part_index(row)].append(row)
         return [RowGroup(group, beta, has_gradient, part) for (has_gradient, beta, part), group in grouped.items()]
 

@@ -24,7 +24,8 @@ class Row:
     """One turn as a training sequence.
 
     `advantage` is the weight of its tokens' log-ratios. `old_logps` and `ref_logps` (C,) are the trainer's own log-probs of
-    the completion under the weights at the start of the update and under the reference of `beta`, if the loss needs them. A row that `is_masked`
+    the completion under the weights at the start of the update and under the reference of `beta`, if the loss needs them. A role's teacher is
+    known by its hidden states `teacher_states` (C, H), or by its log-probs `teacher_logps` (C,) if it is behind a server. A row that `is_masked`
     (`mask_truncated_completions`) is left out of the loss but counted if the loss is a mean over rows, as in TRL.
     """
 
@@ -34,6 +35,8 @@ class Row:
     advantage: float = 0.0
     old_logps: Tensor | None = None
     ref_logps: Tensor | None = None
+    teacher_states: Tensor | None = None
+    teacher_logps: Tensor | None = None
     is_masked: bool = False
 
     @property

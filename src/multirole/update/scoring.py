@@ -1,4 +1,4 @@
-"""Log-probs and entropies of rows under current weights or under the reference of KL, without gradient."""
+"""Log-probs, entropies and hidden states of rows under current weights or under the reference of KL, without gradient."""
 
 from contextlib import nullcontext
 from typing import Literal
@@ -6,6 +6,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from multirole.update.passes.logprobs import HeadWatch
 from multirole.update.passes.model_passes import MicroBatch, ModelPasses, no_key
 from multirole.update.processes import gather_objects, raise_out_of_memory
 from multirole.update.reference import Reference
@@ -14,9 +15,10 @@ from multirole.update.rows import Row, collate
 
 @torch.no_grad()
 def score_rows(
-    passes: ModelPasses, rows: list[Row], pad_id: int, quantity: Literal["logprobs", "entropies"], reference: Reference | None = None
+    passes: ModelPasses, rows: list[Row], pad_id: int, quantity: Literal["logprobs", "entropies", "states"],
+    reference: Reference | None = None,
 ) -> list[Tensor]:  # fmt: skip
-    """Return the log-probs or the entropies (C,), in nats, of each row's completion under its adapter; on the host.
+    """Return the log-probs or the entropies (C,), in nats, or the head's hidden states (C, H), of each row's completion under its adapter; on the host.
 
     With `reference`, under the weights that KL is measured from. Each process computes a shard, and all of them get all rows. A row whose
     values are not finite is computed again without fast paths. Every process raises torch.OutOfMemoryError if the memory of one does not
@@ -27,8 +29,11 @@ def score_rows(
         batch = collate(micro.rows, pad_id, passes.accelerator.device)
         ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)  # (N, P + C)
         mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)  # (N, P + C)
+        micro.watch = watch = HeadWatch() if quantity == "states" else None
         with passes.pass_over(micro, keeps_activations=False):
             logps, entropies = passes.score(ids, mask, batch["completion_ids"].size(1))  # (N, C)
+        if watch is not None:
+            return watch.states
         return logps if quantity == "logprobs" else entropies
 
     def scored(places: list[int], is_plain: bool) -> dict[int, Tensor]:

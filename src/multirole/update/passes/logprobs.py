@@ -5,7 +5,8 @@ that FSDP2 has sharded.
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from typing import NamedTuple
 
 import torch
 from peft import PeftModel
@@ -28,28 +29,77 @@ def compact_head() -> Iterator[None]:
         utils._use_triton = former
 
 
+class Head(NamedTuple):
+    """The head of a model: `weight` (V, H) and `bias` (V,) map a hidden state to logits, which are then scaled and capped."""
+
+    weight: Tensor
+    bias: Tensor | None
+    scale: float
+    softcap: float | None
+
+
+class HeadWatch:
+    """Records what TRL's fused head is given in one pass, for a loss of whole distributions.
+
+    Attributes:
+        states: hidden states (N, C, H) of which the head computes the distributions of the completion's tokens, with gradient; undefined on padding.
+        head: the head.
+    """
+
+    states: Tensor
+    head: Head
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Context manager of one forward pass."""
+        self._former = utils._ChunkedLogProbFunction
+        utils._ChunkedLogProbFunction = self
+        try:
+            yield
+        finally:
+            utils._ChunkedLogProbFunction = self._former
+
+    def apply(
+        self, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, temperature: float, chunk_size: int,
+        softcap: float | None, scale: float, outputs: tuple[str, ...],
+    ) -> tuple[Tensor | None, ...]:  # fmt: skip
+        """Do what TRL's function of this name does, and keep its arguments."""
+        self._hidden, self.head = hidden, Head(weight, bias, scale, softcap)  # (tokens, H)
+        return self._former.apply(hidden, weight, bias, targets, temperature, chunk_size, softcap, scale, outputs)
+
+    def place(self, is_scored: Tensor, rows: Tensor, at: Tensor) -> None:
+        """Set `states`: the j-th token of completion i is scored at (rows[i, j], at[i, j]) of the tokens (B, L), of which some are scored."""
+        states = self._hidden.new_zeros(*is_scored.shape, self._hidden.size(-1))  # (B, L, H)
+        self.states = states.masked_scatter(is_scored[..., None], self._hidden)[rows, at]  # (N, C, H)
+
+
 def score(
-    model: nn.Module, input_ids: Tensor, attention_mask: Tensor, n_completion: int, multiple: int | None = None
+    model: nn.Module, input_ids: Tensor, attention_mask: Tensor, n_completion: int, multiple: int | None = None,
+    watch: HeadWatch | None = None,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return log-probs and entropies (N, C) of the last C = `n_completion` tokens; ids and mask (N, P + C) are padded as in TRL.
 
     Causal attention over left-aligned rows needs no mask and no position ids. Rows are padded to a multiple of `multiple` tokens.
     """
     ids, labels, at, inside = left_aligned(input_ids, attention_mask, n_completion, multiple)
-    with compact_head():
+    with compact_head(), nullcontext() if watch is None else watch.recording():
         outputs = model(input_ids=ids, labels=labels, fused_lm_head=True)
+    if watch is not None:
+        watch.place(outputs.label_mask, torch.arange(len(at), device=at.device)[:, None].expand_as(at), at)
     logps = outputs.log_probs.gather(1, at).masked_fill(~inside, 0.0)  # (N, C)
     entropies = outputs.entropy.gather(1, at).masked_fill(~inside, 0.0)  # (N, C)
     return logps, entropies
 
 
-def score_packed(model: nn.Module, packing: Packing) -> tuple[Tensor, Tensor]:
+def score_packed(model: nn.Module, packing: Packing, watch: HeadWatch | None = None) -> tuple[Tensor, Tensor]:
     """Return log-probs and entropies (R, C) of the completions of R packed rows; call it in `tree_attention.packed_attention`."""
-    with compact_head():
+    with compact_head(), nullcontext() if watch is None else watch.recording():
         outputs = model(
             input_ids=packing.ids, position_ids=packing.positions, shift_labels=packing.labels, fused_lm_head=True,
             prefix_tree=packing,
         )  # fmt: skip
+    if watch is not None:
+        watch.place(outputs.label_mask, torch.zeros_like(packing.scores), packing.scores)
     logps, entropies = (
         values[0][packing.scores].masked_fill(~packing.is_token, 0.0) for values in (outputs.log_probs, outputs.entropy)
     )  # (R, C) each; apart, so that entropies get no gradient of zeros

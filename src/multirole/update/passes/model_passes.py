@@ -28,7 +28,7 @@ from multirole.update.gradients import PartSums, keeps_rows, merged, plain_lora
 from multirole.update.passes.activation_memory import kept_tokens
 from multirole.update.passes.bfloat16_layers import HALF, half_layers
 from multirole.update.passes.fast_passes import bfloat16_model, fast_head
-from multirole.update.passes.logprobs import score, score_packed
+from multirole.update.passes.logprobs import HeadWatch, score, score_packed
 from multirole.update.passes.prefix_tree import Packing, block_runs, pack, packing_pays, tree_batches, tree_size
 from multirole.update.passes.recomputation import (
     activation_bytes,
@@ -71,6 +71,8 @@ class MicroBatch:
         entropy: the entropy terms of the optimizer step; set with `batch`.
         logps, entropies: (N, C) of the completions, with gradient; set by the forward pass.
         importance: the four tensors of `WeightSums.add`, with a `Correction`.
+        watch: records hidden states in the forward pass, where it is set before.
+        teacher_kl: (N, C), 0 for rows without a teacher; set with the loss where a row has one.
     """
 
     rows: list[Row]
@@ -86,6 +88,8 @@ class MicroBatch:
     logps: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     entropies: Tensor = field(default_factory=lambda: torch.zeros(0, 0))
     importance: tuple[Tensor, Tensor, Tensor, Tensor] | None = None
+    watch: HeadWatch | None = None
+    teacher_kl: Tensor | None = None
 
     def smaller(self, has_gradient: bool) -> "list[MicroBatch]":
         """Return what takes the place of this micro-batch where memory does not suffice for it: itself with recomputation, then its halves.
@@ -104,7 +108,7 @@ class MicroBatch:
 
     def clear(self) -> None:
         """Drop the tensors of its pass."""
-        self.batch, self.importance = {}, None
+        self.batch, self.importance, self.watch, self.teacher_kl = {}, None, None, None
         self.logps = self.entropies = torch.zeros(0, 0)
 
     @property
@@ -346,6 +350,7 @@ class ModelPasses:
             model = (
                 self.base if self._runs_without_autocast else self.model
             )  # the PEFT model's forward enters autocast itself
+            watch = None if self.last is None else self.last.watch
             if self._packing is not None:
-                return score_packed(model, self._packing)
-            return score(model, input_ids, attention_mask, n_completion, self.multiple)
+                return score_packed(model, self._packing, watch)
+            return score(model, input_ids, attention_mask, n_completion, self.multiple, watch)
