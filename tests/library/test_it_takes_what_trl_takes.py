@@ -93,7 +93,7 @@ class Pair:
         ({"peft_config": LoraConfig(monteclora_config=MontecloraConfig())}, ValueError, "`peft_config` has a `monteclora_config`, but MonteCLoRA adds noise"),
         ({"peft_config": LoraConfig(init_lora_weights="pissa"), "workflow": Pair(), "args": "ip"}, ValueError, "so 2 adapters cannot share it"),
         ({"args": "no epoch"}, ValueError, "`num_train_epochs=0` and `max_steps=-1` train nothing"),
-        ({"tools": [size]}, ValueError, "`tools` is not supported by multi-role training: a workflow calls its tools"),
+        ({"tools": [size]}, ValueError, "`tools` is not supported by multi-role training: which role has which tools"),
         ({"environment_factory": dict}, ValueError, "`environment_factory` is not supported.*`Workflow.run`"),
         ({"rollout_func": size}, ValueError, "`rollout_func` is not supported.*the workflow is the rollout"),
         ({"quantization_config": object()}, ValueError, "`quantization_config` is not supported.*bfloat16"),

@@ -77,7 +77,7 @@ def an_adapter_is_not_published(patch):
 
 @sees("engine")
 def pads_are_attended(patch):
-    def score(model, input_ids, attention_mask, n_completion, multiple):
+    def score(model, input_ids, attention_mask, n_completion, multiple, watch):
         labels = input_ids.masked_fill(attention_mask == 0, -100)
         out = model(input_ids=input_ids, labels=labels, fused_lm_head=True)
         return out.log_probs[:, -n_completion:], out.entropy[:, -n_completion:]
@@ -134,7 +134,7 @@ def a_stale_prefix_cache(patch):
 
 @sees("masks")
 def prompts_are_trained(patch):
-    def score(model, input_ids, attention_mask, n_completion, multiple):
+    def score(model, input_ids, attention_mask, n_completion, multiple, watch):
         ids, labels, at, inside = left_aligned(input_ids, attention_mask, n_completion, multiple)
         everything = ids.masked_fill((labels == -100) & (labels.ne(-100).cumsum(1) > 0), -100)  # but pads
         out = model(input_ids=ids, labels=everything, fused_lm_head=True)

@@ -318,7 +318,7 @@ def test_the_shipped_study_changes_what_it_says_and_nothing_else():
     study = Study(grid, **yaml.safe_load((ROOT / "studies/main.yaml").read_text()))
     for name, where, cell in study.runs():
         usual, parameters = grid.cell(*where.split(), cell.seed), study.variants[name].parameters
-        changed = {field for field in vars(cell) if vars(cell)[field] != vars(usual)[field]}
+        changed = {field for field in Cell.model_fields if getattr(cell, field) != getattr(usual, field)}
         assert changed == set(as_fields(parameters)) or "preset" in parameters, name
         assert Cell(**study.parameters_of(cell)) == cell
     assert [cell.id for cell in study.cells()][: len(grid.cells())] == [cell.id for cell in grid.cells()]

@@ -188,6 +188,7 @@ class WithEndpoints:
         self._finished: queue.SimpleQueue[tuple[int, Any]] = queue.SimpleQueue()
         self._asked: set[int] = set()
         self._answered: dict[int, Reply] = {}
+        self._error: BaseException | None = None  # of the first request without a reply
         self._n_running = 0  # of the other engine's requests
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="endpoints", daemon=True).start()
@@ -209,7 +210,11 @@ class WithEndpoints:
         future.add_done_callback(lambda done: self._finished.put((key, (recorded, done))))
 
     def step(self) -> list[tuple[int, Completion]]:
-        """Step the other engine, and return what has finished. Raises EngineError or RequestRefused where an endpoint gave no reply."""
+        """Step the other engine, and return what has finished.
+
+        Raises EngineError or RequestRefused where an endpoint gave no reply, once the other engine has nothing left: it must not keep requests
+        of a rollout that failed.
+        """
         done = self.engine.step() if self._n_running else []
         self._n_running -= len(done)
         with suppress(queue.Empty):
@@ -217,6 +222,10 @@ class WithEndpoints:
                 self._take(*self._finished.get(timeout=POLL))
             while True:
                 self._take(*self._finished.get_nowait())
+        if self._error is not None and not self._n_running:
+            error = self._error
+            self._forget()
+            raise error
         if not done and not self._n_running and self._asked == self._answered.keys():
             done = [(key, self._answered[key].completion()) for key in sorted(self._answered)]
             self._forget()
@@ -228,17 +237,17 @@ class WithEndpoints:
             return
         if not isinstance(result, Reply):
             recorded, future = result
-            try:
-                result = future.result()
-            except BaseException:
-                self._forget()
-                raise
+            if (error := future.exception()) is not None:
+                self._error = self._error or error
+                return
+            result = future.result()
             self.record.add(recorded, result)
         self._answered[key] = result
 
     def _forget(self) -> None:
         self._asked.clear()
         self._answered.clear()
+        self._error = None
 
     def publish(self, model: "PeftModel", version: int) -> None:
         """Publish the adapters to the other engine."""

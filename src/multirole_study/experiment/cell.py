@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Iterable
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
@@ -288,13 +289,16 @@ class Cell(Settings):
 
     def _broken_rules(self) -> list[str]:
         """Return a message for each rule of the library and of cells that the settings break."""
-        facts = {
-            "roles": list(self.policy), "ticks": self.ticks, "changed": self.changed(), "treatment": self.treatment,
+        shared = {"roles": list(self.policy), "changed": self.changed()}
+        facts = shared | {
+            "ticks": self.ticks, "treatment": self.treatment,
             "task_label": self.task_label, "has_own_task": self._task is not None, "has_gym_task": self._gym is not None,
             "replays_episodes": self.credit in ESTIMATORS and self.replays_episodes,
         }  # fmt: skip
-        of_library = {"roles": list(self.policy), "changed": self.changed()} | partner_facts(self.policy)
-        return [*broken_rules(dict(self) | of_library), *broken_rules(dict(self) | facts, RULES)]
+        return [
+            *broken_rules(dict(self) | shared | partner_facts(self.policy)),
+            *broken_rules(dict(self) | facts, RULES),
+        ]
 
     @property
     def ticks(self) -> int:
@@ -422,6 +426,10 @@ class Cell(Settings):
     @property
     def id(self) -> str:
         """The name of the run's folder: the coordinates and a hash of the settings that differ from the preset, by their earlier names."""
+        return self._id
+
+    @cached_property  # with an underscore: `dict(self)` has all other attributes
+    def _id(self) -> str:
         changed = with_old_names(self.changed())
         policy = self.policy_name if self.policy_name in ("sp", "ip") else "map"
         digest = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:8]
@@ -436,6 +444,10 @@ class Cell(Settings):
 
         That is: settings that differ from the preset, digests of user-supplied code, and a policy map.
         """
+        return dict(self._changed)
+
+    @cached_property
+    def _changed(self) -> dict[str, object]:
         current, preset = self.to_dict(), preset_values(self.workflow, self.task, self.scale, self.preset, self.data)
         policy = {} if self.policy_name in ("sp", "ip") else {"policy": self.policy}
         options = {"task": self.task} if self._gym is not None and self.task != PREFIX + self._gym.kind else {}

@@ -12,7 +12,7 @@ from pydantic.dataclasses import dataclass
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.evaluation import Evaluation
 from multirole_study.experiment.old_names import merged
-from multirole_study.paper.grid import CHECKED, Declaration
+from multirole_study.paper.grid import CHECKED, Declaration, cell_of
 
 MIDDLE = "middle"
 """The rate of a line whose number is decided by the calibration."""
@@ -77,7 +77,7 @@ class ClockStudy(Declaration):
 
     def cell(self, arm: str, workflow: str, task: str, rate: float, seed: int) -> Cell:
         """Create the cell of one run."""
-        return Cell(workflow, task=task, scale=self.grid.scale, seed=seed, **self.settings(arm, rate))
+        return cell_of(workflow=workflow, task=task, scale=self.grid.scale, seed=seed, **self.settings(arm, rate))
 
     def cells_by_line(self) -> list[dict[str, Cell]]:
         """Return id -> cell of each line's runs, in the order in which they are trained."""

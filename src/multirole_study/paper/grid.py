@@ -11,7 +11,7 @@ import json
 import logging
 from collections.abc import Iterator
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import product
 from pathlib import Path
 from typing import ClassVar, Literal, Self
@@ -32,6 +32,18 @@ WORKFLOW_POLICIES = (*product(WORKFLOWS, POLICIES), ("single", "sp"))
 """Every (workflow, policy) of a task, in the order of the tables."""
 CHECKED = ConfigDict(extra="forbid")
 logger = logging.getLogger(__name__)
+
+
+def cell_of(**fields: object) -> Cell:
+    """Create a cell, or return an equal one that was created before: tables ask for each of some thousand cells many times."""
+    # others depend on a file of the user's, which may change
+    is_built_in = fields["workflow"] in (*WORKFLOWS, "single") and fields["task"] in TASKS
+    return _built_in_cell(json.dumps(fields)) if is_built_in else Cell(**fields)  # type: ignore[arg-type]
+
+
+@lru_cache(maxsize=16384)
+def _built_in_cell(fields: str) -> Cell:
+    return Cell(**json.loads(fields))
 
 
 def as_fields(changed: dict[str, object]) -> dict[str, object]:
@@ -83,7 +95,7 @@ class Grid:
         shared = {name: value for name, value in merged(self.parameters).items() if name not in MEMORY_SETTINGS}
         parameters = {"policy": policy} | shared | as_fields(changed)
         settings = {name: value for name, value in parameters.items() if value is not None}
-        return Cell(workflow, task=task, scale=self.scale, seed=seed, **settings)
+        return cell_of(workflow=workflow, task=task, scale=self.scale, seed=seed, **settings)
 
     def cells(self) -> list[Cell]:
         """List the trained cells: every workflow under every policy, and the single-agent control, per task and seed."""

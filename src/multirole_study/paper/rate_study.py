@@ -12,7 +12,7 @@ from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.evaluation import Evaluation
 from multirole_study.experiment.old_names import merged
 from multirole_study.experiment.settings import did_you_mean
-from multirole_study.paper.grid import CHECKED, Declaration
+from multirole_study.paper.grid import CHECKED, Declaration, cell_of
 
 Purpose = Literal["tuning", "scoring"]
 
@@ -147,7 +147,8 @@ class RateStudy(Declaration):
         """Create the cell of one run."""
         about = self.arms[arm]
         settings = self.settings(arm, rate, purpose)
-        return Cell(about.workflow, about.policy, self.task_of(arm), self.grid.scale, seed, **settings)
+        coordinates = {"workflow": about.workflow, "policy": about.policy, "task": self.task_of(arm), "seed": seed}
+        return cell_of(scale=self.grid.scale, **coordinates, **settings)
 
     def task_of(self, arm: str) -> str:
         """Return the task of an arm."""
