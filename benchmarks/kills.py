@@ -1,7 +1,7 @@
 """Kill small runs with SIGKILL, at every file operation and at random moments, and count those with the same result after a resume.
 
     OMP_NUM_THREADS=1 python benchmarks/kills.py [--scratch /dev/shm] --out results/bench/kills.json
-    OMP_NUM_THREADS=1 python benchmarks/kills.py --processes 2 --points 24 --random 8 --out results/bench/kills_2_processes.json
+    OMP_NUM_THREADS=1 python benchmarks/kills.py --processes 2 --points 12 --random 4 --out results/bench/kills_2_processes.json
 
 `tests/support/kill_run.py` defines the runs and the comparison. The first takes about an hour on one core. With several processes,
 one of them is killed, and what the launcher does then is part of the trial.
