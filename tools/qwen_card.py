@@ -72,6 +72,9 @@ def sample(task: str, split: str, n_problems: int, n_samples: int, out: Path) ->
     recorded, rows = read(out)
     if recorded != how:
         raise SystemExit(f"{out} was sampled as {recorded}, and now it would be {how}. Write to another file.")
+    whole = out.with_suffix(".whole")  # without a line that a killed process left
+    whole.write_text("".join(json.dumps(row) + "\n" for row in (how, *rows)), encoding="utf-8")
+    whole.replace(out)
     done = {(row["problem"], row["sample"]) for row in rows}
     tokenizer = AutoTokenizer.from_pretrained(locate(cell))
     model = AutoModelForCausalLM.from_pretrained(locate(cell), dtype=getattr(torch, how["dtype"]))
@@ -157,7 +160,7 @@ def measure(path: Path) -> dict[str, Any]:
 def shortest_cap(caps: dict[str, dict[str, dict[str, float]]]) -> int:
     """Return the smallest cap whose accuracy is at most `MARGIN` below that at the largest."""
     accuracy = {int(cap): facts["accuracy"]["value"] for cap, facts in caps.items()}
-    return min(cap for cap in accuracy if accuracy[cap] >= accuracy[max(accuracy)] - MARGIN)
+    return min(cap for cap in accuracy if accuracy[cap] >= accuracy[max(accuracy)] - MARGIN - 1e-9)
 
 
 # ---- the page

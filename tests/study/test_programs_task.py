@@ -7,7 +7,7 @@ from multirole_study.tasks.functions import PROMPTS
 from multirole_study.tasks.programs import EDGES, TABLE, Programs
 
 FENCE = "```python\n{}\n```"
-SENTENCE = "the sum of the even numbers in xs. If there are no such elements, it returns -1."
+SENTENCE = "collects the even numbers in xs, and returns the sum of them. If there are none, it returns -1."
 GOOD = "def f(xs):\n    ys = [x for x in xs if x % 2 == 0]\n    return sum(ys) if ys else -1"
 CARELESS = "def f(xs):\n    return sum(x for x in xs if x % 2 == 0)"
 

@@ -1,4 +1,5 @@
-"""programs: write a Python function of two steps and an edge case, such as "the largest of the numbers in xs that occur exactly once. If there is none, it returns -1".
+"""programs: write a Python function of two steps and an edge case, such as "collects the numbers in xs that occur exactly once, and returns
+the largest of them. If there are none, it returns -1".
 
 A step chooses or changes elements of a list, words of a text or entries of a dictionary, the next one computes the result of those, and a
 second sentence says what is returned where there are none. The table is that of `spec_table`: splits are disjoint by text and by
@@ -22,7 +23,7 @@ from multirole_study.tasks.spec_table import Arguments, Spec, Table, TableTask
 NAME = "programs"
 WORDS = ["apple", "eve", "river", "stone", "otto", "green", "a", "seven", "music", "level", "window", "garden", "ant", "orange", "silver", "noon"]  # fmt: skip
 NAMES = ["ann", "bob", "carla", "dave", "eve", "franz", "gina", "hugo", "ida", "julius"]
-QUESTION = """Write a Python function f({signature}) that returns {sentence}"""
+QUESTION = """Write a Python function f({signature}) that {sentence}"""
 
 Step = tuple[str, Callable[[Any], list]]
 """What a step chooses or computes, in words, and the function."""
@@ -75,14 +76,14 @@ def _steps_of_a_list() -> Iterator[Step]:
 
 
 def _results_of_numbers() -> Iterator[Result]:
-    yield "the sum of the {}", sum
-    yield "the largest of the {}", max
-    yield "the smallest of the {}", min
-    yield "the difference between the largest and the smallest of the {}", lambda xs: max(xs) - min(xs)
-    yield "the number of {}", len
-    yield "the number of different values among the {}", lambda xs: len(set(xs))
-    yield "the last of the {}", lambda xs: xs[-1]
-    yield "a list of the {}, in reverse order", lambda xs: xs[::-1]
+    yield "the sum of them", sum
+    yield "the largest of them", max
+    yield "the smallest of them", min
+    yield "the difference between the largest and the smallest of them", lambda xs: max(xs) - min(xs)
+    yield "how many there are", len
+    yield "how many different ones there are", lambda xs: len(set(xs))
+    yield "the last of them", lambda xs: xs[-1]
+    yield "a list of them, in reverse order", lambda xs: xs[::-1]
 
 
 def _steps_of_a_text() -> Iterator[Step]:
@@ -103,15 +104,15 @@ def _steps_of_a_text() -> Iterator[Step]:
 
 
 def _results_of_words() -> Iterator[Result]:
-    yield "the number of {}", len
-    yield "the number of different {}", lambda ws: len(set(ws))
-    yield "the first of the {}", lambda ws: ws[0]
-    yield "the longest of the {} (the first one if there are several)", lambda ws: max(ws, key=len)
-    yield "the {}, in reverse order and joined by hyphens", lambda ws: "-".join(ws[::-1])
-    yield "a list of the {}, sorted by length and then alphabetically", lambda ws: sorted(ws, key=lambda w: (len(w), w))
-    yield "the total number of vowels in the {}", lambda ws: sum(c in "aeiouAEIOU" for w in ws for c in w)
-    yield "a list of the {}, in upper case", lambda ws: [w.upper() for w in ws]
-    yield "the length of the shortest of the {}", lambda ws: min(map(len, ws))
+    yield "how many there are", len
+    yield "how many different ones there are", lambda ws: len(set(ws))
+    yield "the first of them", lambda ws: ws[0]
+    yield "the longest of them (the first one if there are several)", lambda ws: max(ws, key=len)
+    yield "a text of them, in reverse order and joined by hyphens", lambda ws: "-".join(ws[::-1])
+    yield "a list of them, sorted by length and then alphabetically", lambda ws: sorted(ws, key=lambda w: (len(w), w))
+    yield "the total number of vowels in them", lambda ws: sum(c in "aeiouAEIOU" for w in ws for c in w)
+    yield "a list of them, in upper case", lambda ws: [w.upper() for w in ws]
+    yield "the length of the shortest of them", lambda ws: min(map(len, ws))
 
 
 def _steps_of_a_dictionary() -> Iterator[Step]:
@@ -129,18 +130,18 @@ def _steps_of_a_dictionary() -> Iterator[Step]:
 
 
 def _results_of_entries() -> Iterator[Result]:
-    yield "the number of {}", len
-    yield "the largest value of the {}", lambda e: max(v for _, v in e)
-    yield "a list of the values of the {}, sorted in ascending order", lambda e: sorted(v for _, v in e)
-    yield "the sum of the values of the {}", lambda e: sum(v for _, v in e)
-    yield "the key with the largest value among the {} (the alphabetically first one if there are several)", lambda e: min(e, key=lambda p: (-p[1], p[0]))[0]  # fmt: skip
-    yield "a list of the keys of the {}, sorted by value in descending order and then alphabetically", lambda e: [n for n, _ in sorted(e, key=lambda p: (-p[1], p[0]))]  # fmt: skip
-    yield "a dictionary of the {}, with every value doubled", lambda e: {n: 2 * v for n, v in e}
-    yield "the total number of letters in the keys of the {}", lambda e: sum(len(n) for n, _ in e)
-    yield "the difference between the largest and the smallest value of the {}", lambda e: max(v for _, v in e) - min(v for _, v in e)  # fmt: skip
+    yield "how many there are", len
+    yield "the largest of their values", lambda e: max(v for _, v in e)
+    yield "a list of their values, sorted in ascending order", lambda e: sorted(v for _, v in e)
+    yield "the sum of their values", lambda e: sum(v for _, v in e)
+    yield "the key with the largest value among them (the alphabetically first one if there are several)", lambda e: min(e, key=lambda p: (-p[1], p[0]))[0]  # fmt: skip
+    yield "a list of their keys, sorted by value in descending order and then alphabetically", lambda e: [n for n, _ in sorted(e, key=lambda p: (-p[1], p[0]))]  # fmt: skip
+    yield "a dictionary of them, with every value doubled", lambda e: {n: 2 * v for n, v in e}
+    yield "the total number of letters in their keys", lambda e: sum(len(n) for n, _ in e)
+    yield "the difference between the largest and the smallest of their values", lambda e: max(v for _, v in e) - min(v for _, v in e)  # fmt: skip
 
 
-EMPTY = (("-1", -1), ("None", None), ("0", 0), ("'none'", "none"))
+EMPTY = (("-1", -1), ("None", None), ("0", 0))
 """What is returned if a step leaves nothing: as it is written, and the value."""
 COMBINED = {
     "xs": (_steps_of_a_list, _results_of_numbers),
@@ -156,7 +157,7 @@ def _programs() -> Iterator[Spec]:
         for i, (chosen, step) in enumerate(steps()):
             for j, (described, result) in enumerate(results()):
                 written, empty = EMPTY[(i + j) % len(EMPTY)]
-                sentence = f"{described.format(chosen)}. If there are no such elements, it returns {written}."
+                sentence = f"collects the {chosen}, and returns {described}. If there are none, it returns {written}."
 
                 def function(argument: Any, step: Any = step, result: Any = result, empty: object = empty) -> object:
                     elements = step(argument)
