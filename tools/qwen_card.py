@@ -17,7 +17,9 @@ import hashlib
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -149,12 +151,26 @@ def facts_at_a_cap(replies: pd.DataFrame) -> dict[str, dict[str, float]]:
     return {name: mean_interval(values) for name, values in facts.items()}
 
 
+def sampled_problems(order: Sequence[str], rows: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the problems before the first one, in the order of sampling, that lacks a reply.
+
+    Of the later ones only the short replies have ended, so they would bias what is measured of a file that is still written.
+    """
+    n_replies = Counter(row["problem"] for row in rows)
+    return list(takewhile(lambda name: n_replies[name] >= N_SAMPLES, order))
+
+
 def measure(path: Path) -> dict[str, Any]:
     """Measure a file of replies at every cap of its task."""
     how, rows = read(path)
-    caps = {str(replies["cap"][0]): facts_at_a_cap(replies) for replies in scored(path, CAPS[how["task"]])}
+    order = [problem.id for problem in cell_of(how["task"]).make_task().problems(how["split"], N_PROBLEMS)]
+    names = sampled_problems(order, rows)
+    caps = {
+        str(replies["cap"][0]): facts_at_a_cap(replies[replies["problem"].isin(names)])
+        for replies in scored(path, CAPS[how["task"]])
+    }
     n_tokens, seconds = sum(len(row["token_ids"]) for row in rows), sum(row["cpu_seconds"] for row in rows)
-    return how | {"replies": len(rows), "tokens_per_cpu_second": round(n_tokens / seconds), "caps": caps}
+    return how | {"replies_per_problem": N_SAMPLES, "tokens_per_cpu_second": round(n_tokens / seconds), "caps": caps}
 
 
 def shortest_cap(caps: dict[str, dict[str, dict[str, float]]]) -> int:
@@ -173,7 +189,7 @@ def written(card: dict[str, Any]) -> str:
         caps, chosen = facts["caps"], shortest_cap(facts["caps"])
         first = next(iter(caps.values()))
         about = (
-            f"`{name}`: {first['accuracy']['n']} problems of {facts['split']}, {facts['replies']} replies, temperature {facts['temperature']}, "
+            f"`{name}`: {first['accuracy']['n']} problems of {facts['split']}, {facts['replies_per_problem']} replies each, temperature {facts['temperature']}, "
             f"{facts['base']['name']} in {facts['dtype']} on {facts['processor']}, {facts['tokens_per_cpu_second']} tokens per CPU-second."
         )
         lines += [

@@ -7,9 +7,9 @@ from multirole_study.tasks.functions import PROMPTS
 from multirole_study.tasks.programs import EDGES, TABLE, Programs
 
 FENCE = "```python\n{}\n```"
-SENTENCE = "collects the even numbers in xs, and returns the sum of them. If there are none, it returns -1."
-GOOD = "def f(xs):\n    ys = [x for x in xs if x % 2 == 0]\n    return sum(ys) if ys else -1"
-CARELESS = "def f(xs):\n    return sum(x for x in xs if x % 2 == 0)"
+SENTENCE = "collects the even numbers in xs, and returns the largest of them. If there are none, it returns None."
+GOOD = "def f(xs):\n    ys = [x for x in xs if x % 2 == 0]\n    return max(ys) if ys else None"
+CARELESS = "def f(xs):\n    return max(x for x in xs if x % 2 == 0)"
 
 
 def test_the_splits_share_no_text_and_no_behaviour():
@@ -49,7 +49,7 @@ def test_every_function_is_tested_on_the_edge_cases_and_told_from_all_others():
 
 def test_a_program_that_forgets_the_edge_case_earns_a_part():
     (spec,) = [spec for spec in TABLE.specs().values() if spec.sentence == SENTENCE]
-    assert [spec.function(xs) for xs in ([], [1, 3], [2, 4, 5], [0])] == [-1, -1, 6, 0]
+    assert [spec.function(xs) for xs in ([], [1, 3], [2, 4, 5], [0])] == [None, None, 4, 0]
     problem = TABLE.to_problem(spec)
     good, careless = Programs().score([problem] * 2, [FENCE.format(GOOD), FENCE.format(CARELESS)])
     assert good.is_correct and good.value == 1.0

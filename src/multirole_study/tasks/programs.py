@@ -7,7 +7,8 @@ behaviour, and every function is tested on the edge cases of its argument. The p
 for code a model of half a billion parameters replies with an explanation that is three times as long as the program.
 
 The results were calibrated on training problems: a result of a first table was dropped if four or more replies were sampled for it and none passed all tests, and
-results of one operation were added.
+results of one operation were added. Of 96 replies, 18 % passed all tests and 30 % all but those without elements; so a result of nothing that exists, such as the sum 0,
+is what is returned, and only the others return a special value.
 """
 
 import random
@@ -142,7 +143,7 @@ def _results_of_entries() -> Iterator[Result]:
 
 
 EMPTY = (("-1", -1), ("None", None), ("0", 0))
-"""What is returned if a step leaves nothing: as it is written, and the value."""
+"""What is returned in turn if a step leaves nothing and the result of nothing does not exist, such as the largest of no numbers: as it is written, and the value."""
 COMBINED = {
     "xs": (_steps_of_a_list, _results_of_numbers),
     "s": (_steps_of_a_text, _results_of_words),
@@ -151,12 +152,21 @@ COMBINED = {
 INPUTS = {"xs": _lists, "s": _texts, "d": _dictionaries}
 
 
+def _without_elements(result: Callable[[list], object], turn: int) -> tuple[str, object]:
+    """Return what a result is if there are no elements, such as 0 for a sum, as it is written and the value; if it does not exist, one of `EMPTY`."""
+    try:
+        empty = result([])
+    except (ValueError, IndexError):
+        return EMPTY[turn % len(EMPTY)]
+    return repr(empty), empty
+
+
 def _programs() -> Iterator[Spec]:
-    """Combine every step with every result; what is returned without elements goes in turn."""
+    """Combine every step with every result."""
     for signature, (steps, results) in COMBINED.items():
         for i, (chosen, step) in enumerate(steps()):
             for j, (described, result) in enumerate(results()):
-                written, empty = EMPTY[(i + j) % len(EMPTY)]
+                written, empty = _without_elements(result, i + j)
                 sentence = f"collects the {chosen}, and returns {described}. If there are none, it returns {written}."
 
                 def function(argument: Any, step: Any = step, result: Any = result, empty: object = empty) -> object:
