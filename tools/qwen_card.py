@@ -8,8 +8,8 @@
 A single agent samples with the scale's prompt, temperature and dtype. Each reply is written to the file when it ends. Replies have at most `CAP` tokens. A reply's seed does
 not depend on the cap, so the first N tokens of a reply are what a cap of N would have given: `write` scores every reply at several caps.
 
-`write` makes docs/qwen.json from the two files, and the tables of the page from that. The cap of a task at this scale follows from a rule: the smallest one whose
-accuracy is at most `MARGIN` below that at `CAP`.
+`write` makes docs/qwen.json from the two files, and the tables of the page from that. The cap of a task at this scale follows from a rule: the smallest one that keeps `SHARE`
+of the accuracy at `CAP`. `write` also works before all replies are sampled, on the problems so far.
 """
 
 import argparse
@@ -36,7 +36,7 @@ from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.presets import QWEN
 
 PAGE, FACTS = ROOT / "docs" / "bases.md", ROOT / "docs" / "qwen.json"
-CAP, CAPS, MARGIN = 384, {"math": (128, 192, 256, 320, 384), "code": (96, 128, 192, 384)}, 0.03
+CAP, CAPS, SHARE = 384, {"math": (128, 192, 256, 320, 384), "code": (96, 128, 192, 384)}, 0.95
 N_PROBLEMS, N_SAMPLES, MAX_ROWS = 128, 4, 32
 WANTED = {"accuracy": (0.20, 0.50), "one of four right - accuracy": (0.15, 1.0)}
 """Fact -> the bounds for programs, so that there is something to choose from and room to learn."""
@@ -174,9 +174,9 @@ def measure(path: Path) -> dict[str, Any]:
 
 
 def shortest_cap(caps: dict[str, dict[str, dict[str, float]]]) -> int:
-    """Return the smallest cap whose accuracy is at most `MARGIN` below that at the largest."""
+    """Return the smallest cap that keeps `SHARE` of the accuracy at the largest."""
     accuracy = {int(cap): facts["accuracy"]["value"] for cap, facts in caps.items()}
-    return min(cap for cap in accuracy if accuracy[cap] >= accuracy[max(accuracy)] - MARGIN - 1e-9)
+    return min(cap for cap in accuracy if accuracy[cap] >= SHARE * accuracy[max(accuracy)])
 
 
 # ---- the page
@@ -190,7 +190,7 @@ def written(card: dict[str, Any]) -> str:
         first = next(iter(caps.values()))
         about = (
             f"`{name}`: {first['accuracy']['n']} problems of {facts['split']}, {facts['replies_per_problem']} replies each, temperature {facts['temperature']}, "
-            f"{facts['base']['name']} in {facts['dtype']} on {facts['processor']}, {facts['tokens_per_cpu_second']} tokens per CPU-second."
+            f"{facts['base']['name']}; computed in {facts['dtype']} on {facts['processor']}, {facts['tokens_per_cpu_second']} tokens per CPU-second."
         )
         lines += [
             about,
