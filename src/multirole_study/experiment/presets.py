@@ -24,8 +24,8 @@ QWEN = "qwen-0.5b"
 """The scale of a pretrained language model that reasons and writes programs, on a CPU; its tasks are generated, its prompts the paper's."""
 QWEN_WORD_PROBLEMS = "gym:gsm_symbolic"
 """The math task of scale qwen-0.5b; its code task is `tasks.programs`."""
-QWEN_LENGTHS = {"math": (2816, 384), "code": (2048, 256)}
-"""Prompt and response caps of scale qwen-0.5b in tokens: a prompt holds six replies and a question."""
+QWEN_LENGTHS = {"math": (2816, 384), "code": (1536, 192)}
+"""Prompt and response caps of scale qwen-0.5b in tokens: a prompt holds six replies and a question. The response caps follow from the card (`tools/qwen_card.py`)."""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,14 @@
-"""programs: write a Python function of two steps and an edge case, such as "the largest of the numbers in xs that occur exactly once. If there is none, it returns -1".
+"""programs: write a Python function of two steps and an edge case, such as "collects the numbers in xs that occur exactly once, and returns
+the largest of them. If there are none, it returns -1".
 
 A step chooses or changes elements of a list, words of a text or entries of a dictionary, the next one computes the result of those, and a
 second sentence says what is returned where there are none. The table is that of `spec_table`: splits are disjoint by text and by
-behaviour, and every function is tested on the edge cases of its argument. The prompts are the paper's for code.
+behaviour, and every function is tested on the edge cases of its argument. The prompts are those of `functions`, which ask for the program only: to the paper's prompts
+for code a model of half a billion parameters replies with an explanation that is three times as long as the program.
+
+The results were calibrated on training problems: a result of a first table was dropped if four or more replies were sampled for it and none passed all tests, and
+results of one operation were added. Of 96 replies, 18 % passed all tests and 30 % all but those without elements; so a result of nothing that exists, such as the sum 0,
+is what is returned, and only the others return a special value.
 """
 
 import random
@@ -12,12 +18,13 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, ClassVar
 
+from multirole_study.tasks.functions import PROMPTS
 from multirole_study.tasks.spec_table import Arguments, Spec, Table, TableTask
 
 NAME = "programs"
 WORDS = ["apple", "eve", "river", "stone", "otto", "green", "a", "seven", "music", "level", "window", "garden", "ant", "orange", "silver", "noon"]  # fmt: skip
 NAMES = ["ann", "bob", "carla", "dave", "eve", "franz", "gina", "hugo", "ida", "julius"]
-QUESTION = """Write a Python function f({signature}) that returns {sentence}"""
+QUESTION = """Write a Python function f({signature}) that {sentence}"""
 
 Step = tuple[str, Callable[[Any], list]]
 """What a step chooses or computes, in words, and the function."""
@@ -70,14 +77,14 @@ def _steps_of_a_list() -> Iterator[Step]:
 
 
 def _results_of_numbers() -> Iterator[Result]:
-    yield "the sum of the {}", sum
-    yield "the largest of the {}", max
-    yield "the difference between the largest and the smallest of the {}", lambda xs: max(xs) - min(xs)
-    yield "how many different values there are among the {}", lambda xs: len(set(xs))
-    yield "a list of the different values among the {}, sorted in descending order", lambda xs: sorted(set(xs))[::-1]
-    yield "a list of the running sums of the {}", lambda xs: [sum(xs[: i + 1]) for i in range(len(xs))]
-    yield "the value that occurs most often among the {} (the smallest such value if there are several)", lambda xs: min(xs, key=lambda x: (-xs.count(x), x))  # fmt: skip
-    yield "the average of the {}, rounded down to an integer", lambda xs: sum(xs) // len(xs)
+    yield "the sum of them", sum
+    yield "the largest of them", max
+    yield "the smallest of them", min
+    yield "the difference between the largest and the smallest of them", lambda xs: max(xs) - min(xs)
+    yield "how many there are", len
+    yield "how many different ones there are", lambda xs: len(set(xs))
+    yield "the last of them", lambda xs: xs[-1]
+    yield "a list of them, in reverse order", lambda xs: xs[::-1]
 
 
 def _steps_of_a_text() -> Iterator[Step]:
@@ -98,13 +105,15 @@ def _steps_of_a_text() -> Iterator[Step]:
 
 
 def _results_of_words() -> Iterator[Result]:
-    yield "how many different {} there are", lambda ws: len(set(ws))
-    yield "the longest of the {} (the first one if there are several)", lambda ws: max(ws, key=len)
-    yield "the {}, in reverse order and joined by hyphens", lambda ws: "-".join(ws[::-1])
-    yield "a list of the {}, sorted by length and then alphabetically", lambda ws: sorted(ws, key=lambda w: (len(w), w))
-    yield "the total number of vowels in the {}", lambda ws: sum(c in "aeiouAEIOU" for w in ws for c in w)
-    yield "the last letters of the {}, joined and in upper case", lambda ws: "".join(w[-1] for w in ws).upper()
-    yield "the length of the shortest of the {}", lambda ws: min(map(len, ws))
+    yield "how many there are", len
+    yield "how many different ones there are", lambda ws: len(set(ws))
+    yield "the first of them", lambda ws: ws[0]
+    yield "the longest of them (the first one if there are several)", lambda ws: max(ws, key=len)
+    yield "a text of them, in reverse order and joined by hyphens", lambda ws: "-".join(ws[::-1])
+    yield "a list of them, sorted by length and then alphabetically", lambda ws: sorted(ws, key=lambda w: (len(w), w))
+    yield "the total number of vowels in them", lambda ws: sum(c in "aeiouAEIOU" for w in ws for c in w)
+    yield "a list of them, in upper case", lambda ws: [w.upper() for w in ws]
+    yield "the length of the shortest of them", lambda ws: min(map(len, ws))
 
 
 def _steps_of_a_dictionary() -> Iterator[Step]:
@@ -122,16 +131,19 @@ def _steps_of_a_dictionary() -> Iterator[Step]:
 
 
 def _results_of_entries() -> Iterator[Result]:
-    yield "the sum of the values of the {}", lambda e: sum(v for _, v in e)
-    yield "the key with the largest value among the {} (the alphabetically first one if there are several)", lambda e: min(e, key=lambda p: (-p[1], p[0]))[0]  # fmt: skip
-    yield "a list of the keys of the {}, sorted by value in descending order and then alphabetically", lambda e: [n for n, _ in sorted(e, key=lambda p: (-p[1], p[0]))]  # fmt: skip
-    yield "a dictionary of the {}, with every value doubled", lambda e: {n: 2 * v for n, v in e}
-    yield "the total number of letters in the keys of the {}", lambda e: sum(len(n) for n, _ in e)
-    yield "the difference between the largest and the smallest value of the {}", lambda e: max(v for _, v in e) - min(v for _, v in e)  # fmt: skip
+    yield "how many there are", len
+    yield "the largest of their values", lambda e: max(v for _, v in e)
+    yield "a list of their values, sorted in ascending order", lambda e: sorted(v for _, v in e)
+    yield "the sum of their values", lambda e: sum(v for _, v in e)
+    yield "the key with the largest value among them (the alphabetically first one if there are several)", lambda e: min(e, key=lambda p: (-p[1], p[0]))[0]  # fmt: skip
+    yield "a list of their keys, sorted by value in descending order and then alphabetically", lambda e: [n for n, _ in sorted(e, key=lambda p: (-p[1], p[0]))]  # fmt: skip
+    yield "a dictionary of them, with every value doubled", lambda e: {n: 2 * v for n, v in e}
+    yield "the total number of letters in their keys", lambda e: sum(len(n) for n, _ in e)
+    yield "the difference between the largest and the smallest of their values", lambda e: max(v for _, v in e) - min(v for _, v in e)  # fmt: skip
 
 
-EMPTY = (("-1", -1), ("None", None), ("0", 0), ("'none'", "none"))
-"""What is returned if a step leaves nothing: as it is written, and the value."""
+EMPTY = (("-1", -1), ("None", None), ("0", 0))
+"""What is returned in turn if a step leaves nothing and the result of nothing does not exist, such as the largest of no numbers: as it is written, and the value."""
 COMBINED = {
     "xs": (_steps_of_a_list, _results_of_numbers),
     "s": (_steps_of_a_text, _results_of_words),
@@ -140,13 +152,22 @@ COMBINED = {
 INPUTS = {"xs": _lists, "s": _texts, "d": _dictionaries}
 
 
+def _without_elements(result: Callable[[list], object], turn: int) -> tuple[str, object]:
+    """Return what a result is if there are no elements, such as 0 for a sum, as it is written and the value; if it does not exist, one of `EMPTY`."""
+    try:
+        empty = result([])
+    except (ValueError, IndexError):
+        return EMPTY[turn % len(EMPTY)]
+    return repr(empty), empty
+
+
 def _programs() -> Iterator[Spec]:
-    """Combine every step with every result; what is returned without elements goes in turn."""
+    """Combine every step with every result."""
     for signature, (steps, results) in COMBINED.items():
         for i, (chosen, step) in enumerate(steps()):
             for j, (described, result) in enumerate(results()):
-                written, empty = EMPTY[(i + j) % len(EMPTY)]
-                sentence = f"{described.format(chosen)}. If there are no such elements, it returns {written}."
+                written, empty = _without_elements(result, i + j)
+                sentence = f"collects the {chosen}, and returns {described}. If there are none, it returns {written}."
 
                 def function(argument: Any, step: Any = step, result: Any = result, empty: object = empty) -> object:
                     elements = step(argument)
@@ -155,7 +176,7 @@ def _programs() -> Iterator[Spec]:
                 yield Spec(signature, sentence, function)
 
 
-TABLE = Table(NAME, "code", QUESTION, (_programs,), INPUTS, n_tests=10, edges=EDGES, validation_share=3)
+TABLE = Table(NAME, PROMPTS, QUESTION, (_programs,), INPUTS, n_tests=10, edges=EDGES, validation_share=3)
 
 
 @dataclass(frozen=True)
