@@ -91,8 +91,9 @@ def errors_in(notebook: Path) -> list[str]:
     return [o["ename"] for cell in cells for o in cell.get("outputs", []) if o["output_type"] == "error"]
 
 
-@pytest.mark.parametrize("names", [[CONTAINER], pytest.param(list(ENDS), marks=pytest.mark.slow)], ids=["one", "all"])
-def test_every_end_leaves_a_run_that_the_same_command_continues(names, tmp_path, processes):
+@pytest.mark.slow
+def test_every_end_leaves_a_run_that_the_same_command_continues(tmp_path, processes):
+    names = list(ENDS)
     processes += [start(folder_of(tmp_path, name), in_container=name == CONTAINER) for name in names]
     for process, name in zip(processes, names, strict=True):
         (code, errors, saves), folder = ENDS[name], folder_of(tmp_path, name)
