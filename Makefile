@@ -158,8 +158,9 @@ docs: $(STAMP)
 	$(BIN)/python -m mkdocs build --quiet
 	@echo "The documentation is in site/index.html."
 
+# Three workers on two cores, because tests also wait for other processes.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder < /dev/null
+	$(BIN)/python -m pytest -n 3 --dist loadfile --no-loadscope-reorder < /dev/null
 
 test-all: $(STAMP) frameworks
 	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not gpu" < /dev/null

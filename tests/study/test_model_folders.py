@@ -29,7 +29,7 @@ def cell_of(folder: Path, **fields) -> Cell:
     [
         pytest.param(LlamaForCausalLM, LlamaConfig, {"tie_word_embeddings": False, "rope_parameters": LLAMA3}, id="llama 3.1"),
         pytest.param(LlamaForCausalLM, LlamaConfig, {"tie_word_embeddings": True}, id="tied", marks=pytest.mark.slow),
-        pytest.param(GemmaForCausalLM, GemmaConfig, {}, id="gemma, by `generate`"),
+        pytest.param(GemmaForCausalLM, GemmaConfig, {}, id="gemma, by `generate`", marks=pytest.mark.slow),
     ],
 )  # fmt: skip
 def test_a_model_folder_is_trained_and_sampled_by_one_policy(model, config, fields, tmp_path):

@@ -117,6 +117,7 @@ def test_an_error_in_a_module_beside_the_file_names_its_line(tmp_path):
         Cell(spec, "sp")
 
 
+@pytest.mark.slow
 def test_another_process_plays_what_it_imports_in_run(tmp_path):
     """Resumed, spawned and evaluating processes do this: they get the name of the file, load it again and run it."""
     spec = project(tmp_path / "files", slots=1)

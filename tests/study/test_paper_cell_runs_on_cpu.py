@@ -46,7 +46,7 @@ def model_folder(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     ("workflow", "policy", "task", "changes"),
     [
-        ("voting", "ip", "math", {}),
+        pytest.param("voting", "ip", "math", {}, marks=pytest.mark.slow),
         ("eval_opt", "sp", "code", {"preset": "released_code", "max_prompt_tokens": 4096}),
         pytest.param("orch_workers", "ip", "math", {"dtype": "float32", "engine": "vllm"}, marks=pytest.mark.slow),
     ],

@@ -302,7 +302,7 @@ def test_the_page_of_smollm2_has_the_runs_on_programs():
         ("smollm2", ["tiny-r", "smollm2"], "math"),
         pytest.param("programs/smollm2", ["tiny-r", "programs/smollm2"], "code", marks=pytest.mark.slow),
         pytest.param("vain/tiny-r", ["tiny-r", "vain/tiny-r"], "math", marks=pytest.mark.slow),
-        ("seed1/tiny-r", ["tiny-r", "seed1/tiny-r", "seed2/tiny-r"], "math"),
+        pytest.param("seed1/tiny-r", ["tiny-r", "seed1/tiny-r", "seed2/tiny-r"], "math", marks=pytest.mark.slow),
     ],
 )
 def test_the_notebook_repeats_the_committed_answers(place, compared, task, tmp_path):
