@@ -129,4 +129,5 @@ def test_only_the_first_problems_are_on_a_committed_page():
     outcomes = pd.read_parquet(
         RESULTS / "tiny-r" / "eval.parquet", filters=[("run", "==", data["name"]), ("step", "==", 0)]
     )
-    assert data["validation"]["accuracy"][0] == pytest.approx(outcomes["correct"].mean())
+    (curve,) = data["validation"]
+    assert curve["accuracy"][0] == pytest.approx(outcomes["correct"].mean())
