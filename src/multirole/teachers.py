@@ -42,9 +42,9 @@ N_PROBED = 256
 """Token ids, spread over the vocabulary, whose texts a server is asked for."""
 
 
-def parse_teachers(given: Mapping[str, Any] | str | None) -> dict[str, str]:
+def parse_teachers(option: Mapping[str, Any] | str | None) -> dict[str, str]:
     """Return role -> teacher as text; ValueError for what is no teacher."""
-    teachers = {} if given is None else dict(role_pairs(given, "teacher"))
+    teachers = {} if option is None else dict(role_pairs(option, "teacher"))
     for role, value in teachers.items():
         if not (value == FROZEN or value.startswith((FROZEN_ADAPTER, OTHER_BASE, "{"))):
             raise ValueError(
@@ -149,7 +149,7 @@ class ServerTeacher:
             of_tokens = [entry[str(token)] for entry, token in zip(entries[1:], ids[1:], strict=True)]
             return [(entry["logprob"], entry.get("decoded_token")) for entry in of_tokens]
 
-        with ThreadPoolExecutor(AT_ONCE) as pool:
+        with client, ThreadPoolExecutor(AT_ONCE) as pool:
             return list(pool.map(of_one, sequences))
 
     def check_vocabulary(self, tokenizer: PreTrainedTokenizerBase, n_tokens: int) -> None:
@@ -183,8 +183,8 @@ class Teachers:
     loss: Distillation
 
     def __init__(self, args: MultiRoleGRPOConfig) -> None:
-        parsed, given = parse_teachers(args.teacher), args.distillation_weight
-        weights = dict.fromkeys(parsed, 1.0) | (given if isinstance(given, dict) else {})
+        parsed, changed = parse_teachers(args.teacher), args.distillation_weight
+        weights = dict.fromkeys(parsed, 1.0) | (changed if isinstance(changed, dict) else {})
         self.weights = {role: weights[role] for role in parsed if weights[role]}
         self.by_role = {role: parsed[role] for role in self.weights}
         self.facts: dict[str, Any] = {

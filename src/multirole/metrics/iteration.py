@@ -15,7 +15,7 @@ from multirole.metrics.episodes import (
     turn_metrics,
 )
 from multirole.types import Episode
-from multirole.update.importance import WeightSums
+from multirole.update.importance import WeightSums, total_by_role
 from multirole.update.passes.model_passes import MicroBatch
 from multirole.update.processes import gather_objects
 from multirole.update.rows import Row
@@ -66,9 +66,8 @@ class UpdateMetrics:
     def __init__(self, is_per_row: bool) -> None:
         self.loss = LossMetrics(OF_ROWS + OF_RATIOS * is_per_row)
         self.weights = WeightSums()
-        self.teacher_kl: dict[str, list[float]] = defaultdict(
-            lambda: [0.0, 0.0]
-        )  # role -> sum over tokens, number of tokens
+        # role -> sum over tokens, number of tokens
+        self.teacher_kl: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
 
     def add(self, micro: MicroBatch) -> None:
         """Add a micro-batch whose pass has ended."""
@@ -82,12 +81,9 @@ class UpdateMetrics:
 
     def mean_teacher_kl(self, taught: Collection[str]) -> dict[str, float]:
         """Collective: return the mean over tokens of the KL from its teacher for the roles in `taught` that had tokens; forget the sums."""
-        totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
-        for part in gather_objects(dict(self.teacher_kl)) if taught else []:
-            for role, (kl, n) in part.items():
-                totals[role] = [totals[role][0] + kl, totals[role][1] + n]
+        totals = total_by_role(gather_objects(dict(self.teacher_kl)) if taught else [])
         self.teacher_kl.clear()
-        return {role: kl / n for role, (kl, n) in sorted(totals.items()) if role in taught}
+        return {role: kl / n for role, (kl, n) in totals.items() if role in taught}
 
     def clear(self) -> None:
         """Forget what an interrupted update has added."""

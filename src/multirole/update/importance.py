@@ -9,7 +9,7 @@ TRL's loss multiplies with them (`trl.GRPOTrainer._generate_and_score_completion
 import logging
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import torch
@@ -69,6 +69,15 @@ class Correction:
         return weights.masked_fill((weights < low) | (weights > high), 0.0), weights
 
 
+def total_by_role(parts: Iterable[Mapping[str, list[float]]]) -> dict[str, list[float]]:
+    """Return role -> the sums over all processes, roles in order, from each process's role -> sums."""
+    total: dict[str, list[float]] = {}
+    for part in parts:
+        for role, values in part.items():
+            total[role] = [a + b for a, b in zip(total.get(role, [0.0] * len(values)), values, strict=True)]
+    return dict(sorted(total.items()))
+
+
 @dataclass
 class WeightSums:
     """Sums of an iteration's importance weights by role; they are added up over the processes (`collect`)."""
@@ -95,13 +104,10 @@ class WeightSums:
 
     def collect(self, gather: Callable[[dict], list[dict]]) -> dict[str, dict[str, float]]:
         """Return role -> metrics over all processes, start again from zero, and warn of roles whose gap has grown."""
-        total: dict[str, list[float]] = defaultdict(lambda: [0.0] * 5)
-        for part in gather(dict(self.sums)):
-            for role, values in part.items():
-                total[role] = [a + b for a, b in zip(total[role], values, strict=True)]
+        total = total_by_role(gather(dict(self.sums)))
         self.sums.clear()
         metrics = {}
-        for role, (weight, clipped, n_weights, gap, tokens) in sorted(total.items()):
+        for role, (weight, clipped, n_weights, gap, tokens) in total.items():
             mean_gap = gap / max(tokens, 1)
             metrics[role] = {
                 "importance_weight": weight / n_weights, "importance_clipped": clipped / n_weights, "sampler_gap": mean_gap,

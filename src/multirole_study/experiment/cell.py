@@ -577,10 +577,8 @@ def preset_values(workflow: object, task: Any, scale: object, preset: object, da
     values["max_prompt_tokens"], values["max_completion_length"] = scale_lengths(scale, like, kind)
     if is_user_task or data is not None or (scale == SMOLLM2 and task == "code"):
         values |= {"n_train": None, "n_validation": None}  # all rows
-    elif (
-        scale == QWEN and task == "code"
-    ):  # all functions for training; to validate on all would cost more than an iteration
-        values["n_train"] = None
+    elif scale == QWEN and task == "code":
+        values["n_train"] = None  # all rows; to validate on all would cost more than an iteration
     elif is_gym(task) and values["n_train"] is None:  # these tasks are endless
         values |= {"n_train": GYM_TRAIN, "n_validation": GYM_VALIDATION}
     if preset == "released_code" and (workflow, task) == ("voting", "math"):

@@ -4,12 +4,10 @@ from pathlib import Path
 from typing import Any
 
 from multirole_study.experiment.storage import write_text
-from multirole_study.inspector import collect, collect_panels, render
+from multirole_study.inspector import DASHES, collect, collect_panels, render
 from multirole_study.inspector.episodes import contrast
 
 NAMES = ("A", "B")
-DASHES = {"A": None, "B": "5 2.5"}
-"""The second run is dashed; colours are those of the roles in both."""
 MAX_CHARACTERS = 600_000
 """Characters of all texts on a page, which keep it below 1 MB."""
 
@@ -116,9 +114,9 @@ def collect_pair(folders: list[Path]) -> dict:
         "differing": differing_settings([run["config"] for run in runs]),
         "roles": roles,
         "lines": {
-            series_name(role, name): {"colour": colour, "dash": DASHES[name]}
+            series_name(role, name): {"colour": colour, "dash": dash}  # colours are those of the roles in both runs
             for role, colour in colours.items()
-            for name in NAMES
+            for name, dash in zip(NAMES, DASHES, strict=False)
         },
         "rounds": max(run["rounds"] for run in runs),
         "iterations": iterations,
