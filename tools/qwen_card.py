@@ -28,7 +28,7 @@ import pandas as pd
 ROOT = Path(__file__).parents[1]
 sys.path += [str(ROOT / "tools"), str(ROOT / "benchmarks")]  # loaded by tests as well
 
-from smollm2_card import BEGIN, END, mean_interval
+from smollm2_card import mean_interval, page_with
 
 from multirole.types import Problem, user
 from multirole.workflows.prompts import render
@@ -209,12 +209,6 @@ def _cell(fact: dict[str, float]) -> str:
     return f"{value} [{low}, {high}]"
 
 
-def page_with(page: str, card: dict[str, Any]) -> str:
-    """Return the page with the card between its marks."""
-    before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}\n{written(card)}\n{END}{rest.partition(END)[2]}"
-
-
 def main() -> None:
     """Sample, or write the card."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -233,7 +227,7 @@ def main() -> None:
         return
     card = {path.stem: measure(path) for path in (args.folder / "math.jsonl", args.folder / "code.jsonl")}
     FACTS.write_text(json.dumps(card, indent=1) + "\n", encoding="utf-8")
-    PAGE.write_text(page_with(PAGE.read_text(encoding="utf-8"), card), encoding="utf-8")
+    PAGE.write_text(page_with(PAGE.read_text(encoding="utf-8"), written(card)), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -110,10 +110,10 @@ def _cell(fact: dict[str, float]) -> str:
     return f"{value} [{low}, {high}], n = {fact['n']}"
 
 
-def page_with(page: str, measured: dict) -> str:
-    """Return the page with the card between its marks."""
+def page_with(page: str, tables: str) -> str:
+    """Return the page with a card's tables between its marks."""
     before, _, rest = page.partition(BEGIN)
-    return f"{before}{BEGIN}\n{written(measured)}\n{END}{rest.partition(END)[2]}"
+    return f"{before}{BEGIN}\n{tables}\n{END}{rest.partition(END)[2]}"
 
 
 def main() -> None:
@@ -122,7 +122,7 @@ def main() -> None:
     parser.add_argument("folder", type=Path, help="<results_dir>/smollm2")
     measured = measure(parser.parse_args().folder)
     FACTS.write_text(json.dumps(measured, indent=1) + "\n", encoding="utf-8")
-    PAGE.write_text(page_with(PAGE.read_text(encoding="utf-8"), measured), encoding="utf-8")
+    PAGE.write_text(page_with(PAGE.read_text(encoding="utf-8"), written(measured)), encoding="utf-8")
 
 
 if __name__ == "__main__":
