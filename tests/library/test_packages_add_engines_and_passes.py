@@ -98,7 +98,7 @@ def test_an_engine_that_cannot_be_imported_is_refused_by_name(tmp_path, monkeypa
 @pytest.fixture
 def without_packages(monkeypatch) -> None:
     """As where the library alone is installed."""
-    monkeypatch.setattr(engines, "entry_points", lambda group: [])
+    monkeypatch.setattr(engines, "_entry_points", lambda path: [])
     monkeypatch.setattr(fast_passes, "installed", list)
 
 

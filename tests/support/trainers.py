@@ -38,12 +38,9 @@ def build_model(tokenizer: PreTrainedTokenizerBase, policy: dict[str, str], seed
     base = toy_model(tokenizer, seed, head_dim=16, max_position_embeddings=1024)
     model = add_adapters(base, lora, adapter_names(policy))
     for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            torch.manual_seed(seed + 1)  # every adapter gets the same B: policies can be compared
-            parameter.data = torch.randn_like(parameter) * 0.1
-        elif "lora_A" in name:
-            torch.manual_seed(seed + 2)
-            parameter.data = torch.randn_like(parameter) * 0.1
+        if "lora_" in name:  # every adapter gets the same A and B: policies can be compared
+            generator = torch.Generator().manual_seed(seed + (1 if "lora_B" in name else 2))
+            parameter.data = torch.randn(parameter.shape, generator=generator) * 0.1
     return model
 
 

@@ -6,7 +6,9 @@ A package registers an engine, a class with the methods of `protocol.Engine`, as
     transformers = "multirole_cpu.engine:TransformersEngine"    # the default on a CPU, of the package multirole-cpu
 """
 
+import functools
 import logging
+import sys
 from collections.abc import Collection
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, entry_points, version
@@ -37,13 +39,19 @@ read and not run (docs/reliability.md)."""
 def engines() -> dict[str, str]:
     """Return the "module:Class" of each engine that has a name. ValueError if two packages register one name."""
     registered = dict(BUILT_IN)
-    for point in entry_points(group=GROUP):
-        if registered.setdefault(point.name, point.value) != point.value:
+    for name, place in _entry_points(tuple(sys.path)):
+        if registered.setdefault(name, place) != place:
             raise ValueError(
-                f"The engine {point.name!r} is registered twice, as {registered[point.name]!r} and as {point.value!r}. Rename one of them in the "
+                f"The engine {name!r} is registered twice, as {registered[name]!r} and as {place!r}. Rename one of them in the "
                 f'entry points "{GROUP}" of its package, or uninstall that package.'
             )
     return registered
+
+
+@functools.cache
+def _entry_points(path: tuple[str, ...]) -> list[tuple[str, str]]:
+    """Return (name, "module:Class") of the engines that the packages on `path` register; reading them takes some milliseconds."""
+    return [(point.name, point.value) for point in entry_points(group=GROUP)]
 
 
 def auto_engine(has_vllm: bool, is_float32: bool, is_served: bool) -> str:
