@@ -33,7 +33,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from measuring import alone, processor, spread, write
+from measuring import alone, base_of, processor, spread, write
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
@@ -253,12 +253,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    folder = args.model
-    if folder is None:
-        from multirole_study.experiment.base_models import locate
-        from multirole_study.experiment.cell import Cell
-
-        folder = locate(Cell("single", "sp", "math", args.scale))
+    folder = args.model or base_of(args.scale)
     is_miniature = args.model is None and args.scale == "tiny-r"
     name, dtype = folder.name if args.model else args.scale, torch.float32 if is_miniature else torch.bfloat16
     if args.measure:

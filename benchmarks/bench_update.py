@@ -1,11 +1,11 @@
 """Compare iterations on a pretrained model with those of another commit and of stock TRL, and their updates on the same rows.
 
-    python benchmarks/bench_update.py OTHER --model FOLDER [--pairs 2] [--out results/bench/update.json]
+    python benchmarks/bench_update.py OTHER --scale smollm2 [--pairs 2] [--out results/bench/update.json]
 
-OTHER is a checkout of another commit. An iteration of each workflow is rolled out once by this checkout (4 problems of
+`--model FOLDER` takes another base than a scale's. OTHER is a checkout of another commit. An iteration of each workflow is rolled out once by this checkout (4 problems of
 multiplication, 8 episodes each, replies of at most 48 tokens) and stored. A pair is two processes with one thread, one of each
 checkout, that roll out the same problems and then run one update on the stored rows, with an adapter whose B is not zero. This checkout
-computes in bfloat16, the other one in float32. Stock TRL's
+computes in bfloat16, the other one in float32, or with `--other-dtype bfloat16` in bfloat16, too. Stock TRL's
 `GRPOTrainer` does the same with the single agent's prompts and rows, in bfloat16, for each base and number of rows per micro-batch in `STOCK`.
 The fastest of them is also measured with its head mended: `generate` passes the head a slice of the prompts' last positions, which is not contiguous,
 and torch expands a frozen head for each row of such an input; with a copy of the slice it does not.
@@ -15,7 +15,7 @@ scaled to the number of tokens of the stored rows, since replies are sampled ane
 shared prefixes once, and `floor` is the time of the unique tokens' arithmetic in an update at the speed of this processor's matrix products,
 measured in the same run: a forward pass for all, a backward pass for those with an advantage, and the head for completion tokens.
 
-With --out, pairs are added to those of the same processor and commits in the file; results of other processors are kept. Rows are read from
+With --out, pairs are added to those of the same processor, model and other commit in the file; all other results are kept. Rows are read from
 --rows, where they are stored.
 """
 
@@ -31,7 +31,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from unittest.mock import patch
 
-from measuring import alone, processor, rest, shown, spread, training_rows, write
+from measuring import alone, base_of, processor, rest, shown, spread, training_rows, write
 
 HERE = Path(__file__).resolve().parents[1]
 WORKFLOWS = ["single", "voting", "eval_opt"]
@@ -317,12 +317,12 @@ def ratios(pairs: list[dict], against: str, n_tokens: int) -> dict[str, dict[str
 
 
 def table(result: dict[str, dict]) -> str:
-    """Return the page's tables, those of each processor under its name."""
+    """Return the page's tables, those of each processor and model under their names."""
     return "\n\n".join(f"**{machine}**\n\n{table_of(measured)}" for machine, measured in result.items())
 
 
 def table_of(result: dict) -> str:
-    """Return the tables of one processor."""
+    """Return the tables of one processor and model."""
     lines = [
         "| workflow, against | rows | tokens, unique | update: floor, s | update: this, s | iteration: this, s | update | rollout, per token | iteration | pairs |",
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
@@ -368,7 +368,10 @@ def commit_of(checkout: Path) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("other", type=Path)
-    parser.add_argument("--model", required=True)
+    base = parser.add_mutually_exclusive_group(required=True)
+    base.add_argument("--scale", help="a scale whose base is on this machine")
+    base.add_argument("--model", help="a folder with a base")
+    parser.add_argument("--other-dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--pairs", type=int, default=2)
     parser.add_argument("--workflows", nargs="+", default=WORKFLOWS)
     parser.add_argument("--rows", type=Path, help="a folder in which the rows are stored, or have been")
@@ -383,42 +386,44 @@ def main() -> None:
             rest[-1] = rest[-1] == "1"
         print(json.dumps(work(*rest)))
         return
-    other = commit_of(args.other)
+    folder = args.model or str(base_of(args.scale))
+    other = f"{commit_of(args.other)}, {args.other_dtype}"
     result: dict = json.loads(args.out.read_text()) if args.out and args.out.exists() else {}
-    of_machine = result.get(processor(), {})
+    place = f"{processor()}, {args.scale or Path(folder).name}"
+    of_machine = result.get(place, {})
     if of_machine.get("other") != other:
-        of_machine = result[processor()] = {"other": other, "workflows": {}}
+        of_machine = result[place] = {"other": other, "workflows": {}}
     with tempfile.TemporaryDirectory() as temporary:
         for workflow in args.workflows:
             path = str((args.rows or Path(temporary)) / f"{workflow}.json")
 
             def run(*work: str, checkout: Path = HERE) -> dict:
-                return alone(__file__, str(args.other), "--model", args.model, "--one", *work, checkout=checkout)
+                return alone(__file__, str(args.other), "--model", folder, "--one", *work, checkout=checkout)
 
             if not Path(path).exists():
-                run("record", workflow, args.model, path)
-            measured = of_machine["workflows"].setdefault(
-                workflow, {"floor": run("floor", args.model, path), "pairs": []}
-            )
+                run("record", workflow, folder, path)
+            measured = of_machine["workflows"].setdefault(workflow, {"floor": run("floor", folder, path), "pairs": []})
             if workflow == "single" and "best_stock" not in measured:
-                trials = {setting: run("stock", args.model, path, setting[0], str(setting[1])) for setting in STOCK}
+                trials = {setting: run("stock", folder, path, setting[0], str(setting[1])) for setting in STOCK}
                 n_tokens = measured["floor"]["completion"]
                 measured["best_stock"] = min(trials, key=lambda setting: iteration(trials[setting], n_tokens))
                 measured["stock_trials"] = [[*setting, values] for setting, values in trials.items()]
-            measured["profile"] = run("profile", workflow, args.model, path)
-            measured["rollout_profile"] = run("rollout_profile", workflow, args.model)
+            measured["profile"] = run("profile", workflow, folder, path)
+            measured["rollout_profile"] = run("rollout_profile", workflow, folder)
             if args.out:
                 write("bench_update", args.out, result, table(result), "speed_update")
             for _ in range(args.pairs):
                 pair = {
-                    "other": run("update", workflow, args.model, path, "0", checkout=args.other),
-                    "this": run("update", workflow, args.model, path, "1"),
+                    "other": run(
+                        "update", workflow, folder, path, str(int(args.other_dtype == "bfloat16")), checkout=args.other
+                    ),
+                    "this": run("update", workflow, folder, path, "1"),
                     "commit": commit_of(HERE),
                 }
                 if workflow == "single":
                     best = list(map(str, measured["best_stock"]))
-                    pair["stock"] = run("stock", args.model, path, *best)
-                    pair["mended"] = run("stock", args.model, path, *best, "mended")
+                    pair["stock"] = run("stock", folder, path, *best)
+                    pair["mended"] = run("stock", folder, path, *best, "mended")
                 measured["pairs"].append(pair)
                 print(workflow, json.dumps(pair), flush=True)
                 if args.out:

@@ -21,6 +21,14 @@ def alone(script: str, *arguments: str, checkout: Path = ROOT, python: str = sys
     return json.loads(completed.stdout.splitlines()[-1])
 
 
+def base_of(scale: str) -> Path:
+    """Return the folder of a scale's base, which is on this machine."""
+    from multirole_study.experiment.base_models import locate
+    from multirole_study.experiment.cell import Cell
+
+    return locate(Cell("single", "sp", "math", scale))
+
+
 def processor() -> str:
     """Return the name of this machine's processor, and its instructions that decide about speed: tables compare several."""
     import torch
