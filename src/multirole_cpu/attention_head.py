@@ -25,8 +25,12 @@ FLASH = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
 """The kernel behind `scaled_dot_product_attention` on a CPU; it also returns the log-sum-exp of each query."""
 
 
-HEADS: dict[str, tuple[int, int] | None] = {"attention": None, "tiles": (256, 2048)}
-"""Names of the kernels of a `LargeHead`: PyTorch's fused attention, or tiles of so many tokens and words."""
+HEADS: dict[str, tuple[int, int] | None] = {"attention": None, "tiles": (256, 2048), "bfloat16": (512, 2048)}
+"""Names of the kernels of a `LargeHead`: PyTorch's fused attention, or tiles of so many tokens and words.
+
+"bfloat16" is for bfloat16, and works as "tiles" in float32. Only AMX computes the float32 products of the other two at the speed of bfloat16 ones. Its products are
+rounded to bfloat16, so they are of a logit's distance to that of the chosen token: likely words are near it, and a distance of one is rounded by less than 0.004.
+"""
 
 
 @dataclass(frozen=True)
@@ -45,14 +49,26 @@ class Statistics(NamedTuple):
     mean: Tensor | None
 
 
-def statistics(hidden: Tensor, head: Tensor, temperature: float, kernel: str, needs_mean: bool) -> Statistics:
-    """Compute the softmax of hidden states (N, H) over the rows of a head (V, H) in one dtype, without storing the logits."""
+def statistics(
+    hidden: Tensor, head: Tensor, temperature: float, kernel: str, needs_mean: bool, near: Tensor
+) -> Statistics:
+    """Compute the softmax of hidden states (N, H) over the rows of a head (V, H) in one dtype, without storing the logits.
+
+    `near` (N,), a logit of each token from which its likely words are not far, is where "bfloat16" rounds least.
+    """
     tile = HEADS[kernel]
     if tile is None:
         mean, log_z = FLASH(hidden[None, None], head[None, None], head[None, None], scale=1 / temperature)
         mean = mean[0, 0].float()
         return Statistics(log_z[0, 0].float(), torch.linalg.vecdot(hidden.float(), mean).div_(temperature), mean)
-    parts = [_by_tiles(part, head, 1 / temperature, tile[1], needs_mean) for part in hidden.float().split(tile[0])]
+    is_rounded = kernel == "bfloat16" and hidden.dtype == torch.bfloat16
+    offsets = -near.bfloat16() if is_rounded else None  # (N,), what is added to the logits
+    parts = [
+        _by_tiles(
+            part, head, 1 / temperature, tile[1], needs_mean, None if offsets is None else offsets[i : i + tile[0]]
+        )
+        for i, part in zip(range(0, len(hidden), tile[0]), hidden.split(tile[0]), strict=True)
+    ]
     means = [part.mean for part in parts if part.mean is not None]
     return Statistics(
         torch.cat([part.log_z for part in parts]),
@@ -61,19 +77,25 @@ def statistics(hidden: Tensor, head: Tensor, temperature: float, kernel: str, ne
     )
 
 
-def _by_tiles(hidden: Tensor, head: Tensor, scale: float, n_words: int, needs_mean: bool) -> Statistics:
+def _by_tiles(
+    hidden: Tensor, head: Tensor, scale: float, n_words: int, needs_mean: bool, offset: Tensor | None
+) -> Statistics:
     """Compute `statistics` tile by tile. Sums are relative to the largest logit so far, and scaled whenever it grows.
 
-    The mean row is a second product. Without it the mean logit takes one pass over the tile.
+    The mean row is a second product. Without it the mean logit takes one pass over the tile. With `offset` (N,) both products are bfloat16 ones, and it is
+    added to a token's logits before they are rounded.
     """
-    n = len(hidden)
-    largest: Tensor = hidden.new_full((n,), -torch.inf)
-    total, weighted = hidden.new_zeros(n), hidden.new_zeros(n)
-    mean = torch.zeros_like(hidden) if needs_mean else None
-    buffer = hidden.new_empty(n * n_words)
+    n, x = len(hidden), hidden.float()
+    largest: Tensor = x.new_full((n,), -torch.inf)
+    total, weighted = x.new_zeros(n), x.new_zeros(n)
+    mean = torch.zeros_like(x) if needs_mean else None
+    buffer = x.new_empty(n * n_words)
     for tile in head.split(n_words):
-        rows = tile.float()  # (W, H)
-        logits = torch.mm(hidden, rows.T, out=buffer[: n * len(rows)].view(n, -1))  # (N, W), without 1 / T
+        rows = tile.float() if offset is None else tile  # (W, H)
+        if offset is None:
+            logits = torch.mm(x, rows.T, out=buffer[: n * len(rows)].view(n, -1))  # (N, W), without 1 / T
+        else:
+            logits = torch.addmm(offset[:, None].expand(n, len(rows)), hidden, rows.T).float()
         new = largest.maximum(logits.amax(1).mul_(scale))
         kept = largest.sub_(new).exp_()
         largest = new
@@ -85,11 +107,19 @@ def _by_tiles(hidden: Tensor, head: Tensor, scale: float, n_words: int, needs_me
             of_logits = torch.linalg.vecdot(exponentials, logits).addcmul_(of_tile, largest)
             weighted.mul_(kept).add_(of_logits)
         else:
-            mean.mul_(kept[:, None]).addmm_(exponentials, rows)
+            mean.mul_(kept[:, None])
+            if offset is None:
+                mean.addmm_(exponentials, rows)
+            else:
+                mean.add_(torch.mm(exponentials.bfloat16(), rows))
+    log_z = largest + total.log()
+    if offset is not None:
+        log_z.sub_(offset.float(), alpha=scale)
     if mean is None:
-        return Statistics(largest + total.log(), weighted.div_(total), None)
+        mean_logit = weighted.div_(total)
+        return Statistics(log_z, mean_logit if offset is None else mean_logit.sub_(offset.float(), alpha=scale), None)
     mean.div_(total[:, None])
-    return Statistics(largest + total.log(), torch.linalg.vecdot(hidden, mean).mul_(scale), mean)
+    return Statistics(log_z, torch.linalg.vecdot(x, mean).mul_(scale), mean)
 
 
 class VocabularyHead(torch.autograd.Function):
@@ -112,10 +142,11 @@ class VocabularyHead(torch.autograd.Function):
         dtype = torch.bfloat16 if is_half else hidden.dtype
         rounded, rows = hidden.to(dtype), head.to(dtype)
         kernel = kernels.with_gradient if has_gradient else kernels.scoring
-        with torch.autocast("cpu", enabled=False), products_in("bf16") if is_half else nullcontext():
-            log_z, mean_logit, mean = statistics(rounded, rows, temperature, kernel, has_gradient)
         chosen = rows[targets].float()
-        logps = torch.linalg.vecdot(rounded.float(), chosen).div_(temperature).sub_(log_z)
+        logits = torch.linalg.vecdot(rounded.float(), chosen)  # (N,), of the chosen tokens
+        with torch.autocast("cpu", enabled=False), products_in("bf16") if is_half else nullcontext():
+            log_z, mean_logit, mean = statistics(rounded, rows, temperature, kernel, has_gradient, logits)
+        logps = logits.div_(temperature).sub_(log_z)
         if has_gradient:
             assert mean is not None
             ctx.save_for_backward(hidden, head, targets, chosen.sub_(mean).div_(temperature))

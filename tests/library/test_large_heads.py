@@ -38,7 +38,8 @@ def computed(
 @pytest.fixture(params=HEADS)
 def kernel(request, monkeypatch) -> str:
     """Every kernel; tiles are of 4 tokens and 128 words, so that there are several, the last of them smaller."""
-    monkeypatch.setitem(HEADS, "tiles", (4, 128))
+    for name in ("tiles", "bfloat16"):
+        monkeypatch.setitem(HEADS, name, (4, 128))
     return request.param
 
 
@@ -56,13 +57,14 @@ def test_values_and_gradients_in_float32(weights, kernel):
 
 
 def test_values_and_gradients_in_bfloat16(kernel):
-    """Log-probs are those of rounded factors, and the gradient is near that of float32."""
+    """Log-probs are those of rounded factors, of which "bfloat16" also rounds distances, and the gradient is near that of float32."""
     hidden, head, targets = inputs()
     with products_in("bf16"):
         logps, entropies = computed(hidden, head, targets, kernel)
         (gradient,) = torch.autograd.grad(logps.sum(), hidden)
     rounded = expected(hidden.bfloat16(), head.bfloat16(), targets)
-    torch.testing.assert_close(logps.double(), rounded[0], atol=1e-4, rtol=0)
+    tolerances = {"atol": 0.01, "rtol": 2**-8} if kernel == "bfloat16" else {"atol": 1e-4, "rtol": 0}
+    torch.testing.assert_close(logps.double(), rounded[0], **tolerances)
     torch.testing.assert_close(entropies.double(), rounded[1], atol=0.05, rtol=0)
     (other,) = torch.autograd.grad(expected(hidden, head, targets)[0].sum(), hidden)
     assert torch.nn.functional.cosine_similarity(gradient.flatten(), other.flatten(), dim=0) > 0.999
@@ -75,7 +77,7 @@ def test_scoring_without_a_gradient_gives_the_same_values(kernel, is_half):
         differentiated = computed(hidden, head, targets, kernel)
         with torch.no_grad():
             scored = computed(hidden.detach(), head, targets, kernel)
-    tolerances = (1e-4, 0.05) if is_half else (1e-5, 1e-4)  # an entropy's mean row is rounded to bfloat16
+    tolerances = (1e-4, 0.1) if is_half else (1e-5, 1e-4)  # an entropy's mean row is rounded to bfloat16
     for one, other, tolerance in zip(scored, differentiated, tolerances, strict=True):
         torch.testing.assert_close(one, other.detach(), atol=tolerance, rtol=0)
 
