@@ -12,12 +12,16 @@ for name in (
 ):  # `make test` sets them, and a make inside a test would announce its directory
     os.environ.pop(name, None)
 
+import email
 import gc
+import importlib.metadata
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from filelock import FileLock
@@ -32,6 +36,9 @@ os.fsync = lambda descriptor: None
 
 # jsonschema, which nbformat imports, checks a few formats of text with it where it is installed. It takes seconds to build its grammar.
 sys.modules["rfc3987_syntax"] = None
+
+# accelerate parses a package's description at every backward pass, and TRL parses those of its packages for every model card
+importlib.metadata.email = SimpleNamespace(message_from_string=cache(email.message_from_string))
 
 LONGEST = (
     "tables_agree_with_pandas",  # makes `grid_results`, for which another worker would wait
@@ -54,6 +61,11 @@ def pytest_collection() -> Iterator[None]:
     """Import the tests without collecting garbage, which would cost seconds, and exclude all imported modules from later collections."""
     gc.disable()
     result = yield
+    if "torch" in sys.modules:  # without a device, each seed is kept for one, with a text of the stack, which takes milliseconds
+        import torch.mtia
+        import torch.xpu
+
+        torch.cuda.traceback = torch.xpu.traceback = torch.mtia.traceback = SimpleNamespace(format_stack=list)
     gc.freeze()
     gc.enable()
     return result
