@@ -51,6 +51,15 @@ LONGEST = (
 """The slowest files. They run first, so that all workers end at about the same time: pytest-xdist hands out files in this order."""
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the server of the workers' processes with the whole suite, while they import the tests."""
+    is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    if is_whole and config.getoption("numprocesses", None) and "PYTEST_XDIST_WORKER" not in os.environ:
+        from processes import serve_workers
+
+        serve_workers()
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     rank = {f"test_{name}.py": i for i, name in enumerate(LONGEST)}
     items.sort(key=lambda item: rank.get(item.path.name, len(rank)))
@@ -61,7 +70,9 @@ def pytest_collection() -> Iterator[None]:
     """Import the tests without collecting garbage, which would cost seconds, and exclude all imported modules from later collections."""
     gc.disable()
     result = yield
-    if "torch" in sys.modules:  # without a device, each seed is kept for one, with a text of the stack, which takes milliseconds
+    if (
+        "torch" in sys.modules
+    ):  # without a device, each seed is kept for one, with a text of the stack, which takes milliseconds
         import torch.mtia
         import torch.xpu
 
