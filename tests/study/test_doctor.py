@@ -28,7 +28,7 @@ from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.launch import Launch
 from multirole_study.tasks.tiny_chain import TinyChain
 
-SMALL = {"n_problems": 2, "num_generations": 2, "max_completion_length": 48, "n_train": 16, "n_validation": 2}
+SMALL = {"n_problems": 2, "num_generations": 2, "max_completion_length": 24, "n_train": 16, "n_validation": 2}
 
 Fault = Callable[[MonkeyPatch], None]
 FAULTS: dict[str, tuple[str, Fault]] = {}

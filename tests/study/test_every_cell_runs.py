@@ -17,7 +17,7 @@ CUSTOM = {
 }  # fmt: skip
 SMALL = {
     "max_steps": 2, "n_problems": 2, "num_generations": 4, "n_validation": 4, "n_train": 64, "eval_steps": 2,
-    "warmup_steps": 1, "save_steps": 2,
+    "warmup_steps": 1, "save_steps": 2, "max_completion_length": 48,
 }  # fmt: skip
 CELLS = [(w, p, t) for w in WORKFLOWS for p in ("sp", "ip", "map") for t in ("math", "code")]
 MATRIX = [(engine, *cell) for engine in ("transformers", "vllm") for cell in CELLS]

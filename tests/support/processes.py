@@ -18,7 +18,9 @@ from pathlib import Path
 PATIENCE = 900.0
 """Seconds after which a process is taken for one that hangs."""
 SERVER = multiprocessing.get_context("forkserver")
-IMPORTED = ["multirole.trainer", "multirole_study.doctor", "multirole_study.experiment.run", "multirole_study.plan"]
+IMPORTED = [
+    "trainers", "multirole.trainer", "multirole_cpu.passes", "multirole_study.doctor", "multirole_study.experiment.run", "multirole_study.plan",
+]  # fmt: skip
 """Modules that the server imports. Those that are not installed are left out."""
 SERVER.set_forkserver_preload(IMPORTED)
 ADDRESS = "MULTIROLE_TESTS_SERVER"
@@ -86,6 +88,7 @@ def run_together(
 
 def _work(log: Path, environment: dict[str, str], work: Callable, args: tuple) -> None:
     os.environ.update(environment)
+    os.fsync = lambda descriptor: None  # as in conftest.py
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     sys.stdout.flush()
     os.dup2(descriptor, 1)
