@@ -39,6 +39,7 @@ sys.modules["rfc3987_syntax"] = None
 
 # accelerate parses a package's description at every backward pass, and TRL parses those of its packages for every model card
 importlib.metadata.email = SimpleNamespace(message_from_string=cache(email.message_from_string))
+importlib.metadata.packages_distributions = cache(importlib.metadata.packages_distributions)  # read by both at import
 
 LONGEST = (
     "tables_agree_with_pandas",  # makes `grid_results`, for which another worker would wait

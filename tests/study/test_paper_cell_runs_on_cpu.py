@@ -105,8 +105,9 @@ def test_a_run_is_not_continued_with_other_rows(model_folder, tmp_path):
     rows = tmp_path / "rows.jsonl"
     shutil.copy(ROWS["math"], rows)
     cell = Cell(
-        "single", "sp", "math", "0.6b", model=str(model_folder), data=str(rows), max_prompt_tokens=3000, **SMALL
-    )
+        "single", "sp", "math", "0.6b", model=str(model_folder), data=str(rows), max_prompt_tokens=3000,
+        **SMALL | {"max_steps": 1, "eval_steps": 1, "save_steps": 1},
+    )  # fmt: skip
     folder = run_cell(cell, tmp_path / "runs")
     (folder / "DONE").unlink()
     rows.write_text(

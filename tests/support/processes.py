@@ -19,7 +19,7 @@ PATIENCE = 900.0
 """Seconds after which a process is taken for one that hangs."""
 SERVER = multiprocessing.get_context("forkserver")
 IMPORTED = [
-    "trainers", "multirole.trainer", "multirole_cpu.passes", "multirole_study.doctor", "multirole_study.experiment.run", "multirole_study.plan",
+    "multirole.trainer", "trainers", "multirole_cpu.passes", "multirole_study.doctor", "multirole_study.experiment.run", "multirole_study.plan",
 ]  # fmt: skip
 """Modules that the server imports. Those that are not installed are left out."""
 SERVER.set_forkserver_preload(IMPORTED)
