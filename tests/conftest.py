@@ -43,7 +43,6 @@ importlib.metadata.packages_distributions = cache(importlib.metadata.packages_di
 
 LONGEST = (
     "tables_agree_with_pandas",  # makes `grid_results`, for which another worker would wait
-    "grid_runner",  # needs a server of processes that has not been started before
     "engine_vllm", "library_stands_alone", "exit_codes", "it_takes_what_trl_takes", "rollouts_do_not_wait", "figures", "engine_generate", "doctor",
     "what_trl_users_expect", "inspector", "evaluation_repeats_validation", "sandbox", "clock_study", "openai_endpoint", "claims",
     "vllm_server_engine", "shared_prompts_are_computed_once", "forks_are_exact", "ledger_matches_count", "gradients", "credit_estimators",
