@@ -43,10 +43,11 @@ importlib.metadata.packages_distributions = cache(importlib.metadata.packages_di
 
 LONGEST = (
     "tables_agree_with_pandas",  # makes `grid_results`, for which another worker would wait
-    "engine_vllm", "library_stands_alone", "exit_codes", "it_takes_what_trl_takes", "rollouts_do_not_wait", "figures", "engine_generate", "doctor",
-    "what_trl_users_expect", "inspector", "evaluation_repeats_validation", "sandbox", "clock_study", "openai_endpoint", "claims",
-    "vllm_server_engine", "shared_prompts_are_computed_once", "forks_are_exact", "ledger_matches_count", "gradients", "credit_estimators",
-    "notebook", "bad_input_is_refused", "committed_tables", "pairs",
+    "processes_equal_one", "library_stands_alone", "engine_vllm", "resume_equals_unbroken", "inspector", "what_trl_users_expect", "questions",
+    "figures", "it_takes_what_trl_takes", "rollouts_do_not_wait", "engine_generate", "doctor", "study", "tiny_models", "sandbox", "sandbox_hostile",
+    "pairs", "rollouts_do_not_wait_on_two_processes", "grid_runner", "pack", "leaderboard", "committed_tables", "openai_endpoint", "notebook",
+    "evaluation_repeats_validation", "every_cell_runs", "paper_cell_runs_on_cpu", "vllm_server_command", "a_killed_server_leaves_no_process",
+    "distillation", "rate_study", "tiny_pipe", "clock_study", "claims",
 )  # fmt: skip
 """The slowest files. They run first, so that all workers end at about the same time: pytest-xdist hands out files in this order."""
 

@@ -46,8 +46,10 @@ def model_folder(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     ("workflow", "policy", "task", "changes"),
     [
-        pytest.param("voting", "ip", "math", {}, marks=pytest.mark.slow),
-        ("eval_opt", "sp", "code", {"preset": "released_code", "max_prompt_tokens": 4096}),
+        ("voting", "ip", "math", {}),
+        pytest.param(
+            "eval_opt", "sp", "code", {"preset": "released_code", "max_prompt_tokens": 4096}, marks=pytest.mark.slow
+        ),
         pytest.param("orch_workers", "ip", "math", {"dtype": "float32", "engine": "vllm"}, marks=pytest.mark.slow),
     ],
 )
