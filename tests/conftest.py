@@ -12,12 +12,16 @@ for name in (
 ):  # `make test` sets them, and a make inside a test would announce its directory
     os.environ.pop(name, None)
 
+import email
 import gc
+import importlib.metadata
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from filelock import FileLock
@@ -33,15 +37,28 @@ os.fsync = lambda descriptor: None
 # jsonschema, which nbformat imports, checks a few formats of text with it where it is installed. It takes seconds to build its grammar.
 sys.modules["rfc3987_syntax"] = None
 
+# accelerate parses a package's description at every backward pass, and TRL parses those of its packages for every model card
+importlib.metadata.email = SimpleNamespace(message_from_string=cache(email.message_from_string))
+importlib.metadata.packages_distributions = cache(importlib.metadata.packages_distributions)  # read by both at import
+
 LONGEST = (
     "tables_agree_with_pandas",  # makes `grid_results`, for which another worker would wait
-    "grid_runner",  # needs a server of processes that has not been started before
-    "engine_vllm", "library_stands_alone", "exit_codes", "it_takes_what_trl_takes", "rollouts_do_not_wait", "figures", "engine_generate", "doctor",
-    "what_trl_users_expect", "inspector", "evaluation_repeats_validation", "sandbox", "clock_study", "openai_endpoint", "claims",
-    "vllm_server_engine", "shared_prompts_are_computed_once", "forks_are_exact", "ledger_matches_count", "gradients", "credit_estimators",
-    "notebook", "bad_input_is_refused", "committed_tables", "pairs",
+    "processes_equal_one", "library_stands_alone", "engine_vllm", "resume_equals_unbroken", "inspector", "what_trl_users_expect", "questions",
+    "figures", "it_takes_what_trl_takes", "rollouts_do_not_wait", "engine_generate", "doctor", "study", "tiny_models", "sandbox", "sandbox_hostile",
+    "pairs", "rollouts_do_not_wait_on_two_processes", "grid_runner", "pack", "leaderboard", "committed_tables", "openai_endpoint", "notebook",
+    "evaluation_repeats_validation", "every_cell_runs", "paper_cell_runs_on_cpu", "vllm_server_command", "a_killed_server_leaves_no_process",
+    "distillation", "rate_study", "tiny_pipe", "clock_study", "claims",
 )  # fmt: skip
 """The slowest files. They run first, so that all workers end at about the same time: pytest-xdist hands out files in this order."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start the server of the workers' processes with the whole suite, while they import the tests."""
+    is_whole = config.args_source is pytest.Config.ArgsSource.TESTPATHS
+    if is_whole and config.getoption("numprocesses", None) and "PYTEST_XDIST_WORKER" not in os.environ:
+        from processes import serve_workers
+
+        serve_workers()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -54,6 +71,13 @@ def pytest_collection() -> Iterator[None]:
     """Import the tests without collecting garbage, which would cost seconds, and exclude all imported modules from later collections."""
     gc.disable()
     result = yield
+    if (
+        "torch" in sys.modules
+    ):  # without a device, each seed is kept for one, with a text of the stack, which takes milliseconds
+        import torch.mtia
+        import torch.xpu
+
+        torch.cuda.traceback = torch.xpu.traceback = torch.mtia.traceback = SimpleNamespace(format_stack=list)
     gc.freeze()
     gc.enable()
     return result

@@ -1,8 +1,10 @@
 """On-policy distillation adds the KL from a role's teacher on the role's own tokens, and nothing for roles without one."""
 
 import json
+import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import processes
 import pytest
@@ -15,7 +17,6 @@ from test_partners import saved as judge
 from toy_qwen3 import toy_base, toy_model
 from trainers import SUMS, build_model, conversation, episodes_of, rows_of
 from transformers import AutoTokenizer
-from trl import DistillationConfig, DistillationTrainer
 
 from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, Single
 from multirole.teachers import parse_teachers
@@ -56,9 +57,12 @@ def logged_kl(trainer):
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 def test_the_gradient_of_one_role_is_that_of_trls_trainer(
-    make_library_trainer, saved, tokenizer, tmp_path, temperature
+    make_library_trainer, saved, tokenizer, tmp_path, temperature, monkeypatch
 ):
     """Same student, teacher and completions; the outcome has no part in the loss."""
+    with monkeypatch.context() as patch:  # as `multirole.trl_parts` does: vLLM's import takes seconds
+        patch.setitem(sys.modules, "trl.generation.vllm_generation", SimpleNamespace(VLLMGeneration=None))
+        from trl import DistillationConfig, DistillationTrainer
     episodes = episodes_of({"generator": 1})
     ours = make_library_trainer(Single(), teacher={"generator": f"frozen:{saved}"}, temperature=temperature)
     rows = scored(ours, episodes)
@@ -303,7 +307,7 @@ class Server:
                 pass
 
         self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
         self.teacher = {"url": f"http://127.0.0.1:{self.http.server_address[1]}/v1", "model": "large"}
 
 

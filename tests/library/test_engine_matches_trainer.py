@@ -27,7 +27,7 @@ def gaps(trainer, rows):
 )
 def test_log_probs_agree_before_and_after_a_sync(base, tmp_path, workflow, policy):
     args = MultiRoleGRPOConfig(
-        str(tmp_path), policy=policy, generation_batch_size=8, num_generations=4, temperature=0.8, max_completion_length=32, max_steps=4,
+        str(tmp_path), policy=policy, generation_batch_size=8, num_generations=4, temperature=0.8, max_completion_length=16, max_steps=4,
         use_cpu=True, bf16=False, report_to="none", gradient_checkpointing=False,
     )  # fmt: skip
     trainer = MultiRoleGRPOTrainer(

@@ -30,12 +30,18 @@ def model_path(tmp_path_factory, tokenizer) -> str:
 @pytest.fixture(scope="module")
 def engine(model_path):
     pytest.importorskip("vllm")
+    from vllm.v1.sample import sampler
+
     n_threads = torch.get_num_threads()
     set_num_threads = torch.set_num_threads
     with pytest.MonkeyPatch.context() as patch:
-        # vLLM compiles a few small functions of its sampler with a C++ compiler, which takes longer than all these tests
-        patch.setattr("torch._dynamo.config.disable", True)
-        engine = VLLMEngine(model_path, list(POLICY), max_lora_rank=4, max_length=256, max_num_seqs=64)
+        # vLLM compiles this function with a C++ compiler, which takes longer than all these tests. Its result, the rank of a token, is not used.
+        # `torch._dynamo.config.disable` would hold in this thread alone, and not in the engine's.
+        patch.setattr(sampler, "batched_count_greater_than", lambda x, values: (x >= values).sum(-1))
+        engine = VLLMEngine(
+            model_path, list(POLICY), max_lora_rank=4, max_length=256, max_num_seqs=64,
+            kv_cache_memory_bytes=2**25,  # less than what is usual, 1 GiB, which vLLM fills with zeros
+        )  # fmt: skip
         assert torch.set_num_threads is set_num_threads and torch.get_num_threads() == n_threads
         yield engine
         engine.close()

@@ -43,7 +43,7 @@ def test_the_effect_of_a_role_is_that_of_enumeration(tokenizer):
 
 def test_the_effect_of_a_turn_with_all_other_seeds_held(tokenizer):
     """The exact effect averages over the replies of one turn by probability; the other turns keep their seeds."""
-    n, rollout = 2000, relay(tokenizer)
+    n, rollout = 1000, relay(tokenizer)
     engine = rollout.engine
     for index in range(3):
         (episode,) = rollout.run([(PROBLEM, index)], 3, SAMPLING)

@@ -40,7 +40,7 @@ def k3_gradient(trainer, rows: list[Row], weights: dict[str, float]) -> torch.Te
 @pytest.mark.parametrize(
     ("options", "weights"),
     [
-        ({"beta": 20.0}, {"generator": 20.0, "aggregator": 20.0}),
+        pytest.param({"beta": 20.0}, {"generator": 20.0, "aggregator": 20.0}, marks=pytest.mark.slow),
         ({"role_beta": {"aggregator": 20.0}}, {"generator": 0.0, "aggregator": 20.0}),
         ({"beta": 20.0, "role_beta": {"aggregator": 0.0}}, {"generator": 20.0, "aggregator": 0.0}),
     ],

@@ -4,7 +4,7 @@ import math
 
 import pytest
 from scripted_engine import ScriptedEngine
-from trainers import diagnostics_of, episodes_of
+from trainers import diagnostics_of, episodes_of, slow_but
 
 from multirole.inputs.problems import INDEX
 from multirole.workflows import WORKFLOWS
@@ -21,7 +21,10 @@ UPDATES = {"per_batch": {}, "one": {}, "tokens": {"step_tokens": 100}}
 SMALL = {"num_generations": 4, "generation_batch_size": 8}
 
 
-@pytest.mark.parametrize(("workflow", "policy"), STEPS)
+@pytest.mark.parametrize(
+    ("workflow", "policy"),
+    slow_but([case for case in STEPS if case not in (("voting", "sp"), ("eval_opt", "ip"))], STEPS),
+)
 def test_steps_rows_and_tokens_by_adapter(make_diagnosed_trainer, workflow, policy):
     for updates, options in UPDATES.items():
         trainer = make_diagnosed_trainer(WORKFLOWS[workflow](), policy=policy, updates=updates, **SMALL, **options)
@@ -77,9 +80,9 @@ ROWS = {  # rows per episode when no verdict ever parses: Eval-Opt on math then 
     [
         ("single", "sp", "per_batch"),
         ("voting", "ip", "per_batch"),
-        ("voting", "sp", "one"),
+        pytest.param("voting", "sp", "one", marks=pytest.mark.slow),
         ("eval_opt", "sp", "tokens"),
-        ("eval_opt", "ip", "per_batch"),
+        pytest.param("eval_opt", "ip", "per_batch", marks=pytest.mark.slow),
         ("orch_workers", "ip", "one"),
     ],
 )

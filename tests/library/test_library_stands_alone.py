@@ -50,14 +50,25 @@ def source(tmp_path_factory) -> Path:
     return folder
 
 
+BUILD = """
+import os, sys
+from setuptools.build_meta import build_wheel
+_, wheels, *clones = sys.argv
+for clone in clones:
+    if not (child := os.fork()):  # setuptools reads a folder once per process
+        os.chdir(clone)
+        build_wheel(wheels)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+"""
+
+
 @pytest.fixture(scope="module")
 def wheels(source, tmp_path_factory) -> dict[str, Path]:
     """The wheel of each distribution, built by the call that `pip wheel` makes to setuptools."""
     folder = tmp_path_factory.mktemp("wheels")
-    build = "import sys; from setuptools.build_meta import build_wheel; build_wheel(sys.argv[1])"
-    for path in FOLDERS:
-        command = [sys.executable, "-P", "-c", build, str(folder)]
-        subprocess.run(command, cwd=source / path.relative_to(ROOT), check=True, capture_output=True)
+    clones = [str(source / path.relative_to(ROOT)) for path in FOLDERS]
+    subprocess.run([sys.executable, "-P", "-c", BUILD, str(folder), *clones], check=True, capture_output=True)
     return {canonicalize_name(path.name.partition("-")[0]): path for path in folder.glob("*.whl")}
 
 

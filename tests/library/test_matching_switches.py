@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from test_gradients import cut, gradient
-from trainers import diagnostics_of, episodes_of, rows_of
+from trainers import diagnostics_of, episodes_of, rows_of, slow_but
 
 from multirole.callbacks import MultiRoleCallback
 from multirole.update.rows import Row, token_batches
@@ -64,7 +64,7 @@ AGGREGATES = {
 }
 
 
-@pytest.mark.parametrize("kind", AGGREGATES)
+@pytest.mark.parametrize("kind", slow_but(["grpo", "dapo", "dr_grpo"], AGGREGATES))
 def test_the_loss_is_averaged_as_chosen_whatever_the_micro_batches(make_library_trainer, kind):
     """On rows of several roles and slots."""
     trainer = make_library_trainer(Voting(), loss_type=kind)

@@ -35,8 +35,8 @@ def silence(rows: list[Row], n: int) -> None:
 SMALL_PASSES = {"micro_batch_tokens": 300, "seed": 0}
 CASES = [
     (Single, {}),
-    (Voting, {"policy": "sp"}),
-    (Voting, {"policy": "ip"}),
+    pytest.param(Voting, {"policy": "sp"}, marks=pytest.mark.slow),
+    pytest.param(Voting, {"policy": "ip"}, marks=pytest.mark.slow),
     (EvalOpt, {"policy": "sp", "beta": 0.1, "old_logprobs": "recomputed"}),
     (EvalOpt, {"policy": "ip", "role_beta": {"evaluator": 0.5}}),
     (OrchWorkers, {"policy": "sp", "role_beta": {"worker": 0.5}, "temperature": 0.7}),

@@ -7,6 +7,7 @@ from peft import BdLoraConfig, KasaConfig, LoraConfig, VeloraConfig, get_peft_mo
 from peft.tuners.lora import Linear as LoraLinear
 from toy_families import BIASED, LLAMA3, saved, small
 from toy_qwen3 import toy_tokenizer
+from trainers import slow_but
 from transformers import (
     GemmaConfig,
     GemmaForCausalLM,
@@ -47,7 +48,7 @@ def test_the_engine_samples_a_llama_as_transformers_scores_it(tmp_path, rope):
         torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("family", BIASED)
+@pytest.mark.parametrize("family", slow_but(["mistral", "qwen2"], BIASED))
 def test_biases_and_derived_head_sizes_are_served(family):
     """With adapters, prompts that rows share, and the prefix cache: log-probs are those of transformers."""
     lora = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM")

@@ -55,22 +55,13 @@ def train(make_library_trainer, workflow, resumed=None, **options):
 
 
 @pytest.mark.parametrize("policy", ["ip", pytest.param("sp", marks=pytest.mark.slow)])
-def test_voting_through_the_endpoint_trains_the_weights_of_voting(make_library_trainer, policy):
-    native, agent = (
-        train(make_library_trainer, workflow, policy=policy, turn_seeds="prompt")
-        for workflow in (Voting(prompts="general"), from_openai(vote, {"generator": 3, "aggregator": 1}, "voting"))
+def test_voting_through_the_endpoint_trains_the_weights_of_voting_also_resumed(make_library_trainer, policy):
+    agent = from_openai(vote, {"generator": 3, "aggregator": 1}, "voting")
+    native, unbroken, resumed = (
+        train(make_library_trainer, workflow, start, policy=policy, turn_seeds="prompt", save_steps=2)
+        for workflow, start in ((Voting(prompts="general"), None), (agent, None), (agent, "checkpoint-2"))
     )
-    assert not torch.equal(*native) and torch.equal(native[1], agent[1])
-
-
-def test_a_resumed_run_ends_as_the_unbroken_one(make_library_trainer):
-    unbroken, resumed = (
-        train(
-            make_library_trainer, from_openai(vote, {"generator": 3, "aggregator": 1}, "voting"), resumed, save_steps=2
-        )
-        for resumed in (None, "checkpoint-2")
-    )
-    assert not torch.equal(*unbroken) and torch.equal(unbroken[1], resumed[1])
+    assert not torch.equal(*native) and torch.equal(native[1], unbroken[1]) and torch.equal(native[1], resumed[1])
 
 
 def shuffled_workers(seed: int):

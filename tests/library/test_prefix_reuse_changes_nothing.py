@@ -43,7 +43,7 @@ def computed_tokens(engine: TransformersEngine, monkeypatch) -> list[int]:
     return counts
 
 
-@pytest.mark.parametrize("max_rows", [384, 5])
+@pytest.mark.parametrize("max_rows", [pytest.param(384, marks=pytest.mark.slow), 5])
 def test_logprobs_are_those_without_reuse(make_model, tokenizer, monkeypatch, max_rows):
     model = make_model(POLICY)
     plain = TransformersEngine(tokenizer.eos_token_id, prefix_bytes=0)

@@ -90,6 +90,19 @@ def trained(make, max_staleness, engine=None, **config):
     return weights_of(trainer), watch
 
 
+@pytest.fixture(scope="module")
+def plain():
+    """plain(make, max_staleness) -> what `trained` returns, of one run."""
+    runs = {}
+
+    def get(make, max_staleness):
+        if max_staleness not in runs:
+            runs[max_staleness] = trained(make, max_staleness)
+        return runs[max_staleness]
+
+    return get
+
+
 def equal(one, other):
     return all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
@@ -99,23 +112,23 @@ def eos_of(make):
 
 
 @pytest.mark.parametrize("max_staleness", [0, 1, 2])
-def test_each_iteration_has_one_version_and_it_is_logged(make, max_staleness):
-    _, watch = trained(make, max_staleness)
+def test_each_iteration_has_one_version_and_it_is_logged(make, plain, max_staleness):
+    _, watch = plain(make, max_staleness)
     expected = [max(0, n - max_staleness) for n in range(N_ITERATIONS)]
     assert watch.versions == {n: {version} for n, version in enumerate(expected)}
     logged = [(log["staleness/mean"], log["staleness/max"]) for log in watch.logs if "staleness/mean" in log]
     assert logged == [(n - v, n - v) for n, v in enumerate(expected)] * bool(max_staleness)
 
 
-def test_a_slow_engine_gives_the_same_run(make):
-    weights, watch = trained(make, 1)
+def test_a_slow_engine_gives_the_same_run(make, plain):
+    weights, watch = plain(make, 1)
     slow_weights, slow = trained(make, 1, Slowed(*eos_of(make), max_length=2056))
     assert equal(weights, slow_weights) and watch.episodes == slow.episodes and watch.versions == slow.versions
-    assert not equal(weights, trained(make, 0)[0])
+    assert not equal(weights, plain(make, 0)[0])
 
 
-def test_two_versions_behind_repeats(make):
-    assert equal(trained(make, 2)[0], trained(make, 2)[0])
+def test_two_versions_behind_repeats(make, plain):
+    assert equal(plain(make, 2)[0], trained(make, 2)[0])
 
 
 def test_episodes_are_played_during_the_update(make):
@@ -203,7 +216,7 @@ def test_the_ratio_of_stale_rows_starts_from_the_sampler(make):
 
 
 @pytest.mark.parametrize("max_staleness", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_a_run_that_was_killed_and_resumed_equals_an_unbroken_one(make, max_staleness):
+def test_a_run_that_was_killed_and_resumed_equals_an_unbroken_one(make, plain, max_staleness):
     """The episodes in flight are played again, with the adapters that played them."""
 
     class Killed(BaseException):
@@ -214,7 +227,7 @@ def test_a_run_that_was_killed_and_resumed_equals_an_unbroken_one(make, max_stal
             raise Killed
 
     saves = {"save_strategy": "steps", "save_steps": 2}
-    weights, whole = trained(make, max_staleness, **saves)
+    weights, whole = plain(make, max_staleness)
     first = Watch(on_step_end=kill)
     trainer = make(max_staleness, first, **saves)
     with pytest.raises(Killed):

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from decoders import decoder
-from trainers import conversation, library_trainer, rows_of, updated
+from trainers import conversation, library_trainer, rows_of, slow_but, updated
 
 from multirole.callbacks import MultiRoleCallback
 from multirole.roles.diagnostics import RoleDiagnostics
@@ -107,9 +107,13 @@ def test_groups_of_blocks_counted_by_hand():
     assert list(similar_blocks(sizes, 1)) == [[0], [2], [4], [1], [3]]
 
 
-@pytest.mark.parametrize("merges", [True, False])
-@pytest.mark.parametrize("policy", ["sp", "ip"])
-@pytest.mark.parametrize("kind", [EvalOpt, Voting])
+@pytest.mark.parametrize(
+    ("kind", "policy", "merges"),
+    slow_but(
+        [(EvalOpt, "sp", True), (EvalOpt, "ip", False), (Voting, "ip", True), (Voting, "sp", False)],
+        itertools.product([EvalOpt, Voting], ["sp", "ip"], [True, False]),
+    ),
+)
 def test_gradients_and_parts_equal_the_plain_path(tokenizer, tmp_path, monkeypatch, kind, policy, merges):
     monkeypatch.setattr(prefix_tree, "CPU_SCORES", 2000)  # so that groups of similar blocks are cut, as large ones are
     results = []

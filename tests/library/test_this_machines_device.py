@@ -1,8 +1,10 @@
 """Updates and rollouts on this machine's GPU equal those on its CPU in float32. Without a GPU, both sides are the CPU."""
 
+import itertools
+
 import pytest
 import torch
-from trainers import conversation, library_trainer, rows_of, updated
+from trainers import conversation, library_trainer, rows_of, slow_but, updated
 
 from multirole.update.passes import model_passes, tree_attention
 from multirole.workflows import EvalOpt, Voting
@@ -17,8 +19,10 @@ def round_base(trainer, dtype: torch.dtype) -> None:
             parameter.data = parameter.data.bfloat16().to(dtype)
 
 
-@pytest.mark.parametrize("packs", [False, True])
-@pytest.mark.parametrize("is_half", [False, True])
+@pytest.mark.parametrize(
+    ("is_half", "packs"),  # without a GPU it compares a CPU with itself
+    slow_but([(False, True), (True, True)] if HAS_GPU else [(True, True)], itertools.product((False, True), repeat=2)),
+)
 def test_gradients_equal_those_of_the_cpu(tokenizer, tmp_path, monkeypatch, is_half, packs):
     """In bfloat16 up to its rounding, for rows that share prompts and rows that do not."""
     applied = []

@@ -15,7 +15,7 @@ from fake_vllm_server import BASE, FakeServer, canned, running_servers
 from peft import LoraConfig, PeftModel
 from safetensors.torch import load_file
 from toy_qwen3 import toy_model
-from trainers import library_trainer
+from trainers import library_trainer, slow_but
 
 from multirole.engines import vllm_server as vllm_server_engine
 from multirole.engines import vllm_server_client
@@ -606,7 +606,7 @@ def train(tokenizer, folder, engine=None, **options) -> dict[str, torch.Tensor]:
     return {name: p.detach().clone() for name, p in trainer.peft_model.named_parameters() if "lora_" in name}
 
 
-@pytest.mark.parametrize("fault", ["none", pytest.param("errors", marks=pytest.mark.slow), "killed"])
+@pytest.mark.parametrize("fault", slow_but(["killed"], ["none", "errors", "killed"]))
 def test_the_weights_of_a_run_are_those_of_an_engine_in_process_whatever_becomes_of_the_servers(
     servers, tokenizer, tmp_path, fault
 ):

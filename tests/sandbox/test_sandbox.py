@@ -173,7 +173,7 @@ KILL_ZYGOTE = "os.kill(os.getppid(), 9), time.sleep(9)"  # the manager dies with
 
 
 @pytest.mark.parametrize("death", [KILL_ZYGOTE, "raise MemoryError", "os.kill(os.getpid(), 31)"])
-@pytest.mark.parametrize("rule", ["fraction", "all_pass"])
+@pytest.mark.parametrize("rule", ["fraction", pytest.param("all_pass", marks=pytest.mark.slow)])
 def test_a_program_that_makes_workers_fail_is_an_error_and_is_logged(sabotage, caplog, death: str, rule: str) -> None:
     sabotage(f"if 'POISON' in source: {death}")
     sources = [ECHO, "# POISON\n" + ECHO, ECHO + "\n"]

@@ -18,7 +18,11 @@ IN_THE_LAST_VALIDATION = 2 * 4 + 2 * 4 * 4 + 3
 
 @pytest.mark.parametrize(
     ("max_staleness", "kill_after", "trained"),
-    [(0, IN_THE_SECOND_ROLLOUT, 1), (1, IN_THE_SECOND_ROLLOUT, 1), (0, IN_THE_LAST_VALIDATION, 2)],
+    [
+        pytest.param(0, IN_THE_SECOND_ROLLOUT, 1, marks=pytest.mark.slow),
+        (1, IN_THE_SECOND_ROLLOUT, 1),
+        (0, IN_THE_LAST_VALIDATION, 2),
+    ],
 )
 def test_a_lost_server_ends_a_run_that_the_same_command_finishes(
     tmp_path, capsys, monkeypatch, max_staleness, kill_after, trained

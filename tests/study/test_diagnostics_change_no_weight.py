@@ -11,7 +11,10 @@ from multirole_study.experiment.launch import Launch
 
 @pytest.mark.parametrize(
     "fields",
-    [{"policy": "ip"}, {"policy": "sp", "temperature": 0.7, "old_logprobs": "recomputed"}],
+    [
+        pytest.param({"policy": "ip"}, marks=pytest.mark.slow),
+        {"policy": "sp", "temperature": 0.7, "old_logprobs": "recomputed"},
+    ],
     ids=["ip", "sp at 0.7"],
 )
 def test_weights_and_loss_are_those_without_diagnostics(make_trainer, fields):

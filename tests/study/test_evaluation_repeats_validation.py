@@ -14,7 +14,7 @@ from multirole_study.experiment.run_folder import folder_of, is_done
 from multirole_study.paper.evaluation_tables import accuracy, judging
 from multirole_study.paper.grid import Grid
 
-SMALL = {"max_steps": 4, "n_problems": 2, "num_generations": 4, "n_train": 64, "n_validation": 12, "eval_steps": 2, "save_steps": 2,
+SMALL = {"max_steps": 2, "n_problems": 2, "num_generations": 4, "n_train": 64, "n_validation": 12, "eval_steps": 1, "save_steps": 1,
          "learning_rate": 2e-2, "warmup_steps": 0, "max_completion_length": 40}  # fmt: skip
 
 
@@ -29,19 +29,19 @@ def results_dir(tmp_path_factory):
 
 def test_own_checkpoints_repeat_the_runs_validation_problem_by_problem(results_dir, capsys):
     cell = Cell("voting", "ip", **SMALL)
-    evaluation = Evaluation(cell, "own", "0,2,terminal")
+    evaluation = Evaluation(cell, "own", "0,1,terminal")
     folder = run_evaluation(evaluation, results_dir)
     played = pd.read_parquet(folder / "eval.parquet").set_index(["step", "problem"])
     validated = pd.read_parquet(folder_of(cell, results_dir) / "eval.parquet").set_index(["step", "problem"])
     assert (
         set(played.index) == set(validated.index)
-        and played.loc[0, "answer"].tolist() != played.loc[4, "answer"].tolist()
+        and played.loc[0, "answer"].tolist() != played.loc[2, "answer"].tolist()
     )
     pd.testing.assert_frame_equal(played.loc[validated.index, ["correct", "answer"]], validated[["correct", "answer"]])
-    assert is_done(folder) and evaluation.folder(results_dir) == folder and folder.parent.name == "own-0_2_terminal"
+    assert is_done(folder) and evaluation.folder(results_dir) == folder and folder.parent.name == "own-0_1_terminal"
     before = (folder / "DONE").stat().st_mtime_ns
     printed = capsys.readouterr().out.splitlines()
-    assert re.fullmatch(r"  adapters    own, at iterations 0, 2 \(.*\), 4 \(.*terminal\)", printed[1])
+    assert re.fullmatch(r"  adapters    own, at iterations 0, 1 \(.*\), 2 \(.*terminal\)", printed[1])
     lines = [line for line in printed if line.startswith("evaluation at iteration")]
     assert len(lines) == 3 and all(line.endswith("95 % interval over 12 episodes") for line in lines)
     assert run_evaluation(evaluation, results_dir) == folder and (folder / "DONE").stat().st_mtime_ns == before
@@ -55,9 +55,9 @@ def test_a_run_records_the_skill_of_its_roles(results_dir):
     skills, right = pd.read_parquet(run / "skills.parquet"), pd.read_parquet(run / "eval.parquet")
     whole = skills[skills["measure"] == "workflow"].set_index("step")["skill"]
     assert whole.to_dict() == pytest.approx(right.groupby("step")["correct"].mean().to_dict())
-    at_end = skills[skills["step"] == 4].set_index("measure")
+    at_end = skills[skills["step"] == 2].set_index("measure")
     assert set(at_end.index) == {"solves", "selects", "workflow"} and at_end.loc["solves", "cases"] == 36
-    judged = judging(run_evaluation(Evaluation(Cell("voting", "ip", **SMALL)), results_dir)).loc[4]
+    judged = judging(run_evaluation(Evaluation(Cell("voting", "ip", **SMALL)), results_dir)).loc[2]
     assert judged["cases"] == at_end.loc["selects", "cases"] and judged["valid"] == at_end.loc["selects", "valid"]
 
 
@@ -89,7 +89,7 @@ def test_transfer_adapts_the_solver_alone_and_transfer_all_every_role(results_di
     voters = {name: turns.xs(solver, level="role").tolist() for name, turns in texts.items()}
     assert voters["transfer"] == voters["transfer_all"] != voters["base"]
     sums = json.loads((folder / "provenance.json").read_text())["adapters_sha256"]
-    assert list(sums) == ["step_00004/shared/adapter_model.safetensors"]
+    assert list(sums) == ["step_00002/shared/adapter_model.safetensors"]
 
 
 def test_a_transfer_looks_for_the_single_agent_run_of_its_own_preset():
@@ -146,7 +146,7 @@ def test_impossible_evaluations_are_refused(wrong, words):
 def test_a_run_or_checkpoint_that_does_not_exist_cannot_be_evaluated(tmp_path, results_dir):
     with pytest.raises(ValueError, match="is not finished. Train it first"):
         run_evaluation(Evaluation(Cell("voting", "sp", **SMALL)), tmp_path)
-    with pytest.raises(ValueError, match=r"among \[2, 4\].* got \[3\]"):
+    with pytest.raises(ValueError, match=r"among \[1, 2\].* got \[3\]"):
         run_evaluation(Evaluation(Cell("voting", "ip", **SMALL), "own", "3"), results_dir)
 
 

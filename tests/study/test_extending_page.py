@@ -1,11 +1,14 @@
 """What docs/extending.md shows works as it stands there."""
 
+import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
+import processes
 import pytest
+
+from multirole_study.__main__ import main
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
@@ -17,6 +20,13 @@ def code_of(heading: str) -> str:
     return re.search(r"```python\n(.*?)```", section, re.DOTALL)[1]
 
 
+def train(folder: Path, words: list[str]) -> None:
+    """Do what `multirole train` does in a folder."""
+    os.chdir(folder)
+    sys.argv[:] = ["multirole", "train", *words]
+    sys.exit(main())
+
+
 def test_the_workflow_and_the_task_of_the_page_train_as_files(tmp_path):
     (tmp_path / "relay.py").write_text(code_of("Add a workflow"))
     (tmp_path / "sums.py").write_text(code_of("Add a task"))
@@ -25,9 +35,8 @@ def test_the_workflow_and_the_task_of_the_page_train_as_files(tmp_path):
         "n_validation": "4", "max_completion_length": "16", "results_dir": str(tmp_path / "runs"),
     }  # fmt: skip
     words = [word for name, value in settings.items() for word in ("-p", name, value)]
-    command = [sys.executable, "-m", "multirole_study", "train", *words]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    log = tmp_path / "log"
+    assert processes.run(log, train, tmp_path, words) == 0, log.read_text()
     (run,) = (tmp_path / "runs").glob("*/*/DONE")
     adapters = {path.parent.name for path in run.parent.glob("adapters/**/*.safetensors")}
     assert adapters == {"adapter_writer", "adapter_editor"}

@@ -135,7 +135,7 @@ def test_bad_products_are_refused():
         BatchProducts(PARTS, np.zeros((2, 2, 2, 2)))
 
 
-@pytest.mark.parametrize("policy", ["sp", "ip"])
+@pytest.mark.parametrize("policy", [pytest.param("sp", marks=pytest.mark.slow), "ip"])
 def test_a_batch_is_drawn_as_training_draws_it(make_trainer, policy):
     """Batches are independent and at fixed weights. Each has new problems, whole groups, and the gradient of one optimizer step on all rows."""
     cell = Cell("voting", policy, n_problems=2, num_generations=4, max_completion_length=32)

@@ -46,8 +46,10 @@ def model_folder(tmp_path_factory) -> Path:
 @pytest.mark.parametrize(
     ("workflow", "policy", "task", "changes"),
     [
-        pytest.param("voting", "ip", "math", {}, marks=pytest.mark.slow),
-        ("eval_opt", "sp", "code", {"preset": "released_code", "max_prompt_tokens": 4096}),
+        ("voting", "ip", "math", {}),
+        pytest.param(
+            "eval_opt", "sp", "code", {"preset": "released_code", "max_prompt_tokens": 4096}, marks=pytest.mark.slow
+        ),
         pytest.param("orch_workers", "ip", "math", {"dtype": "float32", "engine": "vllm"}, marks=pytest.mark.slow),
     ],
 )
@@ -105,8 +107,9 @@ def test_a_run_is_not_continued_with_other_rows(model_folder, tmp_path):
     rows = tmp_path / "rows.jsonl"
     shutil.copy(ROWS["math"], rows)
     cell = Cell(
-        "single", "sp", "math", "0.6b", model=str(model_folder), data=str(rows), max_prompt_tokens=3000, **SMALL
-    )
+        "single", "sp", "math", "0.6b", model=str(model_folder), data=str(rows), max_prompt_tokens=3000,
+        **SMALL | {"max_steps": 1, "eval_steps": 1, "save_steps": 1},
+    )  # fmt: skip
     folder = run_cell(cell, tmp_path / "runs")
     (folder / "DONE").unlink()
     rows.write_text(

@@ -26,7 +26,7 @@ from multirole_study.experiment.run_folder import is_done, outcome_of
 FIELDS = {  # ragged numbers of turns, and of micro-batches per role and process
     "workflow": "eval_opt", "policy": "ip", "task": "math", "max_steps": 3, "n_problems": 2, "num_generations": 5,
     "n_validation": 3, "n_train": 4, "eval_steps": 3, "save_steps": 1, "warmup_steps": 1, "learning_rate": 5e-3,
-    "old_logprobs": "recomputed",
+    "old_logprobs": "recomputed", "max_completion_length": 40,
 }  # fmt: skip
 SMALL_PASSES = {"micro_batch_tokens": 512}
 

@@ -65,6 +65,11 @@ def numbers(*line: object) -> pd.Series:
     return differences(answer(*line).numbers).set_index("seed")["value"]
 
 
+def only(monkeypatch, *names: str) -> None:
+    """Leave out the other questions, whose answers would take seconds."""
+    monkeypatch.setitem(DECLARED, "questions", [about for about in DECLARED["questions"] if about["name"] in names])
+
+
 def test_a_workflow_is_compared_with_its_control_seed_by_seed(tiny):
     """Voting-IP minus the single agent's control, from the packed table of evaluations."""
     about = next(question for question in DECLARED["questions"] if question["name"] == "gain")
@@ -84,7 +89,8 @@ def test_a_workflow_is_compared_with_its_control_seed_by_seed(tiny):
 
 
 def test_every_line_of_tiny_r_has_an_answer_and_a_place_in_the_table(tiny):
-    rows = list(answers(tiny))
+    columns = columns_of([tiny])
+    rows = columns[0].to_dict("records")
     assert len(rows) == sum(len(question["lines"]) * len(question["policies"]) for question in DECLARED["questions"])
     falls_of_one_policy = [row for row in rows if row["question"] == "farther" and "−" not in row["line"]]
     assert all(row["mean"] >= 0 for row in falls_of_one_policy)  # a verdict "no" is impossible
@@ -93,7 +99,7 @@ def test_every_line_of_tiny_r_has_an_answer_and_a_place_in_the_table(tiny):
         is_shown_only = row in falls_of_one_policy or row in read_before
         assert (row["verdict"] == "–") == is_shown_only
         assert row["verdict"] in ("yes", "no", "undecided", "equivalent", "–")
-    text = as_text(columns_of([tiny]))
+    text = as_text(columns)
     assert text.count("10 seeds") == len(rows) and f"version {DECLARED['version']}" in text
 
 
@@ -173,8 +179,9 @@ def test_later_seeds_count_where_the_first_decide_nothing(tiny, monkeypatch, nam
     assert list(values.index) == [seed for seed in first + later if seed != 99][:used]
 
 
-def test_another_task_has_its_own_runs_and_name(tiny, tmp_path):
+def test_another_task_has_its_own_runs_and_name(tiny, tmp_path, monkeypatch):
     """The change of Voting's aggregator at tiny-r on programs, from the tables of its roles."""
+    only(monkeypatch, "skill")
     made = linked(tiny.folder, tmp_path / "tiny-r")
     assert computed("questions", made, "questions", task="code")["questions"].text.startswith("Task: code.")
     assert (made / "questions.md").read_text().rstrip().endswith("--only questions -p task code`")
@@ -329,8 +336,9 @@ def test_accuracy_is_drawn_over_the_optimizer_steps_of_all_adapters(tiny):
     assert len(figure.axes[0].lines) == 3 * (len(tiny.grid.seeds) + 1)  # each seed and the mean, of three lines
 
 
-def test_the_figure_of_answers_fills_the_marks_of_decided_lines(tiny):
+def test_the_figure_of_answers_fills_the_marks_of_decided_lines(tiny, monkeypatch):
     """Three bases, of which one has no run on math of Eval-Opt: a mark per line that has runs, at its mean in points."""
+    only(monkeypatch, "gain", "skill", "verbose")
     columns = columns_of([tiny, *(Results(ROOT / "results" / name) for name in ("vain/tiny-r", "smollm2"))])
     panels = answers_figure(columns).figure.axes
     rows = [row for column in columns for row in column.to_dict("records") if row["seeds"]]

@@ -18,6 +18,7 @@ from multirole_study.experiment.run_folder import is_done
 FIELDS = {
     "workflow": "voting", "policy": "generator=1,aggregator=default", "task": "code", "max_steps": 5, "n_problems": 2, "num_generations": 4,
     "save_steps": 2, "eval_steps": 5, "n_validation": 4, "n_train": 6, "warmup_steps": 1, "learning_rate": 5e-3,
+    "max_completion_length": 40,
 }  # fmt: skip  # 6 problems, 2 per iteration: it resumes within the second pass
 
 

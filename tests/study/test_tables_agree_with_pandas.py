@@ -4,6 +4,7 @@ import json
 import re
 import subprocess
 from dataclasses import replace
+from functools import cache
 from math import isnan
 from pathlib import Path
 
@@ -43,6 +44,7 @@ def built_tables(folder, tmp_path_factory) -> dict[str, Table]:
     return computed("tables", packed) | computed("mechanisms", packed, *OF_ROLES)
 
 
+@cache
 def files(folder: Path, table: str, kind: str | None = None) -> pd.DataFrame:
     """A table of every run, or of every evaluation whose folder's name begins with `kind`, with its coordinates."""
     frames = []

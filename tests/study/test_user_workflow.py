@@ -23,7 +23,7 @@ DEBATE = Path(__file__).parents[2] / "examples" / "debate.py"
 def test_the_debate_of_the_examples_trains(tmp_path):
     cell = Cell(
         f"{DEBATE}:Debate", "debater=a,judge=b", f"{DEBATE}:task", max_steps=2, n_problems=2, num_generations=4, n_validation=4,
-        eval_steps=2, save_steps=2, warmup_steps=1,
+        eval_steps=2, save_steps=2, warmup_steps=1, max_completion_length=24,
     )  # fmt: skip
     folder = run_cell(cell, tmp_path)
     assert folder.name == cell.id and folder.name.startswith("debate-map-sums-s0-")

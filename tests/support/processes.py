@@ -1,5 +1,7 @@
 """Processes for tests, forked from a server that has imported everything, so that a start takes milliseconds instead of 7 CPU-seconds.
 
+pytest-xdist's workers use one server, which its controller starts (`serve_workers`).
+
 They run a function that can be pickled, that is one of a module; their output goes to a log.
 """
 
@@ -9,15 +11,37 @@ import socket
 import sys
 import time
 from collections.abc import Callable
+from multiprocessing import forkserver
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
 PATIENCE = 900.0
 """Seconds after which a process is taken for one that hangs."""
 SERVER = multiprocessing.get_context("forkserver")
-IMPORTED = ["multirole.trainer", "multirole_study.doctor", "multirole_study.experiment.run", "multirole_study.plan"]
+IMPORTED = [
+    "multirole.trainer", "trainers", "multirole_cpu.passes", "multirole_study.doctor", "multirole_study.experiment.run", "multirole_study.plan",
+]  # fmt: skip
 """Modules that the server imports. Those that are not installed are left out."""
 SERVER.set_forkserver_preload(IMPORTED)
+ADDRESS = "MULTIROLE_TESTS_SERVER"
+"""The environment variable with the address of the server that all workers use."""
+
+
+def serve_workers() -> None:
+    """Start the server of all workers, whose environment has its address; it ends with this process."""
+    SERVER.set_forkserver_preload([*IMPORTED, "snakemake.cli"])
+    forkserver.ensure_running()
+    os.environ[ADDRESS] = forkserver._forkserver._forkserver_address
+
+
+def _use_server(address: str) -> None:
+    server = forkserver._forkserver
+    server.ensure_running = lambda: None
+    server._forkserver_address, server._forkserver_alive_fd = address, os.pipe()[1]
+
+
+if ADDRESS in os.environ and "PYTEST_XDIST_WORKER" in os.environ:
+    _use_server(os.environ[ADDRESS])
 
 
 def start(log: Path, work: Callable, *args: object, **environment: str) -> BaseProcess:
@@ -64,6 +88,7 @@ def run_together(
 
 def _work(log: Path, environment: dict[str, str], work: Callable, args: tuple) -> None:
     os.environ.update(environment)
+    os.fsync = lambda descriptor: None  # as in conftest.py
     descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     sys.stdout.flush()
     os.dup2(descriptor, 1)

@@ -81,7 +81,8 @@ class Table:
         rivals = [rival for signature, rival in self.specs() if signature == spec.signature and rival != outputs]
         rivals = [rival for rival in rivals if all(rival[i] == outputs[i] for i in chosen)]
         while rivals:  # the probe that excludes most of the other functions
-            best = max(range(N_PROBES), key=lambda i: sum(rival[i] != outputs[i] for rival in rivals))
+            equal = [column.count(output) for column, output in zip(zip(*rivals, strict=True), outputs, strict=True)]
+            best = equal.index(min(equal))
             chosen.append(best)
             rivals = [rival for rival in rivals if rival[best] == outputs[best]]
         while len(chosen) < self.n_tests:  # the first probe whose output is the rarest among the tests so far

@@ -9,6 +9,7 @@ import random
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import ClassVar
 
 from multirole.types import Problem, Reward
@@ -44,7 +45,9 @@ def kind_of(question: str) -> Kind:
     return "wide" if any(operand > 9 for _, operand in parse(question)[1]) else "long"
 
 
-def _moves(value: int, pool: list[tuple[str, int]]) -> list[tuple[str, int]]:
+@cache
+def _moves(value: int, is_wide: bool) -> list[tuple[str, int]]:
+    pool = WIDE if is_wide else SUMS + 3 * PRODUCTS
     return [move for move in pool if 0 <= apply(value, *move) <= LARGEST and (value or move[0] == "+")]
 
 
@@ -52,8 +55,8 @@ def _sample(rng: random.Random, kind: Kind, n_ops: int) -> Problem:
     value = rng.randint(1, LARGEST)
     question = str(value)
     for _ in range(n_ops):
-        wide = _moves(value, WIDE) if kind == "wide" and rng.random() < WIDE_SHARE else []
-        op, operand = rng.choice(wide or _moves(value, SUMS + 3 * PRODUCTS))
+        wide = _moves(value, True) if kind == "wide" and rng.random() < WIDE_SHARE else []
+        op, operand = rng.choice(wide or _moves(value, False))
         question += f"{op}{operand}"
         value = apply(value, op, operand)
     return Problem(f"{NAME}/{question}", PROMPTS, question, value)

@@ -171,6 +171,11 @@ class ModelPasses:
         """The frozen base model."""
         return self.model.get_base_model()
 
+    @functools.cached_property
+    def n_parameters(self) -> int:
+        """The number of the model's parameters, which takes a walk over all of its modules."""
+        return self.base.num_parameters()
+
     @property
     def is_float32(self) -> bool:
         """Return whether everything is computed in float32."""
@@ -233,7 +238,7 @@ class ModelPasses:
 
     def shares_prompts(self, rows: list[Row], key: Callable[[Row], int]) -> bool:
         """Return whether rows of equal `key` are packed into trees, in which common prefixes are computed once."""
-        return self.can_share_prompts and packing_pays(rows, self.base.num_parameters(), key)
+        return self.can_share_prompts and packing_pays(rows, self.n_parameters, key)
 
     def micro_batches(
         self, rows: list[Row], key: Callable[[Row], int], loads: list[float], cost: float = 1.0, has_gradient: bool = False,
