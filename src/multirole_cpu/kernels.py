@@ -40,6 +40,8 @@ N_ROWS, LENGTH, N_WORDS, N_TOKENS = 64, 128, 24576, 256
 
 Of these words there are twelve times those of which the head `RoundedHead` computes twice: with few words it would look slow.
 """
+VERSION = 2
+"""Of what is timed. A choice by another version is made again."""
 REPEATS = 3
 MARGIN = 0.9
 """A candidate replaces the first one if it takes less than this fraction of its time, because timings are noisy."""
@@ -161,7 +163,7 @@ def _machine_and_shape(base: Any, is_half: bool | None) -> str:
         config.num_attention_heads,
         config.to_dict().get("num_key_value_heads"),
     )
-    return " ".join(map(str, (torch.__version__, type(base).__name__, base.dtype, is_half, *sizes, *machine)))
+    return " ".join(map(str, (VERSION, torch.__version__, type(base).__name__, base.dtype, is_half, *sizes, *machine)))
 
 
 def choose(base: Any, is_half: bool | None = None) -> Kernels:
