@@ -147,6 +147,7 @@ class Cell(Settings):
         "candidate selected when the aggregator writes no box",
         "candidate_1",
         smollm2="first_digit",
+        qwen="first_digit",
         released="first_digit",
     )
     box_rule: Literal["last_box", "box_or_line", "first_literal"] = option(
