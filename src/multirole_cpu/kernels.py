@@ -2,7 +2,7 @@
 
 Which kernel is fastest depends on the processor: attention of the query heads of a group in one call takes a sixth of the time of a call for each
 head on a Zen 5, and 1.4 times as long on a processor with AMX. So `choose` times the candidates on tensors of the model's shapes, which
-takes about a second of CPU time.
+takes one to three seconds of CPU time.
 
 Another choice may give other bits. So the choice is kept in a file of the machine (`cache_file`), and another run of the same model on it repeats to the
 digit. The library keeps it in every checkpoint, too, and all processes of a run, and a resumed run, compute with it
@@ -35,11 +35,10 @@ logger = logging.getLogger(__name__)
 
 MIN_PARAMETERS = 10_000_000
 """Smallest model whose kernels are chosen by their time."""
-N_ROWS, LENGTH, N_WORDS, N_TOKENS = 64, 128, 24576, 256
-"""What is timed: attention of 64 rows with 128 tokens each, products of 64 rows, and 256 tokens under the first words of a head.
-
-Of these words there are twelve times those of which the head `RoundedHead` computes twice: with few words it would look slow.
-"""
+N_ROWS, LENGTH, N_TOKENS = 64, 128, 256
+"""What is timed: attention of 64 rows with 128 tokens each, logits of 64 rows, and log-probs of 256 tokens."""
+N_SAMPLED, N_SCORED = 24576, 4096
+"""Words of a head for logits, twelve times those that `RoundedHead` computes twice, so that it does not look slow; and for log-probs."""
 VERSION = 2
 """Of what is timed. A choice by another version is made again."""
 REPEATS = 3
@@ -176,7 +175,7 @@ def choose(base: Any, is_half: bool | None = None) -> Kernels:
     dtype, config = engine_dtype(base), base.config.get_text_config()
     default = _default(dtype)
     is_half = base.dtype == torch.bfloat16 if is_half is None else is_half
-    n_words, size = min(N_WORDS, config.vocab_size), config.hidden_size
+    n_words, size = min(N_SAMPLED, config.vocab_size), config.hidden_size
     generator = torch.Generator().manual_seed(0)
 
     def normal(*shape: int) -> Tensor:
@@ -198,7 +197,9 @@ def choose(base: Any, is_half: bool | None = None) -> Kernels:
                 n_logits = int(fastest({n: _sampling(sampling, head, rows)[kind] for n, rows in sizes.items()}))
             kernels = replace(kernels, head=kind, n_logits=n_logits)
         if config.vocab_size > LARGE:
-            scored, rows = (x.to(torch.bfloat16 if is_half else torch.float32) for x in (hidden[:N_TOKENS], head))
+            scored, rows = (
+                x.to(torch.bfloat16 if is_half else torch.float32) for x in (hidden[:N_TOKENS], head[:N_SCORED])
+            )
             with_gradient, without = (fastest(_vocabulary(scored, rows, needs_mean)) for needs_mean in (True, False))
             kernels = replace(kernels, training_head=with_gradient, scoring_head=without)
     logger.info("Chose kernels in %.2f s: %s", time.perf_counter() - started, kernels)
