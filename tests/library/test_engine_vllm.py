@@ -185,6 +185,7 @@ def test_without_vllm_the_error_says_what_to_write(monkeypatch):
         VLLMEngine("unused", ["generator"], 4, 256)
 
 
+@pytest.mark.slow
 def test_lengths_that_the_model_does_not_have_are_named(monkeypatch):
     def refuse(model_path, options):
         raise ValueError(

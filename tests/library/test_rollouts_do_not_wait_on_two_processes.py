@@ -149,7 +149,7 @@ def fail(folder):
     assert are_equal(weights(whole), weights(rest))
 
 
-@pytest.mark.parametrize("work", [stop_early, fail])
+@pytest.mark.parametrize("work", [pytest.param(stop_early, marks=pytest.mark.slow), fail])
 def test_processes_end_together(tmp_path, work):
     codes = processes.run_together(2, tmp_path / "log", work, str(tmp_path / "out"))
     assert codes == [0, 0], [Path(f"{tmp_path / 'log'}.{rank}").read_text()[-2000:] for rank in (0, 1)]

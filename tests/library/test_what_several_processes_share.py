@@ -66,6 +66,7 @@ def train_and_resume(folder: str) -> None:
     assert all(torch.equal(value, other[name]) for name, value in one.items())
 
 
+@pytest.mark.slow
 def test_two_processes_resume_and_the_first_alone_moves_the_tables_of_evaluations(tmp_path):
     codes = processes.run_together(2, tmp_path / "log", train_and_resume, str(tmp_path / "out"))
     assert codes == [0, 0], [Path(f"{tmp_path / 'log'}.{rank}").read_text()[-2000:] for rank in (0, 1)]

@@ -21,7 +21,7 @@ IN_THE_LAST_VALIDATION = 2 * 4 + 2 * 4 * 4 + 3
     [
         pytest.param(0, IN_THE_SECOND_ROLLOUT, 1, marks=pytest.mark.slow),
         (1, IN_THE_SECOND_ROLLOUT, 1),
-        (0, IN_THE_LAST_VALIDATION, 2),
+        pytest.param(0, IN_THE_LAST_VALIDATION, 2, marks=pytest.mark.slow),
     ],
 )
 def test_a_lost_server_ends_a_run_that_the_same_command_finishes(

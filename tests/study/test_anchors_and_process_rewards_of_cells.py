@@ -1,5 +1,6 @@
 """A cell's KL anchor and process reward: at weight zero a run is bit-equal to the default, and both are part of a run's name."""
 
+import pytest
 from cells import SMALL_RUN
 from trainers import table
 
@@ -12,6 +13,7 @@ def adapters(folder, step: int) -> dict[str, bytes]:
     return {path.parent.name: path.read_bytes() for path in paths}
 
 
+@pytest.mark.slow
 def test_neutral_values_are_the_default_run_to_the_last_bit(finished, tmp_path):
     neutral = {"role_beta": {"generator": 0.0}, "process_reward": 0.0}
     one, other = finished, run_cell(SMALL_RUN.replace(**neutral), tmp_path)

@@ -13,8 +13,8 @@ from multirole_study.paper.results import Results
 
 FOLDER = Path(__file__).parents[2] / "results"
 QUICK = {
-    "tables": ("table_1", "table_1_checks", "ip_against_sp", "table_3", "table_3_differences", "compute"),
-    "rates": ("rates_tuning", "rates_scores", "rates_answers"),
+    "tables": ("table_1", "ip_against_sp", "compute"),
+    "rates": ("rates_answers",),
 }
 """Notebook -> the items that are computed in seconds; the others are slow."""
 PLACES = {"tables": "tiny-r", "mechanisms": "tiny-r", "study": "tiny-r", "clock": "clock/tiny-r", "rates": "rates/tiny-r",

@@ -84,6 +84,7 @@ def table_of(results: Results, name: str, key: tuple) -> pd.DataFrame:
     return recorded(folder_of(results.grid.cell(*key), results.folder.parent) / f"{name}.parquet")
 
 
+@pytest.mark.slow
 def test_captions_state_n_seeds_and_method(plates):
     assert sorted(plates) == sorted(NAMES)
     for name in NAMES[:6]:
@@ -106,6 +107,7 @@ def test_captions_of_an_unfinished_grid_state_what_is_missing(unfinished, names)
             assert "seed 0 alone" in plates[name].caption and "Not finished: 4 of 14 runs" in plates[name].caption
 
 
+@pytest.mark.slow
 def test_the_same_results_give_the_same_bytes(unfinished, tmp_path):
     for name in "ab":
         computed("figures", linked(unfinished.folder, tmp_path / name / "tiny-r"), "figure_2")
@@ -123,8 +125,10 @@ def test_gains_are_peak_minus_base_of_the_validation_tables(finished):
     assert finished.base("voting", "code").to_dict() == pytest.approx(bases)
 
 
-def test_figure_2_draws_a_bar_per_finished_cell(finished, plates):
-    bars = [bar.get_height() for bar in plates["figure_2"].figure.axes[0].patches]
+def test_figure_2_draws_a_bar_per_finished_cell(finished, tmp_path):
+    plate = drawn("figures", linked(finished.folder, tmp_path / "tiny-r"), "figure_2")["figure_2"]
+    assert "seeds 0, 1 and 2" in plate.caption and "95 % t intervals over seeds" in plate.caption
+    bars = [bar.get_height() for bar in plate.figure.axes[0].patches]
     cells = [(workflow, policy) for workflow in WORKFLOWS for policy in POLICIES]
     means = [gain(finished, *cell, "math").mean() for cell in cells]
     assert bars == pytest.approx(means)

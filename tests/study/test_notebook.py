@@ -184,6 +184,7 @@ def test_an_executed_notebook_holds_nothing_that_differs_from_run_to_run():
     assert executed[0].metadata.papermill.parameters == {"results": "results/tiny-r"}
 
 
+@pytest.mark.slow
 def test_one_cell_of_a_notebook_is_run_by_its_name(grid_results, tmp_path, monkeypatch):
     monkeypatch.chdir(ROOT)
     folder = linked(grid_results, tmp_path / "tiny-r")

@@ -177,6 +177,7 @@ def run_with_too_little_memory(parameters: dict) -> None:
     run_cell(*Cell.from_parameters(parameters))
 
 
+@pytest.mark.slow
 def test_a_process_that_runs_out_of_memory_recovers_or_ends_all_with_what_to_change(run_of_one_process, tmp_path):
     """The run is not finished: the same command continues it, with other memory settings if it must."""
     cell, log = Cell(**FIELDS), tmp_path / "log"

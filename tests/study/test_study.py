@@ -232,6 +232,7 @@ def test_a_vote_by_hand():
     assert vote(answers, 2).to_dict() == {"a": 0.0, "b": 1.0, "c": 0.0}
 
 
+@pytest.mark.slow
 def test_a_workflow_is_compared_with_the_votes_of_as_many_tokens(tmp_path):
     """Both sides have the same seeds, so the paired difference is that of the means. The votes are the next smaller and the next larger in tokens."""
     lines = computed("study", linked(ROOT / "results/tiny-r", tmp_path / "tiny-r"), "inference")["inference"].values
