@@ -22,7 +22,8 @@ function openTurn(card) {
 const answerLane = (episode, left, tokens) => {
   const dot = el("i", { class: grade(episode), title: outcome(episode) });
   dot.style.left = `${left}%`;
-  return el("div", { class: "lane" }, el("span", { class: "lane-name muted" }, "answer"), el("span", { class: "track dots end-of-lanes muted" }, `after ${tokens} tokens`, dot));
+  const place = left < 50 ? "right-of-dot" : ""; // else the text would lie under the dot
+  return el("div", { class: "lane" }, el("span", { class: "lane-name muted" }, "answer"), el("span", { class: `track dots end-of-lanes muted ${place}` }, `${tokens} tokens`, dot));
 };
 
 // One drawing per column, on a common scale of tokens. `cards` are the texts that a click leads to, by key and column.
