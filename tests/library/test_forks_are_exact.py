@@ -41,6 +41,7 @@ def test_the_effect_of_a_role_is_that_of_enumeration(tokenizer):
     assert played("last", "twin") == close_to(0.6, n)  # the twin repeats slot 0
 
 
+@pytest.mark.slow
 def test_the_effect_of_a_turn_with_all_other_seeds_held(tokenizer):
     """The exact effect averages over the replies of one turn by probability; the other turns keep their seeds."""
     n, rollout = 1000, relay(tokenizer)

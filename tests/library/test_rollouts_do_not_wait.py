@@ -111,7 +111,7 @@ def eos_of(make):
     return make(0).eos_token_ids
 
 
-@pytest.mark.parametrize("max_staleness", [0, 1, 2])
+@pytest.mark.parametrize("max_staleness", [0, pytest.param(1, marks=pytest.mark.slow), 2])
 def test_each_iteration_has_one_version_and_it_is_logged(make, plain, max_staleness):
     _, watch = plain(make, max_staleness)
     expected = [max(0, n - max_staleness) for n in range(N_ITERATIONS)]

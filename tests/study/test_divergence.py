@@ -32,7 +32,7 @@ class Spoil(TrainerCallback):
                 next(p for name, p in model.named_parameters() if ".generator." in name).view(-1)[0] = torch.inf
 
 
-@pytest.mark.parametrize("done", [0, 3])
+@pytest.mark.parametrize("done", [0, pytest.param(3, marks=pytest.mark.slow)])
 def test_divergence_is_a_recorded_result(done, tmp_path, capsys):
     folder = run_cell(CELL, tmp_path, [Spoil(done)])
     assert is_done(folder) and outcome_of(folder)["state"] == "diverged" and outcome_of(folder)["iteration"] == done + 1

@@ -294,6 +294,7 @@ def test_a_study_of_credit_trains_its_arms_and_evaluates_nothing(checkout):
     assert "multirole_study paper runs/tiny-r" in done.stdout
 
 
+@pytest.mark.slow
 def test_the_clock_study_trains_its_lines_in_order_and_nothing_of_the_grid(checkout):
     """Two lines of one run each: the second waits for the first, and the tables of the study come last."""
     about = yaml.safe_load((ROOT / "studies/clock.yaml").read_text())

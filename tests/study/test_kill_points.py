@@ -12,7 +12,9 @@ CELL = Cell(
 
 
 @pytest.mark.parametrize(
-    ("n_points", "n_moments"), [(1, 0), pytest.param(None, 10, marks=pytest.mark.slow)], ids=["one", "all"]
+    ("n_points", "n_moments"),
+    [pytest.param(1, 0, marks=pytest.mark.slow), pytest.param(None, 10, marks=pytest.mark.slow)],
+    ids=["one", "all"],
 )
 def test_a_killed_run_resumes_to_the_same_files(n_points, n_moments, tmp_path):
     n_operations, n_attempts, failed = sweep(CELL, tmp_path, n_points, n_moments)

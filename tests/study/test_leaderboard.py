@@ -306,6 +306,7 @@ def test_the_figure_shows_differences_in_points(monkeypatch):
     assert names[1] == "leave_one_out in Voting" and names[-1] == "shapley (not run)"
 
 
+@pytest.mark.slow
 def test_the_notebook_writes_tables_and_a_figure(monkeypatch, tmp_path):
     all_boards(monkeypatch, three_seeds)
     declared().write(tmp_path)

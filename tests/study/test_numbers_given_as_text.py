@@ -111,6 +111,7 @@ def test_a_relative_path_that_is_missing_says_where_it_was_looked_for(tmp_path, 
         Cell("voting", "sp", scale="0.6b", model="my/models/mine")
 
 
+@pytest.mark.slow
 def test_commands_of_the_grid_quote_folders_with_spaces(tmp_path):
     folder = tmp_path / "mit Leerzeichen ü"
     command = [

@@ -306,7 +306,7 @@ def test_the_page_of_smollm2_has_the_runs_on_programs():
 @pytest.mark.parametrize(
     ("place", "compared", "task"),
     [
-        ("smollm2", ["tiny-r", "smollm2"], "math"),
+        pytest.param("smollm2", ["tiny-r", "smollm2"], "math", marks=pytest.mark.slow),
         pytest.param("programs/smollm2", ["tiny-r", "programs/smollm2"], "code", marks=pytest.mark.slow),
         pytest.param("vain/tiny-r", ["tiny-r", "vain/tiny-r"], "math", marks=pytest.mark.slow),
         pytest.param("seed1/tiny-r", ["tiny-r", "seed1/tiny-r", "seed2/tiny-r"], "math", marks=pytest.mark.slow),

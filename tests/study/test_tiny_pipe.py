@@ -125,7 +125,7 @@ def test_reading_a_program_gives_what_the_sandbox_gives(rule, sandbox):
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("is_quoted", [False, True])
+@pytest.mark.parametrize("is_quoted", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_authors_know_whether_their_answers_are_right(is_quoted):
     rng, task = random.Random(0), TinyPipe()
     for problem in task.problems("train", 60):
