@@ -7,6 +7,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
+from itertools import repeat
 from typing import NamedTuple
 
 import torch
@@ -62,12 +63,10 @@ def statistics(
         mean = mean[0, 0].float()
         return Statistics(log_z[0, 0].float(), torch.linalg.vecdot(hidden.float(), mean).div_(temperature), mean)
     is_rounded = kernel == "bfloat16" and hidden.dtype == torch.bfloat16
-    offsets = -near.bfloat16() if is_rounded else None  # (N,), what is added to the logits
+    offsets = (-near.bfloat16()).split(tile[0]) if is_rounded else repeat(None)  # (N,), what is added to the logits
     parts = [
-        _by_tiles(
-            part, head, 1 / temperature, tile[1], needs_mean, None if offsets is None else offsets[i : i + tile[0]]
-        )
-        for i, part in zip(range(0, len(hidden), tile[0]), hidden.split(tile[0]), strict=True)
+        _by_tiles(part, head, 1 / temperature, tile[1], needs_mean, offset)
+        for part, offset in zip(hidden.split(tile[0]), offsets, strict=False)
     ]
     means = [part.mean for part in parts if part.mean is not None]
     return Statistics(
