@@ -71,9 +71,8 @@ def pytest_collection() -> Iterator[None]:
     """Import the tests without collecting garbage, which would cost seconds, and exclude all imported modules from later collections."""
     gc.disable()
     result = yield
-    if (
-        "torch" in sys.modules
-    ):  # without a device, each seed is kept for one, with a text of the stack, which takes milliseconds
+    if "torch" in sys.modules:
+        # without a device, each seed is kept for one, with a text of the stack, which takes milliseconds
         import torch.mtia
         import torch.xpu
 

@@ -88,12 +88,13 @@ def _by_tiles(
     largest: Tensor = x.new_full((n,), -torch.inf)
     total, weighted = x.new_zeros(n), x.new_zeros(n)
     mean = torch.zeros_like(x) if needs_mean else None
-    buffer = x.new_empty(n * n_words)
+    buffer = x.new_empty(n * n_words if offset is None else 0)
     for tile in head.split(n_words):
-        rows = tile.float() if offset is None else tile  # (W, H)
         if offset is None:
+            rows = tile.float()  # (W, H)
             logits = torch.mm(x, rows.T, out=buffer[: n * len(rows)].view(n, -1))  # (N, W), without 1 / T
         else:
+            rows = tile
             logits = torch.addmm(offset[:, None].expand(n, len(rows)), hidden, rows.T).float()
         new = largest.maximum(logits.amax(1).mul_(scale))
         kept = largest.sub_(new).exp_()
@@ -111,12 +112,10 @@ def _by_tiles(
                 mean.addmm_(exponentials, rows)
             else:
                 mean.add_(torch.mm(exponentials.bfloat16(), rows))
-    log_z = largest + total.log()
-    if offset is not None:
-        log_z.sub_(offset.float(), alpha=scale)
+    added = 0.0 if offset is None else offset.float() * scale
+    log_z = largest + total.log() - added
     if mean is None:
-        mean_logit = weighted.div_(total)
-        return Statistics(log_z, mean_logit if offset is None else mean_logit.sub_(offset.float(), alpha=scale), None)
+        return Statistics(log_z, weighted.div_(total) - added, None)
     mean.div_(total[:, None])
     return Statistics(log_z, torch.linalg.vecdot(x, mean).mul_(scale), mean)
 

@@ -14,7 +14,7 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
@@ -252,8 +252,7 @@ def _sampling(hidden: Tensor, head: Tensor, n_at_once: int) -> Candidates:
         rows = SAMPLING_HEADS[kind](head)
         return lambda: [rows.logits(part, buffer[: len(part)]) for part in hidden.split(n_at_once)]
 
-    is_half = hidden.dtype == torch.bfloat16
-    return {kind: logits(kind) for kind in SAMPLING_HEADS if is_half or kind != "bfloat16"}
+    return {kind: logits(kind) for kind in _names(SAMPLING_HEADS, hidden.dtype)}
 
 
 def _vocabulary(hidden: Tensor, head: Tensor, needs_mean: bool) -> Candidates:
@@ -263,8 +262,12 @@ def _vocabulary(hidden: Tensor, head: Tensor, needs_mean: bool) -> Candidates:
         with products_in("bf16") if hidden.dtype == torch.bfloat16 else nullcontext():
             statistics(hidden, head, 1.0, kernel, needs_mean, torch.zeros(len(hidden)))
 
-    is_half = hidden.dtype == torch.bfloat16
-    return {kernel: partial(work, kernel) for kernel in HEADS if is_half or kernel != "bfloat16"}
+    return {kernel: partial(work, kernel) for kernel in _names(HEADS, hidden.dtype)}
+
+
+def _names(heads: Iterable[str], dtype: torch.dtype) -> list[str]:
+    """Return the names of the heads that compute in a dtype: "bfloat16" takes bfloat16 alone."""
+    return [name for name in heads if dtype == torch.bfloat16 or name != "bfloat16"]
 
 
 def _default(dtype: torch.dtype) -> Kernels:
