@@ -146,8 +146,8 @@ class MultiRoleGRPOConfig(GRPOConfig):
             not trained on; its group is compared without it. One more failure ends the run; by default the first one does.
         engine (`str`, defaults to `"auto"`):
             Rollout engine: `"transformers"`, `"generate"`, `"vllm"`, `"vllm_server"`, `"module:Class"`, or `"auto"`: vLLM if its CUDA build is installed,
-            a GPU is visible and the model computes in half precision; else `"transformers"` if it is installed and implements the model (Qwen3 and Llama
-            with LoRA); else `"generate"`, which runs any decoder and is slower. vLLM reads the base from where `model` was loaded: save a base
+            a GPU is visible and the model computes in half precision; else `"transformers"` if it is installed and implements the model (Llama, Mistral,
+            Qwen2 and Qwen3 with LoRA); else `"generate"`, which runs any decoder and is slower. vLLM reads the base from where `model` was loaded: save a base
             that was changed in memory first, and load it from that folder.
         vllm_max_num_seqs (`int`, defaults to `512`):
             Maximum number of concurrent requests of vLLM. With several servers, the limit of all together is this times their number.
