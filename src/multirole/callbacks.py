@@ -24,7 +24,7 @@ class Trainer(Protocol):
         workflow: as it was passed.
         policy: role -> the adapter that it trains, or its partner as text (`multirole.policy`).
         adapters: the names of the adapters that are trained.
-        partners: the roles that are not trained; `partners.served` are the names of all adapters that play.
+        partners: what plays the roles that are not trained: `partners.roles` names these, `partners.served` all adapters that play.
         peft_model: the model without the wrappers of accelerate.
         state: HF's; `state.global_step` is the number of finished iterations.
     """
@@ -94,20 +94,21 @@ class MultiRoleCallback(TrainerCallback):
         return getattr(type(self), event) is not getattr(MultiRoleCallback, event)
 
     def on_episode_end(self, trainer: Trainer, episode: Episode) -> None:
-        """Called as soon as an episode of this process has its answer, before it is scored and while others run; in evaluations, too.
+        """Called as soon as an episode of this process has its answer, before it is scored and while others run.
 
-        It runs in the rollout's thread, which steps the engine, so it must return quickly. Later events get other objects, so
-        keep `(episode.problem.id, episode.index)` and not the episode. With `max_staleness` the episode may belong to a later
+        Evaluations and replays (`fork`) call it, too; a replay has the problem and the index of its episode. It runs in the rollout's thread, which
+        steps the engine, so it must return quickly. Later events get other objects, so keep `(episode.problem.id, episode.index)` and not the episode. With `max_staleness` the episode may belong to a later
         iteration than the one that is trained meanwhile.
         """
 
     def on_rollout_end(self, trainer: Trainer, episodes: list[Episode]) -> None:
-        """Called when all episodes are finished and scored; each has its reward and its advantage."""
+        """Called when all episodes are finished and scored; each has its advantage, and its reward or None, if no function scored it."""
 
     def on_rows(self, trainer: Trainer, rows: list[Row]) -> list[Row]:
         """Return the rows to train on; may change advantages or leave rows out. Called before the rows are ordered.
 
-        `rows` are in the order of the episodes. `row.advantage` is the episode's advantage, `row.episode.reward` its reward.
+        `rows` are in the order of the episodes. `row.advantage` is what `credit` and earlier callbacks have estimated, `row.episode.reward` the
+        episode's reward.
         """
         return rows
 

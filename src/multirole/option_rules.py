@@ -162,7 +162,7 @@ def is_count(value: Any, least: int) -> bool:
     return isinstance(value, int) and value >= least
 
 
-def first_of(names: Mapping[str, Any], prefix: str) -> str | None:
+def first_of(names: Iterable[str], prefix: str) -> str | None:
     """Return the first name with a prefix, or None."""
     return next((name for name in names if name.startswith(prefix)), None)
 
@@ -174,9 +174,8 @@ def server_option(changed: Mapping[str, Any]) -> str | None:
 
 def idle_correction(changed: Mapping[str, Any]) -> str | None:
     """Return an option of importance weights that was changed, or None; switching the correction off is no change where there is none."""
-    return first_of(
-        {name: 0 for name in changed if name != "vllm_importance_sampling_correction"}, "vllm_importance_sampling_"
-    )
+    names = (name for name in changed if name != "vllm_importance_sampling_correction")
+    return first_of(names, "vllm_importance_sampling_")
 
 
 def listed(roles: Any) -> Any:

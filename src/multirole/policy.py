@@ -91,9 +91,13 @@ def role_pairs(policy: str | Mapping[str, Any], option: str = "policy") -> list[
         split = [item.partition("=") for item in str(policy).split(",")]
         return [(role.strip(), adapter.strip()) for role, _, adapter in split]
     if nameless := [role for role, adapter in policy.items() if adapter is None]:
+        needed = (
+            "an adapter. To have a role played by the base model, which is not trained,"
+            if option == "policy"
+            else "a value. For the base model,"
+        )
         raise ValueError(
-            f"`policy={policy!r}` names no adapter for {nameless}, but every role needs one. To have a role played by the base model, which is not "
-            f"trained, write {FROZEN!r}."
+            f"`{option}={policy!r}` has None for {nameless}, but every role in it needs {needed} write {FROZEN!r}."
         )
     pairs = []
     for role, adapter in policy.items():

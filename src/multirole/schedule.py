@@ -39,14 +39,17 @@ class ScheduleClock(MultiRoleCallback):
 
     ticks: int
     wraps: bool = False
-    calls: int = field(default=0, init=False, compare=False)  # of this iteration so far
+    steps: Steps = field(default_factory=dict, init=False, compare=False)  # of the update, if there is one
 
     def on_update_begin(self, trainer: Trainer, rows: list[Row], steps: Steps) -> None:
-        self.calls = 0
+        self.steps = steps  # later callbacks may change the order of the adapters
+
+    def on_update_end(self, trainer: Trainer, rows: list[Row]) -> None:
+        self.steps = {}
 
     def on_learning_rate(self, trainer: Trainer, adapter: str, lr: float) -> float:
-        tick = trainer.state.global_step * self.ticks + self.calls * self.ticks // len(trainer.adapters)
-        self.calls += 1
+        place = [*self.steps, *trainer.adapters].index(adapter)
+        tick = trainer.state.global_step * self.ticks + place * self.ticks // len(trainer.adapters)
         return rate_at(trainer, tick if self.wraps else min(tick, trainer.state.max_steps))
 
 

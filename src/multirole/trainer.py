@@ -11,7 +11,6 @@ trainer to it, `rollout` plays the episodes, and `update` computes the gradient 
 
 import copy
 import functools
-import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -45,6 +44,7 @@ from multirole.metrics.episodes import (
 )
 from multirole.metrics.evaluation import (
     evaluation_metrics,
+    gathered_columns,
     mean_by_name,
     mean_of_logged,
     score_shares,
@@ -94,8 +94,6 @@ from multirole.update.rows import (
 )
 from multirole.update.scoring import score_rows
 from multirole.update.threads import use_fitting_threads
-
-logger = logging.getLogger(__name__)
 
 
 class MultiRoleGRPOTrainer(StockHooks):
@@ -234,11 +232,13 @@ class MultiRoleGRPOTrainer(StockHooks):
         tokens = self.rollout.sampled_tokens, self.rollout.read_tokens
         model.train()
         set_optimizer_mode(self.optimizer, "train")
+        self.underway.is_before_update, self.underway.n_tokens = True, self.state.num_input_tokens_seen
         episodes = self._generate_and_score_completions(inputs)
         if self.player.ahead is None:
             self.player.rest()
         played = time.perf_counter()
         rows = self.prepare_rows(episodes)
+        self.underway.is_before_update = False
         steps, loss = self.update(model, rows)
         return_freed_memory(self.passes.base)
         self._step += 1  # TRL counts training steps here
@@ -262,10 +262,11 @@ class MultiRoleGRPOTrainer(StockHooks):
         for callback in self.multirole_callbacks:
             rows = require_value(callback.on_rows(self, rows), callback, "on_rows", "the rows to train")
         rows = shuffled(rows, turn_seed(args.seed, self.state.global_step, "row order", 0, "", 0, 0))
-        if anchored := [row for row in rows if self.role_betas[row.turn.role]]:
+        trained = [r for r in rows_in_turn(rows, args.role_order, self.state.global_step) if not r.is_masked]
+        if anchored := [row for row in trained if self.role_betas[row.turn.role]]:
             for row, logps in zip(anchored, self.logprobs_of(anchored, base=True), strict=True):
                 row.ref_logps = logps
-        self.teachers.score(rows, self._tokenizer.pad_token_id)
+        self.teachers.score(trained, self._tokenizer.pad_token_id)
         return rows
 
     def update(self, model: nn.Module, rows: list[Row]) -> tuple[list[OptimizerStep], Tensor]:
@@ -284,7 +285,7 @@ class MultiRoleGRPOTrainer(StockHooks):
         losses = []
         for adapter, mini_batches in steps.items():
             lr = self.adapter_learning_rate(adapter)
-            if mini_batches or not optimizer_steps:
+            if mini_batches or not optimizer_steps:  # logged is the rate of the last adapter that takes a step
                 self._last_lr = lr
             for i, mini_batch in enumerate(mini_batches * self.args.num_iterations):
                 step_rows = mini_batch.rows
@@ -512,7 +513,7 @@ class MultiRoleGRPOTrainer(StockHooks):
         if self.log_completions:
             columns = dict(zip(self.reward_func_names, scores.T.tolist(), strict=True))
             prompts = [row["prompt"] for row in rows for _ in range(n_episodes)]
-            extra = dict(self._pending_extra_logs)
+            extra = gathered_columns(self._pending_extra_logs, len(episodes), self.accelerator)
             self.underway.evaluation = prefix, evaluation_logs(prompts, episodes, columns, advantages, extra)
         self._pending_metrics.clear()  # or TRL would add them to the next iteration's
         self._pending_extra_logs.clear()
@@ -586,20 +587,16 @@ class MultiRoleGRPOTrainer(StockHooks):
             **self.partners.facts,
         )
         self.engine = self.partners.with_endpoints(engine or maker.from_trainer(self), self)
-        tokenizer = (
-            copy.deepcopy(self._tokenizer) if args.max_staleness else self._tokenizer
-        )  # one thread, one tokenizer
+        # one thread, one tokenizer
+        tokenizer = copy.deepcopy(self._tokenizer) if args.max_staleness else self._tokenizer
         self.rollout = Rollout(
-            workflow, self.engine, tokenizer, self.partners.players(self.policy, 0), is_answer, args.seed, args.max_prompt_tokens, render,
-            args.max_turns, args.turn_seeds, args.max_failed_episodes, self._end_episode, args.strip_thoughts,
-            n_embeddings=len(self.peft_model.get_input_embeddings().weight),
+            workflow, self.engine, tokenizer, self.partners.players(self.policy, 0), is_answer, args.seed, args.max_prompt_tokens,
+            render=render, max_turns=args.max_turns, turn_seeds=args.turn_seeds, max_failed_episodes=args.max_failed_episodes,
+            on_episode_end=self._end_episode, strip_thoughts=args.strip_thoughts,
+            n_embeddings=len(self.peft_model.get_input_embeddings().weight), versions=self.partners.versions(0),
         )  # fmt: skip
-        self.rollout.versions = self.partners.versions(0)
         sampling = Sampling(args.max_completion_length, args.temperature)
-        self.player = Player(
-            self.rollout, self.engine, sampling, args.max_failed_episodes,
-            functools.partial(return_freed_memory, self.passes.base),
-        )  # fmt: skip
+        self.player = Player(self.rollout, sampling, functools.partial(return_freed_memory, self.passes.base))
         weights = self.update_metrics.weights
         weights.warns = self.accelerator.is_main_process and not args.max_staleness
         if args.max_staleness:

@@ -144,6 +144,7 @@ PRIVATE = (
     Private(HF, "_push_from_checkpoint", "overridden", "also copies the adapters' folders", "b336b2f27274f0a5 2523da925347bd9a"),
     Private(HF, "_save", "overridden", "also writes what serving the adapters takes", "bf720120f407bab3 b136889e87928376"),
     Private("trl.trainer.base_trainer._BaseTrainer", "create_model_card", "overridden", "of several adapters, without local paths", "4f8a407fd9fd3f6e"),
+    Private("trl.trainer.grpo_trainer", "VLLMGeneration", "replaced", "for good, by a function that imports TRL's engine when it is called, so that importing TRL does not import vLLM"),
     Private("transformers.trainer_utils", "rotate_checkpoints", "replaced", "while a checkpoint is saved (`saving/checkpoints.py`)", "4aac03e039844595"),
     Private(GRPO, "_generate", "read", "passes what `rollout_func` returns to the scoring", "2a27fdf8f5e6f356"),
     Private(GRPO, "_compute_loss", "read", "the loss of a micro-batch: what it reads from the batch and from the trainer", "80295546bbdbf6f7"),
@@ -172,6 +173,12 @@ PRIVATE = (
     Private(GRPO, "_pending_metrics, _pending_extra_logs", "set", "the metrics that reward functions log during an evaluation; none of replays"),
     Private(GRPO, "num_iterations, _entropy_bonus_enabled", "set", "switched off: both act on the optimizer steps of the iteration"),
     Private(GRPO, "entropy_coef, _last_world_entropy", "set", "the adaptive entropy coefficient of each adapter, which TRL saves in checkpoints"),
+    Private("transformers.modeling_utils.PreTrainedModel", "_is_stateful, _hf_peft_config_loaded", "read", "prompts of such a model may not be padded; an adapter loaded without PEFT is refused"),
+    Private("transformers.configuration_utils.PreTrainedConfig", "_attn_implementation", "set", "while prompts that rows share are computed once (`update/passes/tree_attention.py`)"),
+    Private("transformers.modeling_layers.GradientCheckpointingLayer", "_gradient_checkpointing_func", "set", "on layers that recompute their activations (`update/passes/recomputation.py`)"),
+    Private(HF, "_get_output_dir", "called", "the folder of checkpoints"),
+    Private("peft.peft_model.PeftModel", "load_adapter", "replaced", "while a checkpoint is loaded, to read files into host memory (`saving/checkpoints.py`)"),
+    Private("accelerate.Accelerator", "gather, reduce", "replaced", "while TRL's loss is computed, whose metrics are gathered once per iteration (`update/processes.py`)"),
     Private(GRPO, "_tokenizer, _paper, _tag_names, _name", "read", "the tokenizer of a processor; the model card"),
     Private(HF, "current_gradient_accumulation_steps, neftune_noise_alpha", "set", "one HF step per iteration; no noise"),
     Private(HF, "_eval_dataloaders", "set", "forgotten before an evaluation, or persistent workers would evaluate the first dataset again"),
@@ -218,7 +225,9 @@ class Underway:
         turn_rewards: (T, F) of each of their turns, of all processes, if a function rewards single roles or turns.
         micro_batch: whose loss is being computed; None outside of a loss.
         evaluation: the prefix and the table of completions of the evaluation that is logged next.
-        is_playing, is_evaluating: whether the episodes of an iteration, or of an evaluation, are being played.
+        is_before_update: whether an iteration has begun, and none of its optimizer steps.
+        n_tokens: the tokens that the log had counted before the iteration.
+        is_evaluating: whether the episodes of an evaluation are being played.
         has_unsaved: whether iterations were trained after the last checkpoint.
     """
 
@@ -228,7 +237,8 @@ class Underway:
     turn_rewards: list[Tensor] | None = None
     micro_batch: MicroBatch | None = None
     evaluation: tuple[str, dict[str, Any]] | None = None
-    is_playing: bool = False
+    is_before_update: bool = False
+    n_tokens: int | float = 0
     is_evaluating: bool = False
     has_unsaved: bool = False
 
@@ -278,10 +288,8 @@ class StockHooks(GRPOTrainer):
         self.clock = self.run_state.clock
         """The clock of chat templates, which a resumed run takes over from its checkpoint."""
         args.router_aux_loss_coef = 0.0
-        beta, args.beta = (
-            args.beta,
-            0.0,
-        )  # or TRL would look for an adapter "default"; `computing_loss` sets it role by role
+        beta = args.beta
+        args.beta = 0.0  # or TRL would look for an adapter "default"; `computing_loss` sets it role by role
         self.turn_rewards = TurnRewards()
         functions = [
             checked_reward(function, list(self.policy), self.turn_rewards.recorder(i))
@@ -414,9 +422,7 @@ class StockHooks(GRPOTrainer):
 
     def _rollout_func(self, prompts: list, _: GRPOTrainer) -> dict[str, list]:
         """Play the iteration's episodes (TRL's hook). Returns the last turn of each episode of this process, with the episode."""
-        self.underway.is_playing = True
         self.underway.episodes = self.play_iteration(self.underway.attempts)
-        self.underway.is_playing = False
         start = self.accelerator.process_index * len(prompts)
         return last_turns(self.underway.episodes[start : start + len(prompts)], self._tokenizer.eos_token_id)
 
@@ -629,14 +635,16 @@ class StockHooks(GRPOTrainer):
         self.underway.has_unsaved = False
 
     def _save_finished(self, trial: Any) -> None:
-        """Save a checkpoint if episodes could not be played and iterations were trained since the last one.
+        """Save a checkpoint if an engine or a workflow failed before the update, and iterations were trained since the last one.
 
-        The weights are those after the last iteration. If the episodes were those of an evaluation, the resumed run begins with it, but not if
+        Weights and counts are those after the last iteration. If the episodes were those of an evaluation, the resumed run begins with it, but not if
         the evaluation was to choose the best checkpoint, which HF does after an iteration only.
         """
         args, underway = self.args, self.underway
         owes = underway.is_evaluating and args.eval_strategy != "no" and args.metric_for_best_model is None
-        if underway.has_unsaved and (underway.is_playing or owes) and args.save_strategy in ("steps", "epoch"):
+        if underway.has_unsaved and (underway.is_before_update or owes) and args.save_strategy in ("steps", "epoch"):
+            if underway.is_before_update:
+                self.state.num_input_tokens_seen = underway.n_tokens
             self.run_state.owes_evaluation = owes
             self._save_checkpoint(self.model, trial)
             self.run_state.owes_evaluation = False

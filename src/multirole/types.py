@@ -14,7 +14,7 @@ from typing import Any, Literal, Protocol, get_args
 Message = dict[str, Any]
 """One chat message, `{"role": "user" | "assistant" | "system", "content": text}` (the chat role, not the workflow role).
 
-It may have `name`, `reasoning_content`, `tool_calls` and `tool_call_id`, as OpenAI's messages do (`core.messages`).
+It may have `name`, `reasoning_content`, `tool_calls` and `tool_call_id`, as OpenAI's messages do (`chat.messages`).
 """
 
 
@@ -195,7 +195,7 @@ class Call(Protocol):
     Calls of the same stage run together under `asyncio.gather(call(...), call(...))`. `slot` must be less than the role's number of slots,
     and (role, slot, round) must be unique within an episode: it identifies the turn and seeds its sampling. With `slot=None`, role, prompt
     and occurrence seed the sampling, and slot and round are given when the rollout ends: by the order of the role's calls if each is awaited
-    before the next one, otherwise by their prompts (`core.call_order`). `max_tokens` lowers the length cap of one reply.
+    before the next one, otherwise by their prompts (`rollout.call_order`). `max_tokens` lowers the length cap of one reply.
 
     `tools` are for chat templates that support them. Descriptions in OpenAI's format only become part of the prompt: the workflow reads
     `turn.reply.calls`. Functions, and `Tool`s, are run: the role is asked again with their results until it calls none of them, and the last turn is
@@ -227,14 +227,14 @@ DutyKind = Literal["solves", "judges", "selects", "merges", "plans"]
 
 @dataclass(frozen=True)
 class Duty:
-    """The function of a role in its workflow, which decides how its skill is measured (`diagnostics.role_skill`).
+    """The function of a role in its workflow, which decides how its skill is measured (`roles.skill`).
 
     Args:
         kind: "solves" (its replies answer the problem), "judges" (its `outcome` is "correct" or "incorrect", about the reply of
             role `of` in the same slot and round), "selects" (picks one of the replies of `of`), "merges" (answers from the replies of `of`)
             or "plans" (the replies of `of` follow its plan).
         of: the role whose replies it works on or, for "plans", the role that follows its plan; None for "solves".
-        twin: returns what a trivial role in its place would reply, given the turns of the episode that have been answered (`core.replay`).
+        twin: returns what a trivial role in its place would reply, given the turns of the episode that have been answered (`rollout.replay`).
             Without it, the twin of a role that merges repeats the reply of slot 0, and other roles have none.
     """
 

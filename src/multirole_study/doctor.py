@@ -39,7 +39,7 @@ from torch.distributed.fsdp import FSDPModule
 from transformers import AutoTokenizer
 
 from multirole.callbacks import Iteration, MultiRoleCallback, OptimizerStep, Trainer
-from multirole.roles.gradient_parts import weights_of
+from multirole.inputs.adapters import adapter_parameters
 from multirole.trainer import MultiRoleGRPOTrainer
 from multirole.types import Episode, Problem
 from multirole.update.passes.model_passes import no_key
@@ -98,7 +98,11 @@ def digests(trainer: Trainer, is_base: bool = False) -> dict[str, str]:
 
 def trained_tensors(trainer: Trainer) -> list[Tensor]:
     """Return this process's shards of all adapters, which share their memory."""
-    return [local_shard(p.detach()) for name in trainer.adapters for p in weights_of(trainer.peft_model, name)]
+    return [
+        local_shard(p.detach())
+        for adapter in trainer.adapters
+        for _, p in adapter_parameters(trainer.peft_model, adapter)
+    ]
 
 
 def saved_tensors(trainer: MultiRoleGRPOTrainer) -> list[Tensor]:

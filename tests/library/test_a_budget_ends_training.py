@@ -11,6 +11,7 @@ from trainers import SUMS
 from transformers import TrainerCallback
 from transformers.trainer_utils import IntervalStrategy
 
+from multirole.callbacks import MultiRoleCallback
 from multirole.options import MultiRoleGRPOConfig
 from multirole.workflows import Voting
 
@@ -140,6 +141,28 @@ def test_replays_count_and_evaluations_do_not(make, tokenizer):
         assert seen.evaluated == [1] == [trainer.state.global_step]  # also where `eval_steps` is far away
         counts[credit] = trainer.budget.spent["sampled_tokens"]
     assert counts["outcome"] == TOKENS < counts["branches"]
+
+
+def test_asking_for_a_rate_moves_no_clock(make):
+    """With two ticks per iteration the second adapter's rate is that of the second, however often a callback asks."""
+
+    class Asks(MultiRoleCallback):
+        def __init__(self):
+            self.rates = []
+
+        def on_update_begin(self, trainer, rows, steps):
+            self.rates += [trainer.adapter_learning_rate(name) for name in trainer.adapters]
+
+        def on_adapter_step(self, trainer, step):
+            self.rates.append(step.lr)
+
+    trainer, _ = make(
+        policy="ip", updates="one", lr_ticks=2, lr_scheduler_type="linear", max_steps=4, save_strategy="no"
+    )
+    trainer.add_callback(watch := Asks())
+    trainer.train()
+    rates = [RATE * (1 - tick / 4) for tick in range(4)] + [0.0] * 4
+    assert watch.rates == pytest.approx([rate for i in range(0, 8, 2) for rate in rates[i : i + 2] * 2])
 
 
 @pytest.mark.parametrize(

@@ -124,6 +124,28 @@ def test_every_row_is_either_scored_or_in_a_first_step(make_library_trainer):
     assert [id(row) for row in later_rows(steps, 1)] == expected
 
 
+@pytest.mark.parametrize(
+    ("options", "n_scored"),
+    [({}, 64), ({"role_order": ["aggregator"]}, 16), ({"mask_truncated_completions": True}, 48)],
+    ids=["all", "one role in turn", "no truncated ones"],
+)
+def test_the_reference_scores_only_rows_that_are_trained(make_library_trainer, monkeypatch, options, n_scored):
+    """16 episodes of three voters and an aggregator, whose replies are cut off."""
+    trainer = make_library_trainer(
+        Voting(), policy="ip", beta=0.1, old_logprobs="recomputed", num_iterations=2, **options
+    )
+    episodes = episodes_of(trainer.workflow.roles)
+    for turn in [turn for episode in episodes for turn in episode.turns if turn.role == "aggregator"]:
+        turn.finish_reason = "length"
+    scored: list = []
+    plain = trainer.logprobs_of
+    monkeypatch.setattr(trainer, "logprobs_of", lambda rows, base=False: scored.append(len(rows)) or plain(rows, base))
+    rows = trainer.prepare_rows(episodes)
+    assert len(rows) == 64 and scored == [n_scored]
+    trainer.update(trainer.model, rows)
+    assert scored == [n_scored, n_scored]  # and their old log-probs
+
+
 # ---- casts
 
 

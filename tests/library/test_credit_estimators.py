@@ -28,7 +28,9 @@ from multirole.credit import ESTIMATORS, credit_callbacks, estimators, load_esti
 from multirole.credit.estimators.branches import BranchCredit
 from multirole.credit.estimators.critic import CriticCredit
 from multirole.credit.estimators.leave_one_out import LeaveOneOutCredit
+from multirole.credit.estimators.mean_over_turns import MeanOverTurnsCredit
 from multirole.credit.estimators.shapley import ShapleyCredit, shapley_values
+from multirole.credit.process_reward import ProcessReward
 from multirole.types import Duty, Episode, Problem, Reward, Structure, Turn
 from multirole.update.rows import Row
 from multirole.workflows import Voting
@@ -49,7 +51,7 @@ def rows_of(turns=TURNS, rewards=REWARDS, problem="p"):
         reward = None if reward is None else Reward(reward)
         episode = Episode(Problem(problem, "", "", None), index, reward=reward, advantage=advantage)
         episode.turns = [turn(role, round=roles[:i].count(role)) for i, role in enumerate(roles)]
-        rows += [Row(episode, one, role) for one, role in zip(episode.turns, roles, strict=True)]
+        rows += [Row(episode, one, role, advantage) for one, role in zip(episode.turns, roles, strict=True)]
     return rows
 
 
@@ -164,7 +166,7 @@ def test_a_critic_is_compared_with_the_generators_it_read(generators, reward, ad
     episode = Episode(Problem("p", "", "", None), 0, reward=Reward(reward), advantage=0.25)
     episode.turns = [turn("planner")] + [turn("generator", slot, 0, flag) for slot, flag in enumerate(generators)]
     episode.turns += [turn("critic"), turn("generator", 0, 1, True)]  # a later draft, which the critic has not read
-    rows = [Row(episode, one, "a") for one in episode.turns]
+    rows = [Row(episode, one, "a", 0.25) for one in episode.turns]
     values = CriticCredit().advantages(iteration(structure=DEBATE), rows)
     assert values[4] == pytest.approx(advantage) and values[0] == 0.25
     right, n = sum(generators), 3
@@ -176,7 +178,7 @@ def test_a_critic_is_compared_with_the_generators_it_read(generators, reward, ad
 def test_a_critic_of_an_unjudged_draft_keeps_the_advantage_of_its_episode():
     episode = Episode(Problem("p", "", "", None), 0, reward=Reward(1.0), advantage=0.25)
     episode.turns = [turn("generator", 0, 0, True), turn("generator", 1, 0, None), turn("critic")]
-    rows = [Row(episode, one, "a") for one in episode.turns]
+    rows = [Row(episode, one, "a", 0.25) for one in episode.turns]
     assert CriticCredit().advantages(iteration(structure=DEBATE), rows)[1:] == [0.25, 0.25]
 
 
@@ -458,6 +460,47 @@ def test_replays_and_grades_are_scored_as_the_dataset_says_and_not_logged(make_l
     assert len(asked) == 2 + 2 * 3 and {(len(one), answer) for one, answer, _ in asked} == {(2, "2")}
     assert {kind for *_, kind in asked} == {list} and all(one == prompt for one, *_ in asked)
     assert trainer.state.log_history[0]["n"] == 2
+
+
+def test_roles_that_are_not_trained_get_no_shapley_value(make_library_trainer, monkeypatch):
+    """The generators alone are players: each episode is replayed once, with the base in their place."""
+    trainer = make_library_trainer(
+        Voting(), None, graded_by_length, credit="shapley", policy="generator=a,aggregator=frozen", num_generations=4,
+        generation_batch_size=4, max_completion_length=8,
+    )  # fmt: skip
+    episodes, rows, replays, _ = played(trainer, monkeypatch)
+    assert len(replays) == len(episodes) == 4 and {row.turn.role for row in rows} == {"generator"}
+    assert len({row.advantage for row in rows}) > 1
+
+
+def test_two_estimators_that_read_grades_have_each_turn_graded_once(make_library_trainer, monkeypatch):
+    trainer = make_library_trainer(
+        Voting(), None, graded_by_length, credit="critic", process_reward=0.5, num_generations=4, generation_batch_size=4,
+        max_completion_length=8,
+    )  # fmt: skip
+    episodes, _, _, scored = played(trainer, monkeypatch)
+    drafts = [turn for episode in episodes for turn in episode.turns if turn.role == "generator"]
+    assert sorted(id(one.turns[0]) for one in scored) == sorted(map(id, drafts))
+
+
+def test_an_estimator_among_the_callbacks_starts_from_what_the_others_have_made():
+    """The factor of a mean over turns is applied to the advantages with process rewards."""
+    rows = rows_of()
+    for row in rows:
+        row.turn.is_right = row.episode.index == 0
+    ProcessReward(2.0).on_rows(iteration(), rows)
+    before = [row.advantage for row in rows]
+    assert before != [row.episode.advantage for row in rows]
+    MeanOverTurnsCredit().on_rows(iteration(), rows)
+    factors = [7 / 4 / len(row.episode.turns) for row in rows]
+    assert [row.advantage for row in rows] == pytest.approx([a * f for a, f in zip(before, factors, strict=True)])
+
+
+@pytest.mark.parametrize("name", ["branches", "leave_one_out"])
+def test_branches_have_no_grades_for_a_process_reward(name):
+    args = MultiRoleGRPOConfig("unused", credit=name, process_reward=0.5, bf16=False, use_cpu=True)
+    with pytest.raises(ValueError, match="`process_reward=0.5` grades .* other replies .* not graded"):
+        credit_callbacks(args, [])
 
 
 OWN = """

@@ -4,6 +4,7 @@ When a pin moves: read the diff of each name that fails, adapt `trl_parts.py` if
 (`python -m multirole.trl_parts --digests`).
 """
 
+import ast
 import inspect
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from trl.kernels import chunked_logprob
 from trl.trainer import utils
 
+import multirole
 from multirole.trainer import MultiRoleGRPOTrainer
 from multirole.trl_parts import PRIVATE, StockHooks, digest, owner_of, private_table
 from multirole.workflows import Voting
@@ -42,6 +44,33 @@ def test_every_override_is_among_them(owner):
         parents = [parent for parent in others if name in vars(parent)]
         if inspect.isfunction(value) and parents:
             assert (parents[0].__name__, name) in overridden, f"{parents[0].__name__}.{name}"
+
+
+OF_OTHERS = {
+    "_C", "_accelerator_setAllocatorSettings", "_DropoutNd", "_softmax_backward_data",  # torch
+    "_adapter_manager",  # vLLM
+    "_platform",  # openai
+    "_current_frames",  # sys
+}  # fmt: skip
+
+
+def test_no_private_name_is_missing():
+    """Whatever the package reads or sets with a leading underscore, and defines nowhere, is in the list."""
+    used, defined = {}, set()
+    for path in (Path(multirole.__file__).parent).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case (
+                    ast.Attribute(value=ast.Name(id="self"), attr=name, ctx=ast.Store())
+                    | ast.Name(id=name, ctx=ast.Store())
+                ):
+                    defined.add(name)
+                case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+                    defined.add(name)
+                case ast.Attribute(attr=name) if name.startswith("_") and not name.startswith("__"):
+                    used.setdefault(name, f"{path.name}:{node.lineno}")
+    listed = {name for private in PRIVATE for name in private.name.split(", ")} | OF_OTHERS
+    assert {name: place for name, place in used.items() if name not in defined | listed} == {}
 
 
 def test_the_page_has_the_table_of_private_names():

@@ -32,7 +32,8 @@ FSDP2 = {
 """What `accelerate launch` sets for FSDP2; the last one is its default."""
 
 
-def length(completions, **_):
+def length(prompts, completions, log_extra, **_):
+    log_extra("asked", list(prompts))
     return [float(len(text) % 5) for text in completions]
 
 
@@ -72,7 +73,8 @@ def test_two_processes_resume_and_the_first_alone_moves_the_tables_of_evaluation
     assert codes == [0, 0], [Path(f"{tmp_path / 'log'}.{rank}").read_text()[-2000:] for rank in (0, 1)]
     folder = tmp_path / "out" / "completions"
     for step in (1, 2):
-        assert list(pd.read_parquet(folder / f"eval_completions_0000{step}.parquet")["prompt"]) == ["7+2", "8+2", "9+2"]
+        evaluated = pd.read_parquet(folder / f"eval_completions_0000{step}.parquet")
+        assert list(evaluated["prompt"]) == list(evaluated["asked"]) == ["7+2", "8+2", "9+2"]
         assert all(pd.read_parquet(folder / f"completions_0000{step}.parquet")["prompt"].str.endswith("+1"))
 
 

@@ -38,7 +38,7 @@ REFUSALS = (jinja2.TemplateError, TypeError, RecursionError)
 UNMASKED_TAGS = ("<think>", "</think>")
 """Tags that are not masked: templates look for them in earlier replies, to leave out the thoughts."""
 TOOL_FIELDS = {"tool_calls", "reasoning_content"}
-"""Fields of messages that templates name or write in different ways (`core.tool_calls`)."""
+"""Fields of messages that templates name or write in different ways (`chat.tool_calls`)."""
 BRACKETED = re.compile(r"[<\[({|].*[>\])}|]", re.DOTALL)
 
 

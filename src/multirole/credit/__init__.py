@@ -50,14 +50,19 @@ def load_estimator(name: str) -> "type[CreditEstimator]":
 def credit_callbacks(args: "MultiRoleGRPOConfig", callbacks: Iterable[Any]) -> "list[CreditEstimator]":
     """Return the estimators that `credit` and `process_reward` ask for, in the order in which they change advantages.
 
-    Raises ValueError for a name that cannot be loaded, and for an estimator, also among the user's `callbacks`, that replays episodes although
-    `max_staleness` has them played by older weights.
+    Raises ValueError for a name that cannot be loaded, for branches with a `process_reward`, and for an estimator, also among the user's `callbacks`, that
+    replays episodes although `max_staleness` has them played by older weights.
     """
     from multirole.credit.estimator import CreditEstimator
     from multirole.credit.process_reward import ProcessReward
 
     named = [load_estimator(args.credit).from_args(args)]
     if args.process_reward:
+        if named[0].has_branches:
+            raise ValueError(
+                f"`process_reward={args.process_reward}` grades the turns of sampled episodes, and `credit={args.credit!r}` also trains on other replies to "
+                "their prompts, which are not graded. Write process_reward=0, or another `credit`, such as 'outcome'."
+            )
         named.append(ProcessReward(args.process_reward))
     for estimator in [*named, *(callback for callback in callbacks if isinstance(callback, CreditEstimator))]:
         if args.max_staleness and estimator.replays_episodes:

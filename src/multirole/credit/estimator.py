@@ -45,7 +45,8 @@ class CreditEstimator(MultiRoleCallback):
         raise NotImplementedError(f"{type(self).__name__} must implement `advantages(self, trainer, rows)`.")
 
     def on_rollout_end(self, trainer: Trainer, episodes: list[Episode]) -> None:
-        if not self.needs_grades:
+        graders = [c for c in trainer.multirole_callbacks if isinstance(c, CreditEstimator) and c.needs_grades]
+        if self not in graders[:1]:  # the first grades for all
             return
         grade_by_duty(episodes, trainer.score, structure_of(trainer.workflow))
         is_scored = any(episode.reward is not None and episode.turns for episode in episodes)

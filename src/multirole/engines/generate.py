@@ -201,12 +201,8 @@ class GenerateEngine:
             do_sample=False, use_cache=True, eos_token_id=self.eos_ids, pad_token_id=self.pad_id,
             max_new_tokens=max(request.max_tokens for request in requests),
         )  # fmt: skip
-        usual, base.generation_config = (
-            base.generation_config,
-            config,
-        )  # or `generate` would add the model's own penalties
-        head = base.get_output_embeddings()
-        hook = None if head is None else head.register_forward_pre_hook(copied_slice)
+        usual = base.generation_config
+        base.generation_config = config  # or `generate` would add the model's own penalties
         try:
             output = base.generate(
                 input_ids, attention_mask=is_token.long().to(base.device), generation_config=config,
@@ -215,8 +211,6 @@ class GenerateEngine:
             )  # (N, width + T)  # fmt: skip
         finally:
             base.generation_config = usual
-            if hook is not None:
-                hook.remove()
         if not sampler.logprobs:
             self._warn_of_own_sampling(base)
             ids = [
@@ -296,13 +290,10 @@ def scored(base: PreTrainedModel, request: Request, completion_ids: list[int]) -
 
 @contextmanager
 def computing(model: PeftModel | PreTrainedModel, adapter: str | None) -> Iterator[None]:
-    """Context manager: the model computes with `adapter` (None: the base) in evaluation mode; its state is restored afterwards.
-
-    The head gets contiguous inputs: for a slice such as `hidden[:, -1:]`, torch copies a frozen head for each row on a CPU in bfloat16.
-    """
+    """Context manager: the model computes with `adapter` (None: the base) in evaluation mode; its state is restored afterwards."""
     base = model.get_base_model() if isinstance(model, PeftModel) else model
     head = base.get_output_embeddings()
-    handle = head and head.register_forward_pre_hook(lambda _, inputs: tuple(x.contiguous() for x in inputs))
+    handle = head and head.register_forward_pre_hook(copied_slice)
     training = [module for module in model.modules() if module.training]
     trainable = [parameter.requires_grad for parameter in model.parameters()]
     active = model.active_adapter if isinstance(model, PeftModel) else None

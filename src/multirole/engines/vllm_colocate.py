@@ -184,12 +184,11 @@ class VLLMEngine:
         configs = checked_configs(model, trainer.partners.served)
         check_class(trainer)
         check_unchanged(trainer)
-        at_once = args.generation_batch_size // args.world_size * max(trainer.workflow.roles.values())
         return cls(
             base_source(model), trainer.partners.served, max(config.r for config in configs),
             args.max_prompt_tokens + args.max_completion_length, served_dtype(trainer), trainer.eos_token_ids,
             gpu_memory_utilization=args.vllm_gpu_memory_utilization,
-            max_num_seqs=min(args.vllm_max_num_seqs, at_once), max_num_batched_tokens=args.vllm_max_num_batched_tokens,
+            max_num_seqs=args.vllm_max_num_seqs, max_num_batched_tokens=args.vllm_max_num_batched_tokens,
             revision=base_revision(trainer), trust_remote_code=args.trust_remote_code,
         )  # fmt: skip
 

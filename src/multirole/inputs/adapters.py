@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from peft import LoraConfig, PeftConfig, PeftModel, get_peft_model
+from torch.nn import Parameter
 from transformers import AutoProcessor, PreTrainedModel, PreTrainedTokenizerBase, set_seed
 from trl.trainer.utils import create_model_from_path
 
@@ -118,6 +119,11 @@ def named_adapters(model: Any, policy: dict[str, str], adapters: list[str]) -> d
         renamed = {name: "default", f"past:{name}": "past:default"}
         return {role: renamed.get(value, value) for role, value in policy.items()}
     return policy
+
+
+def adapter_parameters(model: PeftModel, adapter: str) -> list[tuple[str, Parameter]]:
+    """Return the named parameters of one adapter. Those of an embedding end with the adapter's name."""
+    return [(name, p) for name, p in model.named_parameters() if f".{adapter}." in name or name.endswith(f".{adapter}")]
 
 
 def train_only(model: PeftModel, adapters: list[str]) -> None:

@@ -13,8 +13,7 @@ from multirole.types import Episode
 def evaluation_logs(
     prompts: list[Any], episodes: list[Episode], rewards: dict[str, list[float]], advantages: list[float], extra: dict[str, list]
 ) -> dict[str, Any]:  # fmt: skip
-    """Return an evaluation's episodes in the form of TRL's `_logs`; `rewards` are by reward function."""
-    extra = {name: values for name, values in extra.items() if len(values) == len(episodes)}
+    """Return an evaluation's episodes in the form of TRL's `_logs`; `rewards` are by reward function, `extra` are columns that they have logged."""
     completions = [transcript(episode) for episode in episodes]
     return {
         "images": [],

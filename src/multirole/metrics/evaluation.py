@@ -47,6 +47,19 @@ def score_shares(
     return rewards[list(first_rows.values())]
 
 
+def gathered_columns(
+    logged: Mapping[str, list[Any]], n_episodes: int, accelerator: Accelerator
+) -> dict[str, list[Any]]:
+    """Return the columns that reward functions have logged for an evaluation's episodes, from the shares of all processes (`score_shares`).
+
+    A column without one value per episode of every share is left out.
+    """
+    size = -(-n_episodes // accelerator.num_processes)
+    shares = gather_objects({name: values for name, values in logged.items() if len(values) == size})
+    names = [name for name in shares[0] if all(name in share for share in shares)]
+    return {name: [value for share in shares for value in share[name]][:n_episodes] for name in names}
+
+
 def warn_of_loss_as_metric(args: MultiRoleGRPOConfig) -> None:
     """Warn of checkpoints that are compared by their loss, which is transformers' default with `load_best_model_at_end`."""
     if args.metric_for_best_model in ("loss", "eval_loss"):

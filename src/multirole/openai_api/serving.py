@@ -133,7 +133,7 @@ class ModelServer:
     def run(self, host: str, port: int, on_start: Callable[[str], object] = lambda url: None) -> None:
         """Serve until a signal arrives; `on_start` is called with the base URL.
 
-        With a key in the environment (`core.access`), every request but `GET /health` needs it. ValueError for an address that other machines
+        With a key in the environment (`access`), every request but `GET /health` needs it. ValueError for an address that other machines
         can reach if there is none, and if the port is in use.
         """
         check_host(host)

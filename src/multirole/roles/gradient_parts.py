@@ -12,16 +12,10 @@ import itertools
 import math
 from collections import defaultdict
 
-from peft import PeftModel
 from torch import Tensor
 
 from multirole.update.gradients import Part
 from multirole.update.processes import all_reduce
-
-
-def weights_of(model: PeftModel, adapter: str) -> list[Tensor]:
-    """Return the tensors of one adapter."""
-    return [p for name, p in model.named_parameters() if f".{adapter}." in name]
 
 
 class GradientParts:

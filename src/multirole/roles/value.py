@@ -1,7 +1,7 @@
 """Measure what each role is worth: the change of an evaluation's outcomes if the role is changed.
 
 Every episode is replayed with the turns of one role resampled, played by the base model, or replaced by the role's trivial twin
-(`core.replay`); all other turns keep their seeds, so the difference is the effect of the role and of what follows from it.
+(`rollout.replay`); all other turns keep their seeds, so the difference is the effect of the role and of what follows from it.
 
 * `change` is the mean outcome of the replays minus that of the episodes. A role's worth is what is lost without it: minus `change`
   under "base" (what its training adds) or "twin" (what it adds over a trivial one). Under "resample" its expectation is 0.
@@ -33,7 +33,7 @@ class RoleEffect:
     """The effect of changing one role on the outcome.
 
     Args:
-        role, how: which turns were forked, and how (`core.replay.Fork`).
+        role, how: which turns were forked, and how (`rollout.replay.Fork`).
         replays: number of replayed episodes in all.
         before, after: mean outcome of the episodes and of their replays, with equal weight for each problem.
         changes, moves: `change` and `moved` of each problem, see the module.

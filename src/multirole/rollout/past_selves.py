@@ -17,7 +17,7 @@ def versions_at(iteration: int, every: int, n: int) -> list[int]:
     The copies are made after 0, `every`, 2 `every` and so on, and copy m goes into place m modulo n. Places that are not filled yet are left out.
     """
     last = iteration // every
-    return [every * max(m for m in range(last + 1) if m % n == place) for place in range(min(n, last + 1))]
+    return [every * (last - (last - place) % n) for place in range(min(n, last + 1))]
 
 
 class PastSelves:

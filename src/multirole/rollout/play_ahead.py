@@ -87,14 +87,13 @@ class RolloutsAhead:
 
         Call it between two updates. Raises the error that ended the rollout of these episodes.
         """
+        self.versions = {coming: version for coming, version in self.versions.items() if coming >= iteration}
         current = Version(iteration, [p.detach().clone() for p in self.parameters.values()])
         for coming in range(iteration, iteration + self.max_staleness + 1):
             if coming not in self.pending and (attempts := self.attempts_of(coming)):
                 version = self.versions.setdefault(coming, current)
                 self.pending[coming] = self.thread.submit(self._play, version, attempts, coming)
-        episodes = self.pending.pop(iteration).result()
-        del self.versions[iteration]
-        return episodes
+        return self.pending.pop(iteration).result()
 
     def _play(self, version: Version, attempts: list[Attempt], iteration: int) -> list[Episode]:
         # an engine that has just failed would be waited for once more; and no process may play while another one does not
@@ -128,7 +127,7 @@ class RolloutsAhead:
 
     def save(self, folder: Path, iteration: int) -> None:
         """Save to a checkpoint of `iteration` the older adapters that play the iterations in flight."""
-        older = {coming: version for coming, version in self.versions.items() if version.number < iteration}
+        older = {coming: v for coming, v in self.versions.items() if v.number < iteration <= coming}
         tensors = {
             f"{version.number}.{name}": weight.contiguous()
             for version in older.values()

@@ -5,7 +5,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 
 from peft import PeftModel
 
-from multirole.engines.protocol import Engine, EngineError, RequestRefused, Sampling
+from multirole.engines.protocol import EngineError, RequestRefused, Sampling
 from multirole.rollout.play_ahead import RolloutsAhead
 from multirole.rollout.replay import Replay
 from multirole.rollout.rollout import Attempt, Rollout, RolloutStopped, Speaker, WorkflowError, check_failures
@@ -20,21 +20,16 @@ class Player:
     """Plays episodes of a workflow under the current adapters of a model.
 
     Args:
-        rollout: plays the episodes of this process.
-        engine: the engine of the rollout.
+        rollout: plays the episodes of this process, on its engine.
         sampling: of training and of evaluation.
-        max_failed_episodes: largest number of episodes of one call, over all processes, whose workflow may raise.
         free_memory: called after the engine has gone to sleep.
 
     Attributes:
         ahead: plays the next iterations during the update, with `max_staleness`.
     """
 
-    def __init__(
-        self, rollout: Rollout, engine: Engine, sampling: Sampling, max_failed_episodes: int, free_memory: Callable[[], None]
-    ) -> None:  # fmt: skip
-        self.rollout, self.engine, self.sampling = rollout, engine, sampling
-        self.max_failed_episodes, self.free_memory = max_failed_episodes, free_memory
+    def __init__(self, rollout: Rollout, sampling: Sampling, free_memory: Callable[[], None]) -> None:
+        self.rollout, self.engine, self.sampling, self.free_memory = rollout, rollout.engine, sampling, free_memory
         self.policy = rollout.policy
         self.ahead: RolloutsAhead | None = None
         self._published: Hashable = None
@@ -60,7 +55,7 @@ class Player:
             policy: replaces the trained map in this call; None runs a role on the base model.
             replays: one per attempt, for episodes that were played before.
 
-        Raises WorkflowError where more than `max_failed_episodes` fail. An error of one process's share is raised in all of them.
+        Raises WorkflowError where more than the rollout's `max_failed_episodes` fail, over all processes. An error of one process's share is raised in all of them.
         """
         if self._published != weights:
             self.engine.publish(model, version)
@@ -76,7 +71,7 @@ class Player:
             Episode(*attempt, turns, answer, failure=failure)
             for attempt, (turns, answer, failure) in zip(attempts, played, strict=True)
         ]
-        check_failures(episodes, self.max_failed_episodes)
+        check_failures(episodes, self.rollout.max_failed_episodes)
         return episodes
 
     def rest(self) -> None:

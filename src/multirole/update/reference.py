@@ -8,6 +8,8 @@ import torch
 from peft import PeftModel
 from torch import Tensor, nn
 
+from multirole.inputs.adapters import adapter_parameters
+
 Weights = list[tuple[nn.Parameter, Tensor]]
 """Parameters, each with the values that replace its own."""
 
@@ -46,10 +48,7 @@ class Reference:
 @torch.no_grad()
 def initial_weights(model: PeftModel, adapters: Iterable[str]) -> Weights:
     """Copies of the adapters' weights, on the host; empty where they all leave the base's output as it is (fresh ones do)."""
-    named = list(model.named_parameters())
-    parts = [
-        (name, p) for adapter in adapters for name, p in named if f".{adapter}." in name or name.endswith(f".{adapter}")
-    ]
+    parts = [named for adapter in adapters for named in adapter_parameters(model, adapter)]
     if not any(bool(p.any()) for name, p in parts if ".lora_B." in name or ".lora_embedding_B." in name):
         return []
     return [(p, p.detach().cpu().clone()) for _, p in parts]

@@ -136,7 +136,8 @@ def plan_steps(rows: list[Row], adapters: list[str], args: MultiRoleGRPOConfig) 
 def later_rows(steps: Steps, num_iterations: int) -> list[Row]:
     """Return the rows that need old log-probs: those trained after a step of their adapter. For all others, the current log-probs are the old ones."""
     n_first = 1 if num_iterations == 1 else 0  # steps on rows that are not trained again
-    return [row for planned in steps.values() for mini_batch in planned[n_first:] for row in mini_batch.rows]
+    later = [row for planned in steps.values() for mini_batch in planned[n_first:] for row in mini_batch.rows]
+    return [row for row in later if not row.is_masked]
 
 
 def loss_mass(rows: list[Row], loss_type: str) -> int:

@@ -34,7 +34,7 @@ def accuracy(folder: str | Path) -> pd.DataFrame:
 
 
 def judging(folder: str | Path) -> pd.DataFrame:
-    """Return step x judging role: the role's gain over its trivial twin (`diagnostics.role_skill`); empty for a single agent."""
+    """Return step x judging role: the role's gain over its trivial twin (`multirole.roles.skill`); empty for a single agent."""
     turns, config = pd.read_parquet(Path(folder) / "turns.parquet"), read_config(Path(folder), may_be_evaluation=True)
     structure = recorded_structure(config["cell"], run_reader.read_provenance(Path(folder)))
     rows = [{"step": step} | row for step, part in turns.groupby("step") for row in role_skills(part, structure)]

@@ -1,4 +1,4 @@
-"""Measure how training changes the roles of a run: their skill (`diagnostics.role_skill`) and the paper's phenomena."""
+"""Measure how training changes the roles of a run: their skill (`multirole.roles.skill`) and the paper's phenomena."""
 
 from collections.abc import Iterable
 

@@ -17,7 +17,7 @@ class CriticCredit(CreditEstimator):
     those that the critic could read in its episode: of its `Duty.of`, up to its round. Generators, the roles that solve, are compared
     by their own correctness within the problem's turns of their role and round. The paper's rewards are twice as large and
     have a term for length, which is not implemented; its generators are trained first. Other roles, and turns that nobody has
-    judged (`Turn.is_right`), keep the episode's advantage.
+    judged (`Turn.is_right`), keep their advantage.
 
     Needs grades and no replays, costs the grading of every turn, and allows older weights.
     """
@@ -25,7 +25,7 @@ class CriticCredit(CreditEstimator):
     needs_grades = True
 
     def advantages(self, trainer: Trainer, rows: Sequence[Row]) -> list[float]:
-        duties, advantages = structure_of(trainer.workflow).duties, [row.episode.advantage_of(row.turn) for row in rows]
+        duties, advantages = structure_of(trainer.workflow).duties, [row.advantage for row in rows]
         solvers: list[int] = []
         for i, row in enumerate(rows):
             duty, turn = duties.get(row.turn.role), row.turn

@@ -20,4 +20,4 @@ class MeanOverTurnsCredit(CreditEstimator):
         for row in rows:
             turns[id(row.episode)] = turns.get(id(row.episode), 0) + 1
         mean_turns = len(rows) / len(turns) if turns else 0.0
-        return [row.episode.advantage_of(row.turn) * mean_turns / turns[id(row.episode)] for row in rows]
+        return [row.advantage * mean_turns / turns[id(row.episode)] for row in rows]

@@ -39,7 +39,7 @@ class ShapleyCredit(CreditEstimator):
         check_base_alone(model, "Use another `credit`, or another `init_lora_weights`.")
 
     def on_rollout_end(self, trainer: Trainer, episodes: list[Episode]) -> None:
-        roles = [role for role, adapter in trainer.policy.items() if adapter in trainer.adapters]
+        roles = trained_roles(trainer)
         coalitions = [frozenset(c) for size in range(len(roles)) for c in itertools.combinations(roles, size)]
         scored = [episode for episode in episodes if episode.reward is not None]
         forks = [
@@ -62,11 +62,16 @@ class ShapleyCredit(CreditEstimator):
         advantage_of: dict[tuple[int, str], float] = {}
         episodes = {id(row.episode): row.episode for row in rows if id(row.episode) in self.values}
         groups = [episode.group(n) for episode in episodes.values()]
-        for role in trainer.policy:
+        for role in trained_roles(trainer):
             values = compared([self.values[key][role] for key in episodes], groups)
             advantage_of |= {(key, role): value for key, value in zip(episodes, values, strict=True)}
         self.values = {}
         return [advantage_of.get((id(row.episode), row.turn.role), 0.0) for row in rows]
+
+
+def trained_roles(trainer: Trainer) -> list[str]:
+    """Return the players: the roles that have an adapter."""
+    return [role for role, adapter in trainer.policy.items() if adapter in trainer.adapters]
 
 
 def shapley_values(worth: Mapping[frozenset[str], float], players: Sequence[str]) -> dict[str, float]:

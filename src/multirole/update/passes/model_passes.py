@@ -244,7 +244,7 @@ class ModelPasses:
         self, rows: list[Row], key: Callable[[Row], int], loads: list[float], cost: float = 1.0, has_gradient: bool = False,
         is_plain: bool = False,
     ) -> Iterator[MicroBatch]:  # fmt: skip
-        """Return the micro-batches of `rows` that this process computes, each sorted by `key`; `loads` and `cost` of `distributed.shard`."""
+        """Return the micro-batches of `rows` that this process computes, each sorted by `key`; `loads` and `cost` of `processes.shard`."""
         is_packed = not is_plain and self.shares_prompts(rows, key)
         max_tokens = self.tokens_with_gradient if has_gradient else self.micro_batch_tokens
         for micro, weight in self.shard(rows, max_tokens, loads, cost, key if is_packed else None):
@@ -349,12 +349,11 @@ class ModelPasses:
     def score(self, input_ids: Tensor, attention_mask: Tensor, n_completion: int) -> tuple[Tensor, Tensor]:
         """Log-probs and entropies (N, C) of the last C = `n_completion` of ids and mask (N, P + C), or of the packed rows of `pass_over`.
 
-        Data parallelism is ours (`distributed`), so the model is called without its wrappers.
+        Data parallelism is ours (`processes`), so the model is called without its wrappers.
         """
         with nullcontext() if self._runs_without_autocast else self.accelerator.autocast():
-            model = (
-                self.base if self._runs_without_autocast else self.model
-            )  # the PEFT model's forward enters autocast itself
+            # the PEFT model's forward enters autocast itself
+            model = self.base if self._runs_without_autocast else self.model
             watch = None if self.last is None else self.last.watch
             if self._packing is not None:
                 return score_packed(model, self._packing, watch)
