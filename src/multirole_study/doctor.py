@@ -314,7 +314,8 @@ def masks(trial: Trial) -> Finding:
     counts_by_process = gather_objects((trial.trained, trial.lost, trial.others))
     lost, unexpected = sum(counts[1] for counts in counts_by_process), sum(counts[2] for counts in counts_by_process)
     first = trial.iterations[0]
-    turns = [turn for episode in first.episodes for turn in episode.turns]
+    trained = trial.trainer.partners.trained
+    turns = [turn for episode in first.episodes for turn in episode.turns if turn.role in trained]
     sampled = Counter(
         {id(turn) for turn in (*turns, *(row.turn for row in first.rows))}
     )  # rows of credit estimators may be of forks
@@ -402,6 +403,7 @@ TRIAL_ANSWERS: dict[str, tuple[object, str, str]] = {
 def examine(cell: Cell, launch: Launch, folder: str) -> tuple[dict[str, Finding], dict[str, float]]:
     """Train two iterations in a folder. Return the findings by check and the measurements, the same on every process."""
     short = {"max_steps": ITERATIONS, "save_steps": ITERATIONS, "eval_steps": ITERATIONS + 1}
+    short |= {"role_order": None, "target_kl": None, "max_sampled_tokens": None}  # with which some rows would not be trained
     rate = STEP_SIZE / math.sqrt(shape_of(cell).hidden)
     trial_cell = cell.replace(**short, learning_rate=rate, warmup_steps=0)
     trial, is_main = Trial(cell), processes().is_main_process

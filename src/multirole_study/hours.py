@@ -82,6 +82,9 @@ def gpu_named(device: str, gpu_bytes: int) -> Gpu | None:
 
 # ---- asked: the constants
 
+DIVISORS = ("decoding_bandwidth", "prefill_mfu", "update_mfu")
+"""Constants by which the estimate divides."""
+
 
 def _assumed(value: float, text: str, shown: str = ".0%") -> float:
     """Declare a constant: its assumed value, what it means, and its format. "%" marks a fraction between 0 and 1."""
@@ -137,9 +140,11 @@ class Constants:
                     f"{path} has the constant {name!r}, which the estimate does not use. It uses {', '.join(known)}."
                 )
             largest = 1 if "%" in known[name].metadata["shown"] else math.inf
-            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value < largest:
+            is_number = isinstance(value, int | float) and not isinstance(value, bool)
+            if not is_number or not 0 <= value < largest or not value and name in DIVISORS:
+                least = "above 0" if name in DIVISORS else "from 0"
                 raise ValueError(
-                    f"{path}: {name} must be a number from 0 to below {largest}, got {value!r}. Meaning: it {known[name].metadata['text']}."
+                    f"{path}: {name} must be a number {least} to below {largest}, got {value!r}. Meaning: it {known[name].metadata['text']}."
                 )
         values = {name: value for name, (value, _) in measured.items()}
         return replace(ASSUMED, **values, sources={name: f"{device}, {step}" for name, (_, step) in measured.items()})

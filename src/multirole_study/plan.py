@@ -444,8 +444,15 @@ def grid_layout(launch: Launch, gpu_bytes: int, grid: Sequence[Cell]) -> tuple[L
 
     If some cell fits neither, return None and the cells that do not fit `launch`.
     """
+
+    def fits(cell: Cell, layout: Launch) -> bool:
+        try:
+            return plan(cell, settled(cell, layout, gpu_bytes), gpu_bytes).fits
+        except ValueError:  # the grid's cell cannot be shared by so many processes
+            return False
+
     for layout in (ONE_PROCESS, launch):
-        large = [cell for cell in grid if not plan(cell, settled(cell, layout, gpu_bytes), gpu_bytes).fits]
+        large = [cell for cell in grid if not fits(cell, layout)]
         if not large:
             return layout, []
     return None, large

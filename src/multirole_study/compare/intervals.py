@@ -78,10 +78,10 @@ def crossed_interval(values: np.ndarray) -> Interval:
     df = np.array([seeds - 1, problems - 1, (seeds - 1) * (problems - 1)])
     squares = sizes * [(effect**2).sum() for effect in effects] / df
     total = squares @ (1, 1, -1)
-    half = 0.0
+    half = math.nan
     if squares[1] > squares[2]:  # otherwise problems' means differ no more than by chance
         half = t.ppf(1 - ALPHA / 2, total**2 / (squares**2 / df).sum()) * math.sqrt(total / values.size)
-    # fmin and fmax, because seeds that are all equal have no bounds
+    # fmin and fmax ignore NaN: seeds that are all equal have no bounds, and problems may have none
     low, high = np.fmin(interval.low, interval.mean - half), np.fmax(interval.high, interval.mean + half)
     return interval._replace(low=float(low), high=float(high))
 

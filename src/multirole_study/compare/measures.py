@@ -109,9 +109,11 @@ def role_series(run: "Run") -> dict[str, pd.DataFrame]:
 
 
 def weighted(roles: pd.DataFrame, name: str, weight: str) -> pd.Series:
-    """Return the weighted mean over roles in each iteration."""
-    products = (roles[name] * roles[weight]).groupby(roles["iteration"]).sum(min_count=1)
-    return products / roles.groupby("iteration")[weight].sum()
+    """Return the weighted mean in each iteration, over the roles that have the metric: a role that was not trained has none."""
+    known = roles.dropna(subset=name)
+    products = known[name] * known[weight]
+    means = products.groupby(known["iteration"]).sum() / known.groupby("iteration")[weight].sum()
+    return means.reindex(roles["iteration"].drop_duplicates().sort_values())
 
 
 def largest(run: "Run", name: str) -> float:
@@ -173,6 +175,8 @@ def split_half_outcomes(correct: pd.DataFrame) -> np.ndarray:
     versa, so that each problem counts once and none chooses the checkpoint at which it is scored.
     """
     trained = correct.loc[:, correct.columns > 0]
+    if trained.empty:  # the run diverged before
+        return np.full(len(correct), math.nan)
     outcomes = np.empty(len(correct))
     for half in (0, 1):
         chosen = trained.iloc[1 - half :: 2].mean().idxmax()
@@ -191,8 +195,8 @@ def base(run: "Run") -> float:
 
 @measure(has_margin=True)
 def first(run: "Run") -> float:
-    """Return the accuracy at the first evaluation in training."""
-    return run.accuracy.iloc[1]
+    """Return the accuracy at the first evaluation in training; NaN for a run that diverged before."""
+    return run.accuracy.iloc[1] if len(run.accuracy) > 1 else math.nan
 
 
 @measure(has_margin=True, is_partial=True)
@@ -245,8 +249,10 @@ def gain(run: "Run") -> float:
 
 @measure("tokens")
 def plateau(run: "Run") -> float:
-    """Return the first evaluated iteration within `MARGIN` of the peak."""
+    """Return the first evaluated iteration within `MARGIN` of the peak; NaN for a run that diverged before one."""
     trained = run.accuracy[run.accuracy.index > 0]
+    if trained.empty:
+        return math.nan
     return trained.index[(trained >= trained.max() - MARGIN - 1e-9).to_numpy().argmax()]
 
 

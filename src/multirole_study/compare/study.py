@@ -151,6 +151,13 @@ class CompareStudy:
             )
         if wrong := [look for look in self.looks if not 1 < look <= len(self.seeds)]:
             raise ValueError(f"`looks` must be numbers of seeds, from 2 to {len(self.seeds)}, got {wrong}.")
+        for question in self.questions:
+            sizes = {len(self.places(*pair)) for pair in question.pairs}
+            if question.pooled == "places" and question.kind != "mean" and len(sizes) > 1:
+                raise ValueError(
+                    f"The question {question.name!r} pools runs of {sorted(sizes)} places in its lines, and looks are at equal numbers of runs. Ask two "
+                    "questions, or name arms that are compared at the same places."
+                )
         levels = {self.alpha, *(self.looks.values() if isinstance(self.looks, dict) else ())}
         for question in self.questions:
             if levels != {ALPHA} and not (question.kind != "share" and self.rule(question).is_test_against_zero):
@@ -222,9 +229,9 @@ class CompareStudy:
         of_pairs = [[numbers(place, *pair) for place in self.places(*pair)] for pair in declared.pairs]
         pools = of_pairs if declared.pooled == "places" else [list(chain.from_iterable(of_pairs))]
         read = [of_whole_seeds(parts, self.seeds) for parts in pools]
-        if declared.kind != "paired_shares":
+        if declared.kind == "mean":
             return judged(question, [mean_by_seed(numbers) for numbers in read])
-        at = tuple(seeds * len(pools[0]) for seeds in question.looks.at)  # in pairs of runs
+        at = tuple(seeds * len(pools[0]) for seeds in question.looks.at)  # in runs, or pairs of them
         return judged(replace(question, looks=replace(question.looks, at=at)), read)
 
     def table(self, results: "Results") -> pd.DataFrame:

@@ -61,6 +61,8 @@ GYM_TRAIN, GYM_VALIDATION = 8192, 256
 """Number of reasoning-gym problems at the paper's scales."""
 COORDINATES = ("workflow", "policy", "task", "scale", "seed", "preset")
 """The settings that place a cell in the matrix."""
+OF_OTHER_MAPS = ("role_order", "past_every", "past_selves")
+"""The settings that fit the roles of one map and do not carry over to another workflow or policy."""
 EVALUATION_NAMES = ("adapters", "checkpoints", "num_generations_eval")
 """The parameters that an evaluation has and a training lacks."""
 IPYTHON_NAMES = re.compile(r"In|Out|_+|_i+|_i?\d+|_[dio]h|_exit_code|__\w+__")
@@ -296,7 +298,7 @@ class Cell(Settings):
         }  # fmt: skip
         return [
             *broken_rules(dict(self) | shared | partner_facts(self.policy)),
-            *broken_rules(dict(self) | facts, RULES),
+            *broken_rules(dict(self) | facts | partner_facts(self.policy), RULES),
         ]
 
     @property
@@ -492,8 +494,8 @@ class Cell(Settings):
         return launch.replace(**self.treatment)
 
     def sibling(self, workflow: str, policy: str) -> "Cell":
-        """Return the cell of another workflow and policy with the same changed options, except maps by role."""
-        changed = {"fixed_launch", *self.changed()} - {*COORDINATES}
+        """Return the cell of another workflow and policy with the same changed options, except those that name roles or need partners."""
+        changed = {"fixed_launch", *self.changed()} - {*COORDINATES, *OF_OTHER_MAPS}
         options = {name: value for name, value in self if name in changed and not isinstance(value, dict)}
         return Cell(workflow, policy, self.task, self.scale, self.seed, self.preset, **options)
 

@@ -1,6 +1,6 @@
 """The rules of a cell's settings that the library does not have, in the library's form (`multirole.option_rules`). Each is one line of data.
 
-They read settings, and these facts: `ticks` of the learning-rate schedule, the names that were `changed` from the preset, the `treatment` that
+They read settings, the facts of partners (`policy.partner_facts`), and these: `ticks` of the learning-rate schedule, the names that were `changed` from the preset, the `treatment` that
 `fixed_launch` holds, `task_label`, whether the estimator `replays_episodes`, and whether the task is the user's (`has_own_task`) or of reasoning-gym (`has_gym_task`).
 """
 
@@ -32,6 +32,9 @@ RULES = [
     Rule(lambda max_sampled_tokens, lr_clock: max_sampled_tokens is None or lr_clock == "iteration",
          "`max_sampled_tokens={max_sampled_tokens}` reads the schedule at the share of the budget that is spent, and `lr_clock={lr_clock!r}` at a count of "
          "update calls. Leave out one of the two."),
+    Rule(lambda endpoint_roles: not endpoint_roles,
+         "`policy` has an endpoint play {endpoint_roles}, whose replies a resumed cell would ask for again. Play them by 'frozen', 'frozen:FOLDER' or "
+         "'past:NAME', or train with the library, which records and replays them."),
     Rule(lambda role_order, row_order, minibatch_split: role_order is None or (row_order, minibatch_split) == ("shuffled", "even"),
          "`role_order={role_order!r}` trains one role per iteration, and the released code's row_order={row_order!r} and "
          "minibatch_split={minibatch_split!r} cut the rows of all roles. Leave out one of the two."),

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from multirole.types import structure_of
-from multirole_study.experiment.cell import EVALUATION_NAMES, Cell
+from multirole_study.experiment.cell import OF_OTHER_MAPS, EVALUATION_NAMES, Cell
 from multirole_study.experiment.launch import Launch
 from multirole_study.experiment.old_names import with_current_names
 from multirole_study.experiment.run_folder import folder_of, is_done, saved_steps
@@ -49,7 +49,7 @@ class Evaluation(Settings):
         if adapters == "base" or checkpoints is None:
             checkpoints = CHECKPOINTS.get(str(adapters), "all")
         if adapters != "own":  # the cell does not depend on the adapters, so that equal evaluations share a folder
-            cell = cell.replace(policy="sp")
+            cell = cell.replace(policy="sp", **dict.fromkeys(OF_OTHER_MAPS))
         Settings.__init__(
             self, cell=cell, adapters=adapters, checkpoints=checkpoints, num_generations_eval=num_generations_eval
         )

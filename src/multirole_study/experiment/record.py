@@ -34,6 +34,7 @@ import torch
 import multirole_sandbox as sandbox
 from multirole.callbacks import Iteration, MultiRoleCallback, Trainer
 from multirole.metrics.episodes import accuracy, mean_reward
+from multirole.policy import FROZEN_ADAPTER
 from multirole.roles.diagnostics import RoleDiagnostics
 from multirole.roles.skill import SkillWatch
 from multirole.rollout.play_ahead import staleness_metrics
@@ -53,7 +54,7 @@ from multirole_study.experiment.run_folder import (
     step_of,
     write_done,
 )
-from multirole_study.experiment.storage import remove, sha256, write_table, write_text, writing
+from multirole_study.experiment.storage import checksums_of, remove, sha256, write_table, write_text, writing
 from multirole_study.signatures import signatures
 from multirole_study.workflow_record import describe_workflow
 
@@ -148,9 +149,17 @@ def provenance(cell: Cell, launch: Launch, problems: dict[str, int]) -> dict[str
         "workflow": describe_workflow(cell.make_workflow()),
         "dataset": cell.make_task().describe(),
         "problems": problems,
+        "frozen": frozen_checksums(cell),
         "sandbox": sandbox.level() if cell.uses_sandbox else None,
         "argv": [Path(word).name if word.startswith(os.sep) else word for word in sys.argv],  # no home paths
     }
+
+
+def frozen_checksums(cell: Cell) -> dict[str, dict[str, str]]:
+    """Return role -> checksums of the saved adapter that plays it without being trained."""
+    prefix = len(FROZEN_ADAPTER)
+    folders = {role: Path(value[prefix:]) for role, value in cell.policy.items() if value.startswith(FROZEN_ADAPTER)}
+    return {role: checksums_of(folder, "*.safetensors", "adapter_config.json") for role, folder in folders.items()}
 
 
 def cpu_model() -> str:
@@ -172,8 +181,8 @@ def add_session(
     path, session = folder / "provenance.json", provenance(cell, launch, problems)
     if checkpoint is not None:
         first = json.loads(path.read_text())
-        for part in ("model", "dataset", "problems"):
-            if first[part] != json.loads(json.dumps(session[part])):
+        for part in ("model", "dataset", "problems", "frozen"):
+            if part in first and first[part] != json.loads(json.dumps(session[part])):
                 raise ValueError(
                     f"{folder} was started with {part} {first[part]}, to which its checkpoints belong; got {session[part]}. "
                     "Restore the former, or write another results_dir."
@@ -336,6 +345,7 @@ class Recording(MultiRoleCallback):
         base_logprobs = trainer.logprobs_of(rows, base=True)  # every process computes a share
         if step := trainer.state.global_step:
             trainer.save_adapters()  # a collective: every process has a shard
+        sandbox.take_seconds()  # of this evaluation, which is not the next rollout's
         if self.recorder is None:
             return
         tables, skills = self.recorder.tables, [{"step": step} | row for row in self.skills.rows]

@@ -92,7 +92,11 @@ def run_cell(
 
 
 def check_inputs(folder: Path, cell: Cell) -> None:
-    """Raise ValueError if a finished run had another base model or other rows, whose folders or files have the same name."""
+    """Raise ValueError if a finished run had another base model, other rows or other frozen adapters, whose folders or files have the same name."""
+    if (frozen := frozen_checksums(cell)) and read_provenance(folder).get("frozen", frozen) != frozen:
+        raise ValueError(
+            f"{folder} was trained beside other frozen adapters in folders with the same names. Rename the folders, or write to another `results_dir`."
+        )
     if cell.model is not None:
         check_base_of_run(folder, cell)
     if cell.data is not None:

@@ -93,7 +93,8 @@ def reporting(path: Path) -> Iterator[None]:
     except NotWritten:
         raise
     except (OSError, RuntimeError, SafetensorError) as error:  # torch and safetensors wrap the system's errors
-        free = shutil.disk_usage(path.parent).free // 2**20  # torch's own error does not name a full disk
+        there = next(folder for folder in path.absolute().parents if folder.exists())
+        free = shutil.disk_usage(there).free // 2**20  # torch's own error does not name a full disk
         raise NotWritten(
             f"{path} could not be written ({error}; {free} MB free), so the run stops. Free some space, or make the disk writable, "
             "and start the same command again: it continues from the newest checkpoint."

@@ -53,7 +53,7 @@ PANELS = (
     Panel("boxed_rate", "turns with a box", "fraction", "rate", "signatures"),
     Panel("box_retention", "first turns with a box", "fraction", "rate", "signatures"),
     Panel("verdict_rate", "turns with a verdict", "fraction", "rate", "signatures"),
-    Panel("correct_verdict_rate", 'verdicts of "correct"', "fraction", "rate", "signatures"),
+    Panel("correct_verdict_rate", 'turns that say "correct"', "fraction", "rate", "signatures"),
     Panel("hedging_rate", "hedging turns", "fraction", "rate", "signatures"),
     Panel("terse_rate", "terse turns", "fraction", "rate", "signatures"),
     Panel("code_fence_rate", "turns with a code fence", "fraction", "rate", "signatures"),

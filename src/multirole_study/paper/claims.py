@@ -49,7 +49,7 @@ class Falls:
         """Count over every workflow, policy and task of the grid."""
         cells = product(WORKFLOWS, POLICIES, results.grid.tasks)
         runs = [run for cell in cells for run in results.runs_of(*cell, **changed).values()]
-        starts_in_warmup = all(run.accuracy.index[1] <= run.cell.warmup_steps for run in runs)
+        starts_in_warmup = all(step <= run.cell.warmup_steps for run in runs for step in run.accuracy.index[1:2])
         return cls(len(runs), sum(run.ends_fallen for run in runs), starts_in_warmup, changed.get("updates") == "one")
 
     def vacuous(self, claim: dict) -> str:

@@ -95,10 +95,7 @@ class ClockStudy(Declaration):
 
     def parameters_of(self, cell: Cell) -> dict[str, object]:
         """Return the notebook parameters of a run."""
-        arm = next(
-            name
-            for name, arm in self.arms.items()
-            if (arm["policy"], arm["lr_clock"]) == (cell.policy_name, cell.lr_clock)
-        )
+        at = cell.workflow, cell.task, cell.learning_rate, cell.seed
+        arm = next(name for name in self.arms if self.cell(name, *at) == cell)
         coordinates = {"workflow": cell.workflow, "task": cell.task, "scale": cell.scale, "seed": cell.seed}
         return coordinates | self.settings(arm, cell.learning_rate)

@@ -30,9 +30,10 @@ START_TIMEOUT = 600
 
 
 def notebooks_of(folder: Path) -> tuple[str, ...]:
-    """Return the names of the notebooks for a results folder: those of the study that it records, or of a grid alone."""
+    """Return the names of the notebooks for a results folder: those of the studies that it records, or of a grid alone."""
     studies = [study for kind in STUDIES if (study := kind.read(folder)) is not None]
-    return OF_A_STUDY[studies[0].command] if studies else OF_A_GRID
+    named = [name for study in studies for name in OF_A_STUDY[study.command]]
+    return tuple(dict.fromkeys(named)) or OF_A_GRID
 
 
 def items_of(notebook: NotebookNode) -> list[str]:
