@@ -167,9 +167,7 @@ class Cell(Settings):
     advantage_group: Literal["episode", "role", "slot"] = option(
         "unit that GRPO compares within a problem, episodes or the rows of a role or slot", "episode", released="role"
     )
-    credit: str = option(
-        "estimator of each turn's credit, such as critic or shapley, see docs/credit.md", "outcome"
-    )
+    credit: str = option("estimator of each turn's credit, such as critic or shapley, see docs/credit.md", "outcome")
     credit_branches: int = option(
         "replies compared at each turn, if credit is branches or leave_one_out", 4, ge=2, le=100
     )
