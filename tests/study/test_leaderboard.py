@@ -20,10 +20,10 @@ from multirole_study.paper.grid import Grid, Study
 from multirole_study.paper.leaderboard import (
     SCORES,
     Board,
+    answer_table,
     answers,
     board_table,
     boards,
-    leaderboard_tables,
     placebo_answer,
     shares_of_effect,
 )
@@ -282,8 +282,8 @@ def test_names_and_order_of_the_arms_are_those_of_the_study(monkeypatch):
 
 def test_without_runs_every_line_says_so(monkeypatch):
     study_boards = all_boards(monkeypatch, lambda cell: None)
-    head, *tables = leaderboard_tables(study_boards, None)
-    assert set(head.values["verdict"]) == {"not run"}
+    assert set(answer_table(study_boards, None).values["verdict"]) == {"not run"}
+    tables = [board_table(board, score) for board in study_boards for score in SCORES]
     assert [table.name for table in tables] == [
         f"leaderboard_{workflow}_sp_math_{score}" for workflow in ("voting", "eval_opt") for score in SCORES
     ]

@@ -15,7 +15,14 @@ from multirole_study.paper.declarations import declare, read_declaration
 from multirole_study.paper.grid import Grid
 from multirole_study.paper.rate_figure import rate_figure
 from multirole_study.paper.rate_study import RateStudy
-from multirole_study.paper.rate_tables import compared, rate_tables, scored_problems, tuned, tuning_sentences
+from multirole_study.paper.rate_tables import (
+    answer_table,
+    arm_table,
+    compared,
+    scored_problems,
+    tuned,
+    tuning_sentences,
+)
 from multirole_study.paper.results import Results, Run
 
 ROOT = Path(__file__).parents[2]
@@ -230,7 +237,8 @@ def test_a_written_rate_that_was_chosen_needs_no_correction(monkeypatch):
 
 
 def test_without_runs_every_line_says_so(monkeypatch):
-    answers, scores, _ = rate_tables(results_of(monkeypatch, lambda cell: None), declared())
+    results, study = results_of(monkeypatch, lambda cell: None), declared()
+    answers, scores = (build(results, study, scored_problems(study)) for build in (answer_table, arm_table))
     assert set(answers.shown["verdict"]) == {"not run"} and set(scores.shown["accuracy"]) == {"–"}
 
 
@@ -267,7 +275,7 @@ def test_a_question_pools_arms_of_two_tasks(monkeypatch):
     assert list(pooled.numbers["value"] - pooled.numbers["minus"]) == pytest.approx([3 / 8, 7 / 16, 1 / 2])
     apart = compared(results, study, study.questions[1], problems)
     assert [line.interval.mean for line in apart] == pytest.approx([0.25, 0.625])
-    answers = rate_tables(results, study)[0]
+    answers = answer_table(results, study, problems)
     assert list(answers.shown["arm"]) == ["all arms", "ip, math", "ip, code"]
 
 

@@ -101,8 +101,8 @@ def clock_figure(results: Results, study: ClockStudy, place: Place) -> Plate:
 
 def figures(results: Results, study: ClockStudy) -> list[Plate]:
     """Return a figure for every workflow, task and rate at which a look has read runs of both policies."""
-    plates = []
-    for place in places(study):
-        if any(read_runs(results, study, place, arm) for arm in TITLES) and read_runs(results, study, place, SP):
-            plates.append(clock_figure(results, study, place))
-    return plates
+    return [
+        clock_figure(results, study, place)
+        for place in places(study)
+        if any(read_runs(results, study, place, arm) for arm in TITLES) and read_runs(results, study, place, SP)
+    ]

@@ -403,9 +403,3 @@ def answer_table(all_boards: list[Board], measured: pd.DataFrame | None) -> Tabl
     columns = ["question", *(board.title for board in all_boards), *([ALL] if len(all_boards) > 1 else [])]
     return Table("leaderboard_answers", "Which credit estimator trains best?", caption,
                  pd.DataFrame(shown.values(), columns=columns).fillna(MISSING), pd.DataFrame(all_answers))  # fmt: skip
-
-
-def leaderboard_tables(all_boards: list[Board], measured: pd.DataFrame | None) -> list[Table]:
-    """Build the answers, and one table for each workflow and score."""
-    parts = [board_table(board, score) for board, score in product(all_boards, SCORES)]
-    return [answer_table(all_boards, measured), *parts]

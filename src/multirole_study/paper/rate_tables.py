@@ -206,9 +206,3 @@ def answer_table(results: Results, study: RateStudy, problems: list[str]) -> Tab
         pd.DataFrame(shown),
         pd.DataFrame(values),
     )
-
-
-def rate_tables(results: Results, study: RateStudy) -> list[Table]:
-    """Build the answers, the scores and the tuning."""
-    problems = scored_problems(study)
-    return [answer_table(results, study, problems), arm_table(results, study, problems), tuning_table(results, study)]
