@@ -46,9 +46,11 @@ from multirole_study.experiment.hardware import dtype_of, installed
 from multirole_study.experiment.launch import Launch
 from multirole_study.experiment.run_folder import (
     MEASUREMENTS,
+    add_provenance,
     complete,
     outcome_of,
     prune,
+    read_provenance,
     staging,
     step_of,
     write_done,
@@ -169,9 +171,9 @@ def add_session(
 
     Raises ValueError if the run would continue with another model or other rows.
     """
-    path, session = folder / "provenance.json", provenance(cell, launch, problems)
+    session = provenance(cell, launch, problems)
     if checkpoint is not None:
-        first = json.loads(path.read_text())
+        first = read_provenance(folder)
         for part in ("model", "dataset", "problems"):
             if first[part] != json.loads(json.dumps(session[part])):
                 raise ValueError(
@@ -181,14 +183,13 @@ def add_session(
         first.pop("outcome", None)
         session = first | {"resumed": [*first.get("resumed", []), {"from": checkpoint.name} | session]}
     write_text(folder / "config.json", json.dumps(cell.to_dict(), indent=2))
-    write_text(path, json.dumps(session | {"started": started}, indent=2))
+    write_text(folder / "provenance.json", json.dumps(session | {"started": started}, indent=2))
 
 
 def add_kernels(folder: Path, kernels: dict[str, object]) -> None:
     """Add the kernels that a new run computes with to `provenance.json`, for its evaluations; a model without a choice has none."""
-    path = folder / "provenance.json"
     if kernels:
-        write_text(path, json.dumps(json.loads(path.read_text()) | {"kernels": kernels}, indent=2))
+        add_provenance(folder, kernels=kernels)
 
 
 class Recorder:
@@ -241,8 +242,7 @@ class Recorder:
     def finish(self, outcome: dict[str, object] | None = None) -> None:
         """Write the tables and, if the run diverged, its `outcome`; then write DONE."""
         if outcome:
-            path = self.folder / "provenance.json"
-            write_text(path, json.dumps(json.loads(path.read_text()) | {"outcome": outcome}, indent=2))
+            add_provenance(self.folder, outcome=outcome)
         self.write(self.folder)
         remove(staging(self.folder))
         prune(self.folder)

@@ -45,6 +45,7 @@ from multirole_study.experiment.run_folder import (
     is_done,
     newest_intact,
     open_folder,
+    read_provenance,
     recorded_kernels,
     recorded_start,
     staging,
@@ -96,7 +97,7 @@ def check_inputs(folder: Path, cell: Cell) -> None:
     if cell.model is not None:
         check_base_of_run(folder, cell)
     if cell.data is not None:
-        recorded = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))["dataset"]
+        recorded = read_provenance(folder)["dataset"]
         if recorded != json.loads(json.dumps(cell.make_task().describe())):
             raise ValueError(
                 f"{folder} was trained on other rows of a file with the same name. Rename the file, or write to another `results_dir`."
