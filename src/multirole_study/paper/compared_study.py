@@ -12,29 +12,24 @@ from multirole_study.compare.measures import MEASURES
 from multirole_study.compare.study import CompareStudy
 from multirole_study.compare.verdicts import NOT_RUN
 from multirole_study.experiment.cell import Cell
-from multirole_study.experiment.evaluation import Evaluation
+from multirole_study.experiment.settings import CHECKED
 from multirole_study.labels import WORKFLOW_NAMES, task_name
 from multirole_study.paper import pack
-from multirole_study.paper.grid import CHECKED, Declaration, as_fields
+from multirole_study.paper.grid import ArmsStudy, as_fields
 from multirole_study.paper.output import MISSING, Table, cell_text, number
 from multirole_study.paper.results import Results
 
 
 @dataclass(frozen=True, config=CHECKED)
-class ComparedStudy(CompareStudy, Declaration):
+class ComparedStudy(CompareStudy, ArmsStudy):
     """The arms of the study, and nothing of the grid's cells besides them. Raises ValueError for values that cannot work."""
 
     RECORD: ClassVar[str] = "compare.json"
-    SEED_BY_SEED: ClassVar[bool] = True
+    command: ClassVar[str] = "compare"
 
     def __post_init__(self) -> None:
         CompareStudy.__post_init__(self)
         self.cells_by_line()  # raises ValueError for invalid cells
-
-    @property
-    def command(self) -> str:
-        """Return the kind of the study."""
-        return "compare"
 
     def packed_elsewhere(self) -> set[str]:
         """Return the ids of the runs in `packed_in`."""
@@ -54,10 +49,6 @@ class ComparedStudy(CompareStudy, Declaration):
     def cells_by_line(self) -> list[dict[str, Cell]]:
         """Return id -> cell of all runs, which are one line."""
         return [{cell.id: cell for _, cell in self.runs()}]
-
-    def evaluations(self) -> list[Evaluation]:
-        """Return no evaluation: those of the runs are enough."""
-        return []
 
     def parameters_of(self, cell: Cell) -> dict[str, object]:
         """Return the notebook parameters of a run."""
