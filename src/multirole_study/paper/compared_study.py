@@ -1,6 +1,5 @@
 """Train and tabulate a study that is one YAML file (`compare.study`): arms of a grid's cells, and questions about them."""
 
-import math
 from pathlib import Path
 from typing import ClassVar
 
@@ -10,13 +9,12 @@ from pydantic.dataclasses import dataclass
 from multirole_study.compare.intervals import NO_UNITS
 from multirole_study.compare.measures import MEASURES
 from multirole_study.compare.study import CompareStudy
-from multirole_study.compare.verdicts import NOT_RUN
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.settings import CHECKED
 from multirole_study.labels import WORKFLOW_NAMES, task_name
 from multirole_study.paper import pack
 from multirole_study.paper.grid import ArmsStudy, as_fields
-from multirole_study.paper.output import MISSING, Table, cell_text, number
+from multirole_study.paper.output import MISSING, Table, interval_text, p_cell, verdict_cell
 from multirole_study.paper.results import Results
 
 
@@ -70,9 +68,9 @@ def answer_table(results: Results, study: CompareStudy) -> Table:
             "arm": row["arm"],
             "minus": row["minus"] or MISSING,
             "n": str(row["seeds"]),
-            "value": cell_text(number("", interval, unit)),
-            "p": MISSING if math.isnan(row["p"]) else f"{row['p']:.3f}",
-            "verdict": row["verdict"] if row["verdict"] == NOT_RUN else f"**{row['verdict']}**",
+            "value": interval_text(interval, unit),
+            "p": p_cell(row["p"]),
+            "verdict": verdict_cell(row["verdict"]),
         })  # fmt: skip
     looks = study.looks or [len(study.seeds)]
     levels = ", ".join(

@@ -12,10 +12,9 @@ from multirole_study.paper.leaderboard import (
     SCORES,
     Board,
     Comparison,
-    interval_text,
     placebo_answer,
 )
-from multirole_study.paper.output import STYLE, Plate, how_many, say_below
+from multirole_study.paper.output import STYLE, Plate, how_many, interval_text, say_below
 
 PLACEBO_COLOUR = "#b5651d"
 

@@ -11,6 +11,7 @@ import pandas as pd
 from multirole_study.compare.corrections import corrected
 from multirole_study.compare.intervals import Interval
 from multirole_study.compare.rules import ALPHA
+from multirole_study.compare.verdicts import NOT_RUN
 from multirole_study.experiment.storage import write_text
 from multirole_study.labels import MISSING, POLICY_NAMES, TASK_NAMES, WORKFLOW_NAMES, formatted
 
@@ -104,6 +105,29 @@ def cell_text(row: pd.Series | dict) -> str:
         return text
     mark = "*" * (row.get("p_holm", np.nan) < ALPHA) + " ≈" * (row.get("p_match_holm", np.nan) < ALPHA)
     return f"{text} [{low}, {high}]{mark}"
+
+
+def interval_text(interval: Interval, unit: str) -> str:
+    """Format an interval as a number of a table, without a mark: beside it stands the p or the verdict."""
+    return cell_text(number("", interval, unit))
+
+
+def p_cell(p: float) -> str:
+    """Format a p."""
+    return MISSING if np.isnan(p) else f"{p:.3f}"
+
+
+def verdict_cell(verdict: str) -> str:
+    """Format a verdict, in bold unless there was nothing to judge."""
+    return verdict if verdict in (MISSING, NOT_RUN) else f"**{verdict}**"
+
+
+def bounded(value: float, unit: str, low: float = np.nan, high: float = np.nan, missing: str = MISSING) -> str:
+    """Format a measured number with its bounds, if it has any; infinite ones are ∞."""
+    if pd.isna(value):
+        return missing
+    text, *bounds = ("∞" if np.isinf(one) else formatted(one, unit) for one in (value, low, high))
+    return text if pd.isna(low) else f"{text} [{', '.join(bounds)}]"
 
 
 def pivoted(values: pd.DataFrame) -> pd.DataFrame:
