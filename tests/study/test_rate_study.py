@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import yaml
 from notebook_cells import computed
+from paper_results import made_up_results
 
 from multirole_study.experiment.cell import Cell
 from multirole_study.paper.declarations import declare, read_declaration
@@ -57,13 +58,7 @@ class MadeUp(Run):
 
 def results_of(monkeypatch, made_up: Callable[[Cell], dict | None]) -> Results:
     """Results whose run of a cell is `MadeUp(cell, **made_up(cell))`, or missing."""
-
-    def find(self: Results, cell: Cell) -> Run | None:
-        values = made_up(cell)
-        return None if values is None else MadeUp(cell, **values)
-
-    monkeypatch.setattr(Results, "find", find)
-    return Results(ROOT / "results/tiny-r")
+    return made_up_results(monkeypatch, made_up, lambda cell, values: MadeUp(cell, **values))
 
 
 # ---- the declaration
