@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset
-from measuring import shown, spread, write
+from measuring import seconds_of, shown, spread, write
 
 from multirole.engines.protocol import Completion, Engine, Request
 from multirole.rollout.rollout import Attempt
@@ -37,19 +37,12 @@ from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import load_model, make_trainer, training_args
 
 
-def seconds(work: Callable[[], object], clock: Callable[[], float]) -> float:
-    """Return the seconds of one call by `clock`."""
-    started = clock()
-    work()
-    return clock() - started
-
-
 def alternate(
     first: Callable, second: Callable, repeats: int, clock: Callable[[], float] = time.process_time
 ) -> list[float]:
     """Return second's time / first's time for each pair, after a warm-up pair: the speed-up of first over second."""
     first(), second()
-    return [seconds(second, clock) / seconds(first, clock) for _ in range(repeats)]
+    return [seconds_of(second, clock) / seconds_of(first, clock) for _ in range(repeats)]
 
 
 def trainer_of(cell: Cell, folder: str, engine: Engine | None = None) -> MultiRoleGRPOTrainer:

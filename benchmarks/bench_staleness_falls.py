@@ -30,6 +30,7 @@ import pandas as pd
 from measuring import write
 
 from multirole_study.compare.intervals import Interval, t_interval
+from multirole_study.compare.verdicts import side
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.run import run_cell
 from multirole_study.experiment.run_folder import folder_of, is_done
@@ -113,7 +114,7 @@ def verdict(interval: Interval) -> str:
     """Apply the rule."""
     if interval.seeds < FEWEST:
         return f"undecided by rule: {interval.seeds} of at least {FEWEST} seeds"
-    return "yes" if interval.low > 0 else "no" if interval.high < 0 else "undecided"
+    return side(interval.low, interval.high)
 
 
 def shown(values: pd.Series, sign: str = "+") -> str:
