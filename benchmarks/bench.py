@@ -36,6 +36,11 @@ from multirole_cpu.engine import TransformersEngine
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import load_model, make_trainer, training_args
 
+MEDIAN_LENGTH = 16
+"""Tokens of the median reply, whose logarithm has the standard deviation 1."""
+SLICE_ROWS = 32
+"""Rows of stock TRL's slices of a generation batch."""
+
 
 def alternate(
     first: Callable, second: Callable, repeats: int, clock: Callable[[], float] = time.process_time
@@ -85,15 +90,15 @@ class Watched:
 class LongTail(Watched):
     """An engine wrapper with lognormal reply lengths by seed; with `is_lockstep` new requests wait until all running ones end."""
 
-    def __init__(self, engine: Engine, is_lockstep: bool, median: float = 16.0, sigma: float = 1.0) -> None:
+    def __init__(self, engine: Engine, is_lockstep: bool) -> None:
         super().__init__(engine)
-        self.is_lockstep, self.median, self.sigma = is_lockstep, median, sigma
+        self.is_lockstep = is_lockstep
         self.held: list[tuple[int, Request]] = []
         self.running = 0
 
     def add(self, key: int, request: Request) -> None:
         normal = torch.randn(1, generator=torch.Generator().manual_seed(request.seed)).item()
-        length = min(256, max(1, round(self.median * math.exp(self.sigma * normal))))
+        length = min(256, max(1, round(MEDIAN_LENGTH * math.exp(normal))))
         self.held.append((key, Request(request.prompt_ids, request.adapter, request.seed, length, request.temperature)))
 
     def step(self) -> list[tuple[int, Completion]]:
@@ -143,11 +148,11 @@ def stock_update(stock: GRPOTrainer, rows: dict[str, torch.Tensor], slice_rows: 
             stock.optimizer.zero_grad()
 
 
-def bench_mixed_rows(repeats: int, folder: str, slice_rows: int = 32) -> list[float]:
+def bench_mixed_rows(repeats: int, folder: str) -> list[float]:
     """Compare the update on one iteration of Voting-SP rows with stock TRL's loss on the same mini-batches.
 
     Stock TRL pads the whole generation batch, voters and aggregators, to its longest prompt and completion and cuts slices
-    of `slice_rows`.
+    of `SLICE_ROWS`.
     """
     cell = Cell("voting", "sp")
     trainer = trainer_of(cell, folder)
@@ -159,7 +164,7 @@ def bench_mixed_rows(repeats: int, folder: str, slice_rows: int = 32) -> list[fl
         train_dataset=Dataset.from_dict({"prompt": ["a"]}), eval_dataset=Dataset.from_dict({"prompt": ["a"]}),
     )  # fmt: skip
     stock.create_optimizer()
-    stock.current_gradient_accumulation_steps = size // slice_rows
+    stock.current_gradient_accumulation_steps = size // SLICE_ROWS
 
     def ours() -> None:
         trainer.update(trainer.model, rows)
@@ -167,7 +172,7 @@ def bench_mixed_rows(repeats: int, folder: str, slice_rows: int = 32) -> list[fl
     def theirs() -> None:
         whole = collate(rows, tokenizer.pad_token_id, torch.device("cpu"))
         whole["old_per_token_logps"] = whole["sampling_per_token_logps"]
-        stock_update(stock, whole, slice_rows, size)
+        stock_update(stock, whole, SLICE_ROWS, size)
 
     return alternate(ours, theirs, repeats)
 

@@ -117,9 +117,9 @@ def make_graphs(outcome: str, n_programs: int, n_tests: int) -> Batch:
     return [(f"{PROGRAM}# {i}\n", tests) for i in range(n_programs)]
 
 
-def make_squares(share_wrong: float, is_slow: bool = False, n_problems: int = 16, n_tests: int = 20) -> Batch:
-    """Return problems with 20 tests; each wrong program begins to fail at another test."""
-    batch = []
+def make_squares(share_wrong: float, is_slow: bool = False) -> Batch:
+    """Return 16 problems with 20 tests; each wrong program begins to fail at another test."""
+    batch, n_problems, n_tests = [], 16, 20
     for problem in range(n_problems):
         tests = [{"input": f"{n}\n", "output": str(n * n), "testtype": "stdin"} for n in range(n_tests)]
         is_wrong = problem < share_wrong * n_problems

@@ -105,9 +105,9 @@ def excess(table: pd.DataFrame, staleness: int, column: str = "depth") -> pd.Ser
     return (by_seed(table, staleness, "sp", column) - by_seed(table, staleness, "ip", column)).dropna()
 
 
-def growth(table: pd.DataFrame, staleness: int, policy: str, column: str = "depth") -> pd.Series:
-    """Return a staleness minus staleness 0 under one policy, by the seeds that have both."""
-    return (by_seed(table, staleness, policy, column) - by_seed(table, 0, policy, column)).dropna()
+def growth(table: pd.DataFrame, staleness: int, policy: str) -> pd.Series:
+    """Return the depth at a staleness minus that at staleness 0 under one policy, by the seeds that have both."""
+    return (by_seed(table, staleness, policy, "depth") - by_seed(table, 0, policy, "depth")).dropna()
 
 
 def verdict(interval: Interval) -> str:
