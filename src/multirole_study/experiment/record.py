@@ -33,7 +33,7 @@ import torch
 
 import multirole_sandbox as sandbox
 from multirole.callbacks import Iteration, MultiRoleCallback, Trainer
-from multirole.metrics.episodes import accuracy, mean_reward
+from multirole.metrics.episodes import accuracy, mean_reward, n_failed
 from multirole.roles.diagnostics import RoleDiagnostics
 from multirole.roles.skill import SkillWatch
 from multirole.rollout.play_ahead import staleness_metrics
@@ -307,11 +307,7 @@ class Recording(MultiRoleCallback):
             | ({"sampled_tokens": iteration.sampled_tokens} if self.counts_forks or trainer.budget else {})
             | ({"read_tokens": iteration.read_tokens} if trainer.budget else {})
             | iteration.repeated_passes
-            | (
-                {"failed_episodes": sum(e.failure is not None for e in episodes)}
-                if trainer.args.max_failed_episodes
-                else {}
-            )
+            | ({"failed_episodes": n_failed(episodes)} if trainer.args.max_failed_episodes else {})
         )
         self.cpu = time.process_time()
         for name, rows in (("ledger", watched.ledger), ("cosines", watched.cosines())):

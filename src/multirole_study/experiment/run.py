@@ -26,6 +26,7 @@ from transformers import AutoTokenizer, TrainerCallback
 from multirole.chat.templates import StartClock
 from multirole.credit.turn_grading import grade_answers
 from multirole.engines.protocol import EngineError
+from multirole.metrics.episodes import n_failed
 from multirole.policy import is_partner
 from multirole.update.processes import gather_objects, processes
 from multirole.update.threads import use_fitting_threads
@@ -211,7 +212,7 @@ def _play(evaluation: Evaluation, launch: Launch, folder: Path, steps: list[int]
                 sums |= checksums_of(at.parent, f"{at.name}/**/*.safetensors")
             trainer.state.global_step = step  # tells `play` to publish the new weights
             episodes = trainer.play(attempts, -1, evaluation.policy() if step else untrained)
-            if failed := sum(episode.failure is not None for episode in episodes):  # left out, as in validation
+            if failed := n_failed(episodes):  # left out, as in validation
                 say(f"evaluation at iteration {step}   {failed} episodes failed and are left out")
                 episodes = [episode for episode in episodes if episode.failure is None]
             if not episodes:
