@@ -1,9 +1,10 @@
 """Format tables from rows of numbers, and write tables and figures; the same results give the same bytes."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -16,6 +17,7 @@ from multirole_study.experiment.storage import write_text
 from multirole_study.labels import MISSING, POLICY_NAMES, TASK_NAMES, WORKFLOW_NAMES, formatted
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.figure import Figure
 
 DISPLAY_NAMES = {"task": TASK_NAMES, "workflow": WORKFLOW_NAMES, "policy": POLICY_NAMES}
@@ -178,6 +180,29 @@ def write_figure(plate: Plate, folder: Path, footer: str = "") -> None:
         plate.figure.savefig(folder / f"{plate.name}.png", metadata={"Software": None})
     write_text(folder / f"{plate.name}.md", paragraphs(plate.caption, footer))
     plt.close(plate.figure)
+
+
+def styled(draw: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that draws a figure or a plate in `STYLE`, in which the layout is computed, too; None stays."""
+
+    @wraps(draw)
+    def drawn(*args: object, **kwargs: object) -> Any:
+        import matplotlib.pyplot as plt
+
+        with plt.rc_context(STYLE):
+            made = draw(*args, **kwargs)
+            if made is not None:
+                (made.figure if isinstance(made, Plate) else made).draw_without_rendering()
+            return made
+
+    return drawn
+
+
+def labelled(figure: "Figure") -> dict[str, "Artist"]:
+    """Return label -> the last handle with this label in any panel of a figure, for a legend of the whole figure."""
+    return {
+        label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
 
 
 def say_below(figure: "Figure", text: str) -> None:
