@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset
-from measuring import shown, spread, write
+from measuring import seconds_of, shown, spread, write
 
 from multirole.engines.protocol import Completion, Engine, Request
 from multirole.rollout.rollout import Attempt
@@ -36,12 +36,10 @@ from multirole_cpu.engine import TransformersEngine
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import load_model, make_trainer, training_args
 
-
-def seconds(work: Callable[[], object], clock: Callable[[], float]) -> float:
-    """Return the seconds of one call by `clock`."""
-    started = clock()
-    work()
-    return clock() - started
+MEDIAN_LENGTH = 16
+"""Tokens of the median reply, whose logarithm has the standard deviation 1."""
+SLICE_ROWS = 32
+"""Rows of stock TRL's slices of a generation batch."""
 
 
 def alternate(
@@ -49,7 +47,7 @@ def alternate(
 ) -> list[float]:
     """Return second's time / first's time for each pair, after a warm-up pair: the speed-up of first over second."""
     first(), second()
-    return [seconds(second, clock) / seconds(first, clock) for _ in range(repeats)]
+    return [seconds_of(second, clock) / seconds_of(first, clock) for _ in range(repeats)]
 
 
 def trainer_of(cell: Cell, folder: str, engine: Engine | None = None) -> MultiRoleGRPOTrainer:
@@ -92,15 +90,15 @@ class Watched:
 class LongTail(Watched):
     """An engine wrapper with lognormal reply lengths by seed; with `is_lockstep` new requests wait until all running ones end."""
 
-    def __init__(self, engine: Engine, is_lockstep: bool, median: float = 16.0, sigma: float = 1.0) -> None:
+    def __init__(self, engine: Engine, is_lockstep: bool) -> None:
         super().__init__(engine)
-        self.is_lockstep, self.median, self.sigma = is_lockstep, median, sigma
+        self.is_lockstep = is_lockstep
         self.held: list[tuple[int, Request]] = []
         self.running = 0
 
     def add(self, key: int, request: Request) -> None:
         normal = torch.randn(1, generator=torch.Generator().manual_seed(request.seed)).item()
-        length = min(256, max(1, round(self.median * math.exp(self.sigma * normal))))
+        length = min(256, max(1, round(MEDIAN_LENGTH * math.exp(normal))))
         self.held.append((key, Request(request.prompt_ids, request.adapter, request.seed, length, request.temperature)))
 
     def step(self) -> list[tuple[int, Completion]]:
@@ -150,11 +148,11 @@ def stock_update(stock: GRPOTrainer, rows: dict[str, torch.Tensor], slice_rows: 
             stock.optimizer.zero_grad()
 
 
-def bench_mixed_rows(repeats: int, folder: str, slice_rows: int = 32) -> list[float]:
+def bench_mixed_rows(repeats: int, folder: str) -> list[float]:
     """Compare the update on one iteration of Voting-SP rows with stock TRL's loss on the same mini-batches.
 
     Stock TRL pads the whole generation batch, voters and aggregators, to its longest prompt and completion and cuts slices
-    of `slice_rows`.
+    of `SLICE_ROWS`.
     """
     cell = Cell("voting", "sp")
     trainer = trainer_of(cell, folder)
@@ -166,7 +164,7 @@ def bench_mixed_rows(repeats: int, folder: str, slice_rows: int = 32) -> list[fl
         train_dataset=Dataset.from_dict({"prompt": ["a"]}), eval_dataset=Dataset.from_dict({"prompt": ["a"]}),
     )  # fmt: skip
     stock.create_optimizer()
-    stock.current_gradient_accumulation_steps = size // slice_rows
+    stock.current_gradient_accumulation_steps = size // SLICE_ROWS
 
     def ours() -> None:
         trainer.update(trainer.model, rows)
@@ -174,7 +172,7 @@ def bench_mixed_rows(repeats: int, folder: str, slice_rows: int = 32) -> list[fl
     def theirs() -> None:
         whole = collate(rows, tokenizer.pad_token_id, torch.device("cpu"))
         whole["old_per_token_logps"] = whole["sampling_per_token_logps"]
-        stock_update(stock, whole, slice_rows, size)
+        stock_update(stock, whole, SLICE_ROWS, size)
 
     return alternate(ours, theirs, repeats)
 

@@ -18,13 +18,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from measuring import alone, rest, shown, spread, training_rows, write
+from measuring import ROOT, TINY, alone, rest, shown, spread, training_rows, write
 
 CELLS = ["voting sp math", "voting ip math", "eval_opt sp math", "eval_opt ip math", "orch_workers sp math",
          "orch_workers ip math", "single sp math"]  # fmt: skip
-HERE = Path(__file__).resolve().parents[1]
-MODEL = HERE / "src" / "multirole_study" / "models" / "tiny-r"
-PROMPTS = HERE / "src" / "multirole_study" / "tasks" / "prompts" / "tiny_chain"
+PROMPTS = ROOT / "src" / "multirole_study" / "tasks" / "prompts" / "tiny_chain"
 N_PROBLEMS, N_EPISODES, LENGTHS = 8, 8, (6 * 272, 272)
 
 
@@ -50,7 +48,7 @@ def measure(workflow: str, policy: str, problems: str, share: float) -> dict:
     kinds = {"single": Single, "eval_opt": EvalOpt, "voting": Voting, "orch_workers": OrchWorkers}
     with tempfile.TemporaryDirectory() as folder:
         trainer = MultiRoleGRPOTrainer(
-            str(MODEL),
+            str(TINY),
             kinds[workflow](prompts=str(PROMPTS)),
             right,
             MultiRoleGRPOConfig(
@@ -106,8 +104,8 @@ def silent_shares() -> dict[str, float]:
     """Return the mean fraction of groups with equal rewards in the committed grid runs of each cell."""
     import pandas as pd
 
-    runs = pd.read_parquet(HERE / "results/tiny-r/runs.parquet")
-    metrics = pd.read_parquet(HERE / "results/tiny-r/metrics.parquet", columns=["run", "zero_variance_groups"])
+    runs = pd.read_parquet(ROOT / "results/tiny-r/runs.parquet")
+    metrics = pd.read_parquet(ROOT / "results/tiny-r/metrics.parquet", columns=["run", "zero_variance_groups"])
     means = metrics.groupby("run", observed=True)["zero_variance_groups"].mean()
     shares: dict[str, list[float]] = {}
     for _, row in runs[runs["run"].isin(means.index)].iterrows():
@@ -142,7 +140,7 @@ def main() -> None:
         write_problems(problems)
         for cell in args.cells:
             pairs = [
-                [measure_in(checkout, cell, str(problems), shares[cell]) for checkout in (args.other, HERE)]
+                [measure_in(checkout, cell, str(problems), shares[cell]) for checkout in (args.other, ROOT)]
                 for _ in range(args.pairs)
             ]
             assert len({run["tokens"] for pair in pairs for run in pair}) == 1, (

@@ -15,14 +15,12 @@ from pathlib import Path
 from statistics import median
 
 from datasets import Dataset
+from measuring import ROOT, TINY, spread
 from peft import LoraConfig
 
 from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, Voting, from_openai
 from multirole.workflows.prompts import render
 from multirole.workflows.voting import list_candidates, parse_selection
-
-ROOT = Path(__file__).resolve().parents[1]
-TINY = ROOT / "src" / "multirole_study" / "models" / "tiny-r"
 
 
 async def vote(question, client):
@@ -75,7 +73,7 @@ def main() -> None:
     result = {
         "model": Path(options.model).name, "calls": len(texts["native"]), "pairs": options.pairs,
         "native_cpu_s": median(seconds["native"][1:]), "endpoint_cpu_s": median(seconds["endpoint"][1:]),
-        "ratio": {"median": median(ratios), "min": min(ratios), "max": max(ratios)},
+        "ratio": spread(ratios),
     }  # fmt: skip
     print(json.dumps(result, indent=1))
     if options.write:

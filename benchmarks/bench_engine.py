@@ -33,7 +33,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from measuring import alone, base_of, processor, spread, write
+from measuring import alone, base_of, processor, randomize_adapters, run_requests, spread, write
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
@@ -79,22 +79,13 @@ def run_engine(engine: Engine, rows: Rows, adapters: list[str | None]) -> int:
         Request(ids, adapters[key % len(adapters)], seed=key, max_tokens=cap, temperature=1.0)
         for key, (ids, cap) in enumerate(rows)
     ]
-    return sum(map(len, play(engine, requests)))
-
-
-def play(engine: Engine, requests: list[Request]) -> list[list[int]]:
-    """Return the replies to requests that are all added at once."""
-    for key, request in enumerate(requests):
-        engine.add(key, request)
-    replies: dict[int, list[int]] = {}
-    while len(replies) < len(requests):
-        replies.update((key, completion.token_ids) for key, completion in engine.step())
-    return [replies[key] for key in range(len(requests))]
+    return sum(len(done.token_ids) for done in run_requests(engine, requests))
 
 
 def our_player(engine: Engine, adapter: str | None, n_tokens: int) -> Player:
     def replies(prompts: Prompts, seed: int) -> list[list[int]]:
-        return play(engine, [Request(ids, adapter, seed * 10_000 + i, n_tokens, 1.0) for i, ids in enumerate(prompts)])
+        requests = [Request(ids, adapter, seed * 10_000 + i, n_tokens, 1.0) for i, ids in enumerate(prompts)]
+        return [done.token_ids for done in run_requests(engine, requests)]
 
     return replies
 
@@ -128,10 +119,8 @@ def players(folder: str, dtype: torch.dtype, served: str, rivals: list[str], n_t
     base = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
     lora = LoraConfig(r=16, lora_alpha=32, target_modules="all-linear", task_type="CAUSAL_LM")
     model = get_peft_model(base, lora, adapter_name="adapter")
-    torch.manual_seed(0)
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            parameter.data = 0.002 * torch.randn_like(parameter)
+    torch.manual_seed(0)  # of `generate`
+    randomize_adapters(model, 0.002, seed=0)
     engine = TransformersEngine(eos)
     engine.publish(model, 1)
     saved = Path(tempfile.mkdtemp())

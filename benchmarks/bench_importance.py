@@ -31,7 +31,7 @@ os.environ |= {
 
 import pandas as pd
 import torch
-from measuring import write
+from measuring import randomize_adapters, write
 from peft import get_peft_model_state_dict
 from safetensors.torch import load_file
 from torch import Tensor
@@ -120,10 +120,7 @@ def gap(runs: Path, engine: str, dtype: str) -> dict:
     cell = cell_of(engine, dtype)
     trainer = make_trainer(cell, str(runs / "gap"), Launch(vllm_max_num_seqs=64))
     try:
-        generator = torch.Generator().manual_seed(0)
-        for name, parameter in trainer.peft_model.named_parameters():
-            if "lora_B" in name:
-                parameter.data = NOISE * torch.randn(parameter.shape, generator=generator)
+        randomize_adapters(trainer.peft_model, NOISE, seed=0)
         problems, started = trainer.problems[:N_PROBLEMS], time.process_time()
         episodes = trainer.play([(problem, i) for problem in problems for i in range(N_EPISODES)], 10**6)
         sampling = time.process_time() - started

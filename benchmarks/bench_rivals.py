@@ -27,7 +27,7 @@ import time
 import venv
 from pathlib import Path
 
-from measuring import alone, spread, write
+from measuring import alone, seconds_of, spread, write
 
 HERE = Path(__file__).resolve()
 SIZES = {"n_train": 256, "n_validation": 8}
@@ -72,10 +72,7 @@ def rows_of_single():
 def timed(work, repeats: int = 3) -> float:
     """Return the CPU-seconds of one call, after a warm-up call."""
     work()
-    started = time.process_time()
-    for _ in range(repeats):
-        work()
-    return (time.process_time() - started) / repeats
+    return sum(seconds_of(work) for _ in range(repeats)) / repeats
 
 
 def update() -> dict:

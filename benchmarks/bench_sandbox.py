@@ -18,9 +18,10 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+from measuring import ROOT, seconds_of, spread
 
 import multirole_sandbox as sandbox
 
@@ -116,9 +117,9 @@ def make_graphs(outcome: str, n_programs: int, n_tests: int) -> Batch:
     return [(f"{PROGRAM}# {i}\n", tests) for i in range(n_programs)]
 
 
-def make_squares(share_wrong: float, is_slow: bool = False, n_problems: int = 16, n_tests: int = 20) -> Batch:
-    """Return problems with 20 tests; each wrong program begins to fail at another test."""
-    batch = []
+def make_squares(share_wrong: float, is_slow: bool = False) -> Batch:
+    """Return 16 problems with 20 tests; each wrong program begins to fail at another test."""
+    batch, n_problems, n_tests = [], 16, 20
     for problem in range(n_problems):
         tests = [{"input": f"{n}\n", "output": str(n * n), "testtype": "stdin"} for n in range(n_tests)]
         is_wrong = problem < share_wrong * n_problems
@@ -127,20 +128,13 @@ def make_squares(share_wrong: float, is_slow: bool = False, n_problems: int = 16
     return batch
 
 
-def seconds(work: Callable[[], None]) -> float:
-    """Return the wall-clock seconds of one call."""
-    started = time.perf_counter()
-    work()
-    return time.perf_counter() - started
-
-
 def compare(batch: Batch, repeats: int) -> dict[str, float]:
     """Return our median milliseconds per program, and the peer's ratio to it."""
     run_ours(batch[:4])  # workers started
     ours, ratios = [], []
     for repeat in range(repeats):
         works = {"ours": lambda: run_ours(batch), "fresh": lambda: run_fresh(batch)}
-        wall = {name: seconds(works[name]) for name in sorted(works, reverse=repeat % 2 == 0)}
+        wall = {name: seconds_of(works[name], time.perf_counter) for name in sorted(works, reverse=repeat % 2 == 0)}
         ours.append(wall["ours"])
         ratios.append(wall["fresh"] / wall["ours"])
     milliseconds = 1000 * statistics.median(ours) / len(batch)
@@ -152,7 +146,7 @@ def compare(batch: Batch, repeats: int) -> dict[str, float]:
 def cpu_pairs(other: Path, pairs: int) -> dict[str, object]:
     """Return the CPU milliseconds per program of 10 tests, of this and another checkout, child processes included."""
     batch = [program for outcome in ("passing", "failing", "mixed") for program in make_graphs(outcome, 48, 10)]
-    folders = {"ours": Path(__file__).parents[1], "other": other}
+    folders = {"ours": ROOT, "other": other}
     spent: dict[str, list[float]] = {name: [] for name in folders}
     for pair in range(pairs):
         rewards = []
@@ -168,8 +162,7 @@ def cpu_pairs(other: Path, pairs: int) -> dict[str, object]:
     ratios = [ours / other for ours, other in zip(spent["ours"], spent["other"], strict=True)]
     named = spent | {"ours/other": ratios}
     return {"pairs": pairs} | {
-        name: {"min": round(min(v), 3), "median": round(statistics.median(v), 3), "max": round(max(v), 3)}
-        for name, v in named.items()
+        name: {kind: round(value, 3) for kind, value in spread(values).items()} for name, values in named.items()
     }
 
 
@@ -204,7 +197,7 @@ def main() -> None:
         "workloads": results,
     }
     if options.write:
-        target = Path(__file__).parents[1] / "results" / "bench" / "sandbox.json"
+        target = ROOT / "results" / "bench" / "sandbox.json"
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_text(json.dumps(record, indent=2) + "\n")
 

@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from measuring import alone
+from measuring import TINY, alone
 
 from multirole_study.labels import POLICY_COLOURS
 
@@ -71,7 +71,7 @@ def measure(roles: int, policy: str, updates: str, episodes: int, group: int, to
 
     questions = [f"Compute left to right: {i % 17} +{i % 9 + 1} *2 -{i % 7 + 1}" for i in range(max(64, episodes))]
     trainer = MultiRoleGRPOTrainer(
-        model=str(HERE.parents[1] / "src/multirole_study/models/tiny-r"),
+        model=str(TINY),
         workflow=SideBySide(),
         reward_funcs=lambda completions, **_: [float(i % 2) for i in range(len(completions))],
         args=MultiRoleGRPOConfig(

@@ -30,6 +30,7 @@ import pandas as pd
 from measuring import write
 
 from multirole_study.compare.intervals import Interval, t_interval
+from multirole_study.compare.verdicts import side
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.run import run_cell
 from multirole_study.experiment.run_folder import folder_of, is_done
@@ -104,16 +105,16 @@ def excess(table: pd.DataFrame, staleness: int, column: str = "depth") -> pd.Ser
     return (by_seed(table, staleness, "sp", column) - by_seed(table, staleness, "ip", column)).dropna()
 
 
-def growth(table: pd.DataFrame, staleness: int, policy: str, column: str = "depth") -> pd.Series:
-    """Return a staleness minus staleness 0 under one policy, by the seeds that have both."""
-    return (by_seed(table, staleness, policy, column) - by_seed(table, 0, policy, column)).dropna()
+def growth(table: pd.DataFrame, staleness: int, policy: str) -> pd.Series:
+    """Return the depth at a staleness minus that at staleness 0 under one policy, by the seeds that have both."""
+    return (by_seed(table, staleness, policy, "depth") - by_seed(table, 0, policy, "depth")).dropna()
 
 
 def verdict(interval: Interval) -> str:
     """Apply the rule."""
     if interval.seeds < FEWEST:
         return f"undecided by rule: {interval.seeds} of at least {FEWEST} seeds"
-    return "yes" if interval.low > 0 else "no" if interval.high < 0 else "undecided"
+    return side(interval.low, interval.high)
 
 
 def shown(values: pd.Series, sign: str = "+") -> str:

@@ -31,9 +31,20 @@ from contextlib import ExitStack
 from pathlib import Path
 from unittest.mock import patch
 
-from measuring import alone, base_of, processor, rest, shown, spread, training_rows, write
+from measuring import (
+    ROOT,
+    alone,
+    base_of,
+    processor,
+    randomize_adapters,
+    rest,
+    seconds_of,
+    shown,
+    spread,
+    training_rows,
+    write,
+)
 
-HERE = Path(__file__).resolve().parents[1]
 WORKFLOWS = ["single", "voting", "eval_opt"]
 STOCK = [("float32", 16), ("float32", 32), ("bfloat16", 16), ("bfloat16", 32)]
 """(dtype of the base, rows per micro-batch)."""
@@ -121,13 +132,8 @@ def read_episodes(path: str) -> list:
 
 
 def perturb(model) -> None:
-    """Set every adapter's B to random values, so that it has an effect."""
-    import torch
-
-    generator = torch.Generator().manual_seed(1)
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            parameter.data = 0.01 * torch.randn(parameter.shape, generator=generator)
+    """Set every adapter's B to the random values of these measurements."""
+    randomize_adapters(model, 0.01, seed=1)
 
 
 def update(workflow: str, model: str, path: str, bf16: bool) -> dict:
@@ -286,18 +292,11 @@ def floor(model: str, path: str) -> dict:
     live = [row for row in rows if row.advantage]
     flop = 2 * (body * (unique(rows) + unique(live)) + head * (completions(rows) + 2 * completions(live)))
     x, w = torch.randn(2048, 576).bfloat16(), torch.randn(1536, 576).bfloat16()
-    best = min(timed(lambda: torch.nn.functional.linear(x, w)) for _ in range(50))
+    best = min(seconds_of(lambda: torch.nn.functional.linear(x, w)) for _ in range(50))
     return {
         "rows": len(rows), "tokens": sum(row.length for row in rows), "unique": unique(rows), "completion": completions(rows),
         "live_rows": len(live), "tflop": flop / 1e12, "floor": flop / (2 * 2048 * 576 * 1536 / best),
     }  # fmt: skip
-
-
-def timed(work) -> float:
-    """Return the CPU-seconds of one call."""
-    started = time.process_time()
-    work()
-    return time.process_time() - started
 
 
 def iteration(run: dict, n_tokens: int) -> float:
@@ -397,7 +396,7 @@ def main() -> None:
         for workflow in args.workflows:
             path = str((args.rows or Path(temporary)) / f"{workflow}.json")
 
-            def run(*work: str, checkout: Path = HERE) -> dict:
+            def run(*work: str, checkout: Path = ROOT) -> dict:
                 return alone(__file__, str(args.other), "--model", folder, "--one", *work, checkout=checkout)
 
             if not Path(path).exists():
@@ -418,7 +417,7 @@ def main() -> None:
                         "update", workflow, folder, path, str(int(args.other_dtype == "bfloat16")), checkout=args.other
                     ),
                     "this": run("update", workflow, folder, path, "1"),
-                    "commit": commit_of(HERE),
+                    "commit": commit_of(ROOT),
                 }
                 if workflow == "single":
                     best = list(map(str, measured["best_stock"]))

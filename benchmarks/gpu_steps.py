@@ -37,13 +37,13 @@ from typing import Any
 from unittest import mock
 
 import torch
+from measuring import ROOT, randomize_adapters, run_requests
 from torch import Tensor
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
 from multirole_study import hours
 from multirole_study.experiment.presets import MODELS, Shape
 
-ROOT = Path(__file__).parents[1]
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 GIB = 2**30
 OUT_OF_MEMORY = 3
@@ -499,11 +499,8 @@ def updating_trainer(bench: Bench, dtype: torch.dtype = torch.bfloat16, **option
 
 
 def scatter_adapters(model: Any) -> None:
-    """Give every adapter random weights, so that its output is not zero."""
-    generator = torch.Generator().manual_seed(1)
-    for name, parameter in model.named_parameters():
-        if "lora_B" in name:
-            parameter.data.copy_(0.02 * torch.randn(parameter.shape, generator=generator))
+    """Give every adapter the random weights of these measurements."""
+    randomize_adapters(model, 0.02, seed=1)
 
 
 class PassCounter:
@@ -926,16 +923,6 @@ def vllm(bench: Bench) -> None:
     rollouts(bench, trainer)
     iterations(bench, trainer)
     trainer.engine.close()
-
-
-def run_requests(engine: Any, requests: Sequence[Any]) -> list[Any]:
-    """Play requests at once and return their completions in order."""
-    for key, request in enumerate(requests):
-        engine.add(key, request)
-    done: dict[int, Any] = {}
-    while len(done) < len(requests):
-        done.update(engine.step())
-    return [done[key] for key in range(len(requests))]
 
 
 @torch.no_grad()

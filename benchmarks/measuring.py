@@ -1,14 +1,45 @@
-"""Helpers of the benchmarks: a measurement in a separate process, the spread of ratios, the tables of pages in docs/."""
+"""Helpers of the benchmarks: measurements, also in a separate process, the spread of ratios, the tables of pages in docs/."""
 
 import json
 import os
 import statistics
 import subprocess
 import sys
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
+TINY = ROOT / "src" / "multirole_study" / "models" / "tiny-r"
+"""The base of the scale tiny-r."""
+
+
+def seconds_of(work: Callable[[], object], clock: Callable[[], float] = time.process_time) -> float:
+    """Return the seconds of one call by `clock`, by default those of the CPU."""
+    started = clock()
+    work()
+    return clock() - started
+
+
+def run_requests(engine: Any, requests: Sequence[Any]) -> list[Any]:
+    """Play requests that are all added at once, and return their completions in order."""
+    for key, request in enumerate(requests):
+        engine.add(key, request)
+    done: dict[int, Any] = {}
+    while len(done) < len(requests):
+        done.update(engine.step())
+    return [done[key] for key in range(len(requests))]
+
+
+def randomize_adapters(model: Any, sd: float, seed: int) -> None:
+    """Set the B of every adapter to random values with this standard deviation, so that the adapter has an effect."""
+    import torch
+
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if "lora_B" in name:
+            parameter.data.copy_(sd * torch.randn(parameter.shape, generator=generator))
 
 
 def alone(script: str, *arguments: str, checkout: Path = ROOT, python: str = sys.executable) -> dict:

@@ -47,7 +47,6 @@ MAX_PARTS = 200
 """The longest list that is parsed; longer ones are compared as text only."""
 DEEPEST = 12
 """The deepest nesting of brackets that is parsed."""
-CLOSING = {"(": ")", "[": "]", "{": "}"}
 _POINT = re.compile(r"([A-Z])(\([^()]*,[^()]*\))")
 """Matches a point with its name, P(1,2)."""
 _IN_THE_REALS = re.compile(r"(^|\\mid|\||:|,)\s*[a-z]\s*\\in\s*\\mathbb\{R\}\s*,")

@@ -299,7 +299,6 @@ class Unit(NamedTuple):
 
 PERCENT = Unit(Fraction(1), (("%", 1),))
 DEGREES = Unit(Fraction(1), (("degree", 1),))
-DOLLARS = Unit(Fraction(1), (("dollar", 1),))
 
 
 def _table() -> dict[str, tuple[Fraction, str, int]]:

@@ -270,7 +270,9 @@ def role_value(argv: list[str]) -> int:
     parser.add_argument("--turns", type=int, default=0, metavar="PROBLEMS", help=turns)
     parser.add_argument("--out", type=Path, metavar="FILE", help="also write the table as CSV, in fractions")
     parser.add_argument("--figure", type=Path, metavar="FILE", help="also draw it, as PNG, PDF or SVG")
-    parser.epilog = f"The parameter checkpoints is best,terminal by default, and adapters must be own.\n\n{parser.epilog}"
+    parser.epilog = (
+        f"The parameter checkpoints is best,terminal by default, and adapters must be own.\n\n{parser.epilog}"
+    )
     options, parameters = _read(parser, argv)
     evaluation, launch = Evaluation.from_parameters({"checkpoints": "best,terminal"} | parameters)
     with user_errors():

@@ -49,7 +49,7 @@ from multirole_study.experiment.announce import announced, say
 from multirole_study.experiment.base_models import locate, shape_of
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import make_trainer
-from multirole_study.experiment.hardware import FREE_FRACTION, GIB, preflight_checks
+from multirole_study.experiment.hardware import FREE_FRACTION, GIB, PHASES, preflight_checks
 from multirole_study.experiment.launch import Launch
 from multirole_study.experiment.preflight import load_problems, preflight
 from multirole_study.tasks.gym import Gym
@@ -58,7 +58,6 @@ from multirole_study.tasks.gym import Gym
 
 
 ITERATIONS = 2
-PHASES = ("rollout", "update")
 ADAPTER_SIZE, STEP_SIZE = 0.15, 0.05
 """Assumed: size of a random adapter's contribution relative to its module's output, and the learning rate times the root of the model's width.
 Both change log-probs by far more than rounding to bfloat16, and leave the model able to write."""
@@ -403,7 +402,11 @@ TRIAL_ANSWERS: dict[str, tuple[object, str, str]] = {
 def examine(cell: Cell, launch: Launch, folder: str) -> tuple[dict[str, Finding], dict[str, float]]:
     """Train two iterations in a folder. Return the findings by check and the measurements, the same on every process."""
     short = {"max_steps": ITERATIONS, "save_steps": ITERATIONS, "eval_steps": ITERATIONS + 1}
-    short |= {"role_order": None, "target_kl": None, "max_sampled_tokens": None}  # with which some rows would not be trained
+    short |= {
+        "role_order": None,
+        "target_kl": None,
+        "max_sampled_tokens": None,
+    }  # with which some rows would not be trained
     rate = STEP_SIZE / math.sqrt(shape_of(cell).hidden)
     trial_cell = cell.replace(**short, learning_rate=rate, warmup_steps=0)
     trial, is_main = Trial(cell), processes().is_main_process

@@ -33,6 +33,7 @@ from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.hardware import (
     FREE_FRACTION,
     GIB,
+    PHASES,
     blocking_problems,
     dtype_of,
     engine_of,
@@ -68,7 +69,6 @@ SHORT_REQUEST = 0.25
 """Assumed length of a request in the shortest stage, prompt and reply, as a fraction of the reply's cap."""
 CHECKPOINTING_ABOVE = 0.8
 """Gradient checkpointing is on if training without it would take more than this fraction of a device; assumed, not measured."""
-PHASES = ("rollout", "update")
 
 logger = logging.getLogger(__name__)
 
@@ -498,9 +498,9 @@ def check_disk(cell: Cell, folder: Path) -> None:
 
 def report(memory_plan: Plan, launch: Launch) -> str:
     """Format the memory of one process as a table, then the plan's choices, what is downloaded, and whether the cell fits."""
-    cell, total = memory_plan.cell, [sum(getattr(part, phase) for part in memory_plan.parts) for phase in PHASES]
+    cell = memory_plan.cell
     rows = [(part.name, part.rollout / GIB, part.update / GIB) for part in memory_plan.parts]
-    rows.append(("total", *(size / GIB for size in total)))
+    rows.append(("total", *(n_bytes / GIB for n_bytes in memory_plan.per_process.values())))
     disk = f"Checkpoints and adapters of {cell.max_steps} iterations take {disk_need(cell) / GIB:.2f} GiB of disk."
     lines = [tabulate(rows, headers=("GiB per process", *PHASES), floatfmt=".3f"), disk]
     if launch.vllm_max_num_seqs and memory_plan.cache is not None:

@@ -1,15 +1,13 @@
 """On-policy distillation adds the KL from a role's teacher on the role's own tokens, and nothing for roles without one."""
 
-import json
 import sys
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
 
 import processes
 import pytest
 import torch
 from datasets import Dataset
+from json_server import JsonServer
 from peft import LoraConfig, PeftModel
 from test_gradients import cut, gradient
 from test_partners import by_tokens, lora_of, of_adapter, train
@@ -273,42 +271,24 @@ def test_two_processes_train_as_one(judge, tmp_path):
 # ---- a teacher behind a server
 
 
-class Server:
+class Server(JsonServer):
     """A vLLM server whose log-prob of a token is -1 - (id % 5) / 10; `vocabulary` decodes, and `tells` is off for one without log-probs."""
 
     def __init__(self, vocabulary):
-        outer, self.asked, self.tells = self, [], True
+        super().__init__()
+        self.vocabulary, self.tells = vocabulary, True
+        self.teacher = {"url": self.url, "model": "large"}
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self):
-                self.answer({"data": []})
-
-            def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                outer.asked.append(body)
-                choice = {"index": 0, "text": "x", "finish_reason": "length", "logprobs": None}
-                if outer.tells:
-                    choice["prompt_logprobs"] = [None] + [
-                        {str(i): {"logprob": -1 - i % 5 / 10, "rank": 1, "decoded_token": vocabulary(i)}}
-                        for i in body["prompt"][1:]
-                    ]
-                head = {"id": "x", "object": "text_completion", "created": 0, "model": body["model"]}
-                self.answer(head | {"choices": [choice]})
-
-            def answer(self, body):
-                data = json.dumps(body).encode()
-                self.send_response(200)
-                self.send_header("content-type", "application/json")
-                self.send_header("content-length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *_):
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
-        self.teacher = {"url": f"http://127.0.0.1:{self.http.server_address[1]}/v1", "model": "large"}
+    def post(self, body, headers):
+        self.asked.append(body)
+        choice = {"index": 0, "text": "x", "finish_reason": "length", "logprobs": None}
+        if self.tells:
+            choice["prompt_logprobs"] = [None] + [
+                {str(i): {"logprob": -1 - i % 5 / 10, "rank": 1, "decoded_token": self.vocabulary(i)}}
+                for i in body["prompt"][1:]
+            ]
+        head = {"id": "x", "object": "text_completion", "created": 0, "model": body["model"]}
+        return 200, head | {"choices": [choice]}
 
 
 @pytest.fixture
@@ -317,7 +297,7 @@ def server():
     tokenizer = AutoTokenizer.from_pretrained(toy_base())
     server = Server(lambda i: tokenizer.decode([i]).replace("\ufffd", ""))  # as vLLM does for parts of characters
     yield server
-    server.http.shutdown()
+    server.close()
 
 
 def test_a_server_is_asked_for_the_students_own_tokens(train, server):

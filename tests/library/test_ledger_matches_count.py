@@ -1,8 +1,10 @@
 """The ledger of optimizer steps equals an analytic count for every workflow and policy, and learning rates a closed form."""
 
 import math
+from itertools import repeat
 
 import pytest
+from ledgers import expected_ledger
 from scripted_engine import ScriptedEngine
 from trainers import diagnostics_of, episodes_of, slow_but
 
@@ -49,32 +51,6 @@ def test_steps_rows_and_tokens_by_adapter(make_diagnosed_trainer, workflow, poli
                 assert all(abs(entry["tokens"] - n_tokens / expected) <= 20 for entry in entries)
 
 
-def expected_ledger(trainer, rows: dict[str, int], reply: int, iteration: int) -> list[tuple]:
-    """(adapter, rows, tokens, lr) of every optimizer step of one iteration whose replies all have `reply` tokens.
-
-    `rows` are each role's. The rate is still warming up.
-    """
-    args, ledger = trainer.args, []
-    for adapter in dict.fromkeys(trainer.policy.values()):
-        n = sum(k for role, k in rows.items() if trainer.policy[role] == adapter)
-        steps = {
-            "per_batch": math.ceil(n / args.generation_batch_size),
-            "one": 1,
-            "tokens": min(n, math.ceil(n * reply / (args.step_tokens or 1))),
-        }[args.updates]
-        lr = args.learning_rate * iteration / args.warmup_steps
-        ledger += [(adapter, n // steps, n // steps * reply, pytest.approx(lr, rel=1e-12)) for _ in range(steps)]
-    return ledger
-
-
-ROWS = {  # rows per episode when no verdict ever parses: Eval-Opt on math then plays 3 rounds; one strategy, one worker
-    "single": {"generator": 1},
-    "voting": {"generator": 3, "aggregator": 1},
-    "eval_opt": {"generator": 3, "evaluator": 3},
-    "orch_workers": {"orchestrator": 1, "worker": 1, "synthesizer": 1},
-}
-
-
 @pytest.mark.parametrize(
     ("workflow", "policy", "updates"),
     [
@@ -93,13 +69,13 @@ def test_a_whole_training_step_keeps_the_count(make_diagnosed_trainer, tokenizer
     trainer = make_diagnosed_trainer(
         WORKFLOWS[workflow](), engine, policy=policy, updates=updates, warmup_steps=7, **SMALL, **options
     )
-    rows = {role: 8 * n for role, n in ROWS[workflow].items()}
     for iteration in range(2):
         trainer.state.global_step = iteration
         trainer.training_step(trainer.model, [{"prompt": "", INDEX: i // 4} for i in range(8)])
         trainer.lr_scheduler.step()  # as HF's loop does
         ledger = diagnostics_of(trainer).ledger
-        expected = expected_ledger(trainer, rows, len(reply), iteration)
+        rate = trainer.args.learning_rate * iteration / trainer.args.warmup_steps  # still warming up
+        expected = expected_ledger(trainer.args, trainer.policy, workflow, len(reply), repeat(rate))
         assert [(e["adapter"], e["rows"], e["tokens"], e["lr"]) for e in ledger] == expected
         assert expected
     assert engine.versions == [0, None, 1, None]  # published once per iteration; asleep during the updates

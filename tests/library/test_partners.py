@@ -5,13 +5,12 @@ No token of a partner is trained, no tensor of one moves, and the weights that p
 
 import json
 import re
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 import torch
 from datasets import Dataset
+from json_server import JsonServer
 from peft import LoraConfig, PeftModel
 from toy_qwen3 import toy_base
 from trainers import slow_but
@@ -186,42 +185,23 @@ def test_which_past_selves_there_are_follows_from_the_iteration():
 # ---- models behind a server
 
 
-class Server:
+class Server(JsonServer):
     """An OpenAI-compatible server that never says the same twice, and may refuse."""
 
-    def __init__(self):
-        outer, self.asked, self.status = self, [], 200
+    status = 200
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self):
-                self.answer(outer.status if outer.status in (401, 403) else 200, {"data": []})
+    def get(self):
+        return self.status if self.status in (401, 403) else 200, {"data": []}
 
-            def do_POST(self):
-                body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-                outer.asked.append(body | {"key": self.headers["authorization"]})
-                text = f"<think>hm</think>{len(outer.asked)}"
-                message = {"role": "assistant", "content": text}
-                reply = {
-                    "id": "x", "object": "chat.completion", "created": 0, "model": body["model"],
-                    "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
-                    "usage": {"prompt_tokens": 11, "completion_tokens": 3, "total_tokens": 14},
-                }  # fmt: skip
-                self.answer(outer.status, reply if outer.status == 200 else {"error": {"message": "no"}})
-
-            def answer(self, status, body):
-                data = json.dumps(body).encode()
-                self.send_response(status)
-                self.send_header("content-type", "application/json")
-                self.send_header("content-length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-            def log_message(self, *_):
-                pass
-
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
-        self.url = f"http://127.0.0.1:{self.http.server_address[1]}/v1"
+    def post(self, body, headers):
+        self.asked.append(body | {"key": headers["authorization"]})
+        message = {"role": "assistant", "content": f"<think>hm</think>{len(self.asked)}"}
+        reply = {
+            "id": "x", "object": "chat.completion", "created": 0, "model": body["model"],
+            "choices": [{"index": 0, "finish_reason": "stop", "message": message}],
+            "usage": {"prompt_tokens": 11, "completion_tokens": 3, "total_tokens": 14},
+        }  # fmt: skip
+        return self.status, reply if self.status == 200 else {"error": {"message": "no"}}
 
 
 @pytest.fixture
@@ -229,7 +209,7 @@ def server():
     pytest.importorskip("openai")
     server = Server()
     yield server
-    server.http.shutdown()
+    server.close()
 
 
 def test_the_replies_of_an_endpoint_are_recorded_and_replayed(train, server, monkeypatch):

@@ -2,12 +2,14 @@
 
 import math
 import re
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pandas as pd
 import pytest
 import yaml
+from paper_results import made_up_results
 from scipy.stats import fisher_exact, ttest_rel
 from statsmodels.stats.multitest import multipletests
 
@@ -70,14 +72,8 @@ class MadeUp(Run):
 
 
 def results_of(monkeypatch, made_up) -> Results:
-    """Results whose run of a cell is `made_up(cell)`: accuracies, or None for a run that is missing."""
-
-    def find(self: Results, cell: Cell) -> Run | None:
-        accuracies = made_up(cell)
-        return None if accuracies is None else MadeUp(cell, accuracies, chi2_peak=36)
-
-    monkeypatch.setattr(Results, "find", find)
-    return Results(ROOT / "results/tiny-r")
+    """Results whose run of a cell has the accuracies `made_up(cell)`, or is missing."""
+    return made_up_results(monkeypatch, made_up, partial(MadeUp, chi2_peak=36))
 
 
 def arm_of(cell: Cell) -> str:

@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 import yaml
 from notebook_cells import computed
+from paper_results import made_up_results
 
 from multirole_study.compare.corrections import holm_over_declared
 from multirole_study.compare.intervals import rank_correlation
@@ -20,15 +21,15 @@ from multirole_study.paper.grid import Grid, Study
 from multirole_study.paper.leaderboard import (
     SCORES,
     Board,
+    answer_table,
     answers,
     board_table,
     boards,
-    leaderboard_tables,
     placebo_answer,
     shares_of_effect,
 )
 from multirole_study.paper.leaderboard_figure import leaderboard_figure
-from multirole_study.paper.results import Results, Run
+from multirole_study.paper.results import Run
 
 ROOT = Path(__file__).parents[2]
 ABOUT = yaml.safe_load((ROOT / "studies/credit.yaml").read_text())
@@ -74,12 +75,8 @@ def board_of(monkeypatch, made_up: Callable[[Cell], dict | None], workflow: str 
 
 
 def all_boards(monkeypatch, made_up: Callable[[Cell], dict | None], **changed: object) -> list[Board]:
-    def find(self: Results, cell: Cell) -> Run | None:
-        values = made_up(cell)
-        return None if values is None else MadeUp(cell, **values)
-
-    monkeypatch.setattr(Results, "find", find)
-    return boards(Results(ROOT / "results/tiny-r"), declared(**changed))
+    results = made_up_results(monkeypatch, made_up, lambda cell, values: MadeUp(cell, **values))
+    return boards(results, declared(**changed))
 
 
 GAINS = {"critic": (0.10, 0.12, 0.11), "joint_return": (0.0, 0.02, -0.02), "permuted": (-0.20, -0.21, -0.22)}
@@ -282,8 +279,8 @@ def test_names_and_order_of_the_arms_are_those_of_the_study(monkeypatch):
 
 def test_without_runs_every_line_says_so(monkeypatch):
     study_boards = all_boards(monkeypatch, lambda cell: None)
-    head, *tables = leaderboard_tables(study_boards, None)
-    assert set(head.values["verdict"]) == {"not run"}
+    assert set(answer_table(study_boards, None).values["verdict"]) == {"not run"}
+    tables = [board_table(board, score) for board in study_boards for score in SCORES]
     assert [table.name for table in tables] == [
         f"leaderboard_{workflow}_sp_math_{score}" for workflow in ("voting", "eval_opt") for score in SCORES
     ]

@@ -1,18 +1,13 @@
 """The card of scale qwen-0.5b on docs/bases.md is made from the recorded facts, and the scale's caps follow from them by the stated rule."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pandas as pd
 import pytest
+import qwen_card as card
 
 from multirole_study.experiment.presets import QWEN_LENGTHS
 
-ROOT = Path(__file__).parents[2]
-spec = importlib.util.spec_from_file_location("qwen_card", ROOT / "tools" / "qwen_card.py")
-card = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(card)
 FACTS = json.loads(card.FACTS.read_text(encoding="utf-8"))
 
 

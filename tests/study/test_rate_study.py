@@ -9,13 +9,21 @@ import pandas as pd
 import pytest
 import yaml
 from notebook_cells import computed
+from paper_results import made_up_results
 
 from multirole_study.experiment.cell import Cell
 from multirole_study.paper.declarations import declare, read_declaration
 from multirole_study.paper.grid import Grid
 from multirole_study.paper.rate_figure import rate_figure
 from multirole_study.paper.rate_study import RateStudy
-from multirole_study.paper.rate_tables import compared, rate_tables, scored_problems, tuned, tuning_sentences
+from multirole_study.paper.rate_tables import (
+    answer_table,
+    arm_table,
+    compared,
+    scored_problems,
+    tuned,
+    tuning_sentences,
+)
 from multirole_study.paper.results import Results, Run
 
 ROOT = Path(__file__).parents[2]
@@ -50,13 +58,7 @@ class MadeUp(Run):
 
 def results_of(monkeypatch, made_up: Callable[[Cell], dict | None]) -> Results:
     """Results whose run of a cell is `MadeUp(cell, **made_up(cell))`, or missing."""
-
-    def find(self: Results, cell: Cell) -> Run | None:
-        values = made_up(cell)
-        return None if values is None else MadeUp(cell, **values)
-
-    monkeypatch.setattr(Results, "find", find)
-    return Results(ROOT / "results/tiny-r")
+    return made_up_results(monkeypatch, made_up, lambda cell, values: MadeUp(cell, **values))
 
 
 # ---- the declaration
@@ -230,7 +232,8 @@ def test_a_written_rate_that_was_chosen_needs_no_correction(monkeypatch):
 
 
 def test_without_runs_every_line_says_so(monkeypatch):
-    answers, scores, _ = rate_tables(results_of(monkeypatch, lambda cell: None), declared())
+    results, study = results_of(monkeypatch, lambda cell: None), declared()
+    answers, scores = (build(results, study, scored_problems(study)) for build in (answer_table, arm_table))
     assert set(answers.shown["verdict"]) == {"not run"} and set(scores.shown["accuracy"]) == {"–"}
 
 
@@ -267,7 +270,7 @@ def test_a_question_pools_arms_of_two_tasks(monkeypatch):
     assert list(pooled.numbers["value"] - pooled.numbers["minus"]) == pytest.approx([3 / 8, 7 / 16, 1 / 2])
     apart = compared(results, study, study.questions[1], problems)
     assert [line.interval.mean for line in apart] == pytest.approx([0.25, 0.625])
-    answers = rate_tables(results, study)[0]
+    answers = answer_table(results, study, problems)
     assert list(answers.shown["arm"]) == ["all arms", "ip, math", "ip, code"]
 
 

@@ -1,15 +1,10 @@
 """The card of scale smollm2 on docs/smollm2.md is made from the recorded facts, and the facts are within the required bounds."""
 
-import importlib.util
 import json
-from pathlib import Path
 
 import pandas as pd
+import smollm2_card as card
 
-ROOT = Path(__file__).parents[2]
-spec = importlib.util.spec_from_file_location("smollm2_card", ROOT / "tools" / "smollm2_card.py")
-card = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(card)
 FACTS = json.loads(card.FACTS.read_text(encoding="utf-8"))
 
 

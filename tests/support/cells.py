@@ -2,8 +2,11 @@
 
 from pathlib import Path
 
+import pandas as pd
+import torch
 from fsdp2_on_cpu import be_a_gpus_process
 from peft import PeftModel
+from safetensors.torch import load_file
 from trainers import episodes_of, ready
 from transformers import PreTrainedTokenizerBase
 
@@ -32,6 +35,21 @@ def cell_trainer(cell: Cell, model: PeftModel, tokenizer: PreTrainedTokenizerBas
 def make_episodes(cell: Cell, **kwargs) -> list[Episode]:
     """Return finished episodes of a cell; see `episodes_of`. tiny-r has 544 tokens."""
     return episodes_of(cell.make_workflow().roles, cell.num_generations, logprob=-6.2, **kwargs)
+
+
+def compare_runs(one: Path, other: Path, tables: str = "*.parquet", atol: float = 0.0) -> None:
+    """Raise AssertionError if the tables of two runs, but for their columns of seconds, or their adapters differ by more than `atol`."""
+    for path in sorted(one.glob(tables)):
+        a, b = (pd.read_parquet(run / path.relative_to(one)) for run in (one, other))
+        a, b = (frame.drop(columns=[name for name in frame if name.endswith("seconds")]) for frame in (a, b))
+        tolerance = {"atol": atol, "rtol": atol} if atol else {"check_exact": True}
+        pd.testing.assert_frame_equal(a, b, obj=path.name, **tolerance)
+    for path in sorted(one.glob("adapters/**/*.*")):
+        twin = other / path.relative_to(one)
+        if not atol:
+            assert path.read_bytes() == twin.read_bytes(), f"{path}: other bytes"
+        elif path.suffix == ".safetensors":
+            torch.testing.assert_close(load_file(twin), load_file(path), atol=atol, rtol=0.0)
 
 
 def run_sharded(parameters: dict[str, object]) -> None:

@@ -15,8 +15,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import pandas as pd
 import processes
+from cells import compare_runs
 
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.record import TABLES
@@ -65,16 +65,10 @@ def same(one: Path, other: Path) -> str:
     files = [sorted(str(p.relative_to(run)) for p in run.rglob("*") if p.is_file()) for run in (one, other)]
     if files[0] != files[1]:
         return f"files {sorted(set(files[0]) ^ set(files[1]))}"
-    for name in files[0]:
-        if name.startswith("adapters/") and (one / name).read_bytes() != (other / name).read_bytes():
-            return f"{name}: other bytes"
-    for name in [name for name in files[0] if name.endswith(".parquet")]:
-        a, b = (pd.read_parquet(run / name) for run in (one, other))
-        clocks = [column for column in a if column.endswith("seconds")]
-        try:
-            pd.testing.assert_frame_equal(a.drop(columns=clocks), b.drop(columns=clocks), check_exact=True)
-        except AssertionError as error:
-            return f"{name}: {error}"
+    try:
+        compare_runs(one, other, "**/*.parquet")
+    except AssertionError as error:
+        return str(error)
     return ""
 
 

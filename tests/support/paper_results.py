@@ -8,6 +8,7 @@ climbs and its texts lose their box. Every other cell rises and stays. No number
 import json
 import shutil
 import zlib
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,8 +25,10 @@ from multirole_study.experiment.run_folder import folder_of, write_done
 from multirole_study.experiment.storage import write_table, write_text
 from multirole_study.paper import pack as packed
 from multirole_study.paper.grid import Grid
+from multirole_study.paper.results import Results, Run
 from multirole_study.signatures import Reply, of_role
 
+ROOT = Path(__file__).parents[2]
 ITERATIONS, EVAL_EVERY, N_PROBLEMS, N_EPISODES = 20, 5, 16, 8
 COLLAPSING = ("voting", "generator", "aggregator", "math")
 START = {"math": 0.45, "code": 0.25}
@@ -69,6 +72,17 @@ def without(results: Path, keys: list[tuple], folder: Path, seeds: tuple[int, ..
     runs = packed.index(results)
     runs[~runs["run"].isin([grid.cell(*key).id for key in keys])].to_parquet(folder / "tiny-r" / "runs.parquet")
     return folder / "tiny-r"
+
+
+def made_up_results(monkeypatch, made_up: Callable[[Cell], object], run: Callable[..., Run]) -> Results:
+    """Return results whose run of a cell is `run(cell, made_up(cell))`, or missing where `made_up` returns None."""
+
+    def find(self: Results, cell: Cell) -> Run | None:
+        values = made_up(cell)
+        return None if values is None else run(cell, values)
+
+    monkeypatch.setattr(Results, "find", find)
+    return Results(ROOT / "results/tiny-r")
 
 
 def coordinates(cell: Cell) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ dequantised to float32, up to `LARGE` parameters, and to bfloat16 above. `ORIGIN
 
 import json
 import logging
+import math
 import shutil
 from functools import cache
 from pathlib import Path
@@ -97,7 +98,7 @@ def origin_of(folder: Path) -> dict[str, Any]:
 
 
 def _make(header: Header, digest: str, folder: Path) -> None:
-    numbers = sum(_count(tensor.shape) for tensor in header.tensors.values())
+    numbers = sum(math.prod(tensor.shape) for tensor in header.tensors.values())
     need, free = numbers * (4 if numbers <= LARGE else 2) + 2 * 10**7, shutil.disk_usage(folder.parent).free
     if free < need:
         raise ValueError(
@@ -118,13 +119,6 @@ def _make(header: Header, digest: str, folder: Path) -> None:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
-
-
-def _count(shape: tuple[int, ...]) -> int:
-    count = 1
-    for length in shape:
-        count *= length
-    return count
 
 
 def convert(header: Header, folder: Path) -> dict[str, Any]:

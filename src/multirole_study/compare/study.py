@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 import pandas as pd
 import yaml
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from multirole_study.compare.answers import Answer, Question, judged
@@ -22,14 +22,12 @@ from multirole_study.compare.looks import Looks
 from multirole_study.compare.measures import MEASURES
 from multirole_study.compare.rules import ALPHA, MARGIN
 from multirole_study.compare.verdicts import Rule
-from multirole_study.experiment.settings import did_you_mean
+from multirole_study.experiment.settings import CHECKED, did_you_mean
 
 if TYPE_CHECKING:
     from multirole_study.experiment.cell import Cell
     from multirole_study.paper.grid import Grid
     from multirole_study.paper.results import Results
-
-CHECKED = ConfigDict(extra="forbid")
 
 
 @dataclass(frozen=True, config=CHECKED)

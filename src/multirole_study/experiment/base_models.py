@@ -25,7 +25,7 @@ from multirole_study.experiment.base_config import (
 )
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.presets import MODELS, OTHER_BASES, SMOLLM2, TINY_BASES, PinnedModel, Shape, is_tiny
-from multirole_study.experiment.run_folder import read_config
+from multirole_study.experiment.run_folder import read_config, read_provenance
 from multirole_study.experiment.storage import checksums_of
 
 FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
@@ -195,7 +195,7 @@ def model_of_run(run: Path, model: str | None) -> str | None:
 
 def check_base_of_run(run: Path, cell: Cell) -> None:
     """Raise ValueError if the base model of `cell` has other weights than the one that a run was trained on."""
-    recorded = json.loads((run / "provenance.json").read_text(encoding="utf-8"))["model"]
+    recorded = read_provenance(run)["model"]
     if describe(cell)["sha256"] != recorded["sha256"]:
         raise ValueError(
             f"{run} was trained on the base model {recorded['name']!r}, and the weights in {locate(cell)} are others. Its adapters fit no "

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from multirole.types import structure_of
-from multirole_study.experiment.cell import OF_OTHER_MAPS, EVALUATION_NAMES, Cell
+from multirole_study.experiment.cell import EVALUATION_NAMES, OF_OTHER_MAPS, Cell
 from multirole_study.experiment.launch import Launch
 from multirole_study.experiment.old_names import with_current_names
 from multirole_study.experiment.run_folder import folder_of, is_done, saved_steps

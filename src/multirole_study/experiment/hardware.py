@@ -16,6 +16,8 @@ from multirole_study.experiment.launch import ONE_PROCESS, Launch, is_launched
 from multirole_study.experiment.presets import is_small
 
 GIB = 2**30
+PHASES = ("rollout", "update")
+"""Phases of an iteration, whose memory is planned and measured."""
 FREE_FRACTION = 0.1
 """Fraction of a GPU's memory that must stay free, for what a plan does not count: fragments, buffers of communication and of libraries."""
 ENGINE_DESCRIPTIONS = {

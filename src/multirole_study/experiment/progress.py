@@ -16,7 +16,7 @@ import torch
 from transformers import TrainerState
 
 from multirole.callbacks import Iteration, MultiRoleCallback, Trainer
-from multirole.metrics.episodes import accuracy, mean_reward, overflow_rate
+from multirole.metrics.episodes import accuracy, mean_reward, n_failed, overflow_rate
 from multirole.types import Episode
 from multirole_study.experiment.announce import say
 from multirole_study.experiment.base_config import recorded_name
@@ -73,7 +73,7 @@ class Progress(MultiRoleCallback):
     ) -> None:
         step = trainer.state.global_step
         skills = [row for row in trainer.recorder.tables["skills"] if row["step"] == step]
-        failed = sum(episode.failure is not None for episode in episodes)
+        failed = n_failed(episodes)
         say(validation_line(step, mean_reward(episodes), accuracy(episodes), len(episodes) - failed, skills, failed))
 
 

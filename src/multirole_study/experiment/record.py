@@ -33,7 +33,7 @@ import torch
 
 import multirole_sandbox as sandbox
 from multirole.callbacks import Iteration, MultiRoleCallback, Trainer
-from multirole.metrics.episodes import accuracy, mean_reward
+from multirole.metrics.episodes import accuracy, mean_reward, n_failed
 from multirole.policy import FROZEN_ADAPTER
 from multirole.roles.diagnostics import RoleDiagnostics
 from multirole.roles.skill import SkillWatch
@@ -47,9 +47,11 @@ from multirole_study.experiment.hardware import dtype_of, installed
 from multirole_study.experiment.launch import Launch
 from multirole_study.experiment.run_folder import (
     MEASUREMENTS,
+    add_provenance,
     complete,
     outcome_of,
     prune,
+    read_provenance,
     staging,
     step_of,
     write_done,
@@ -178,9 +180,9 @@ def add_session(
 
     Raises ValueError if the run would continue with another model or other rows.
     """
-    path, session = folder / "provenance.json", provenance(cell, launch, problems)
+    session = provenance(cell, launch, problems)
     if checkpoint is not None:
-        first = json.loads(path.read_text())
+        first = read_provenance(folder)
         for part in ("model", "dataset", "problems", "frozen"):
             if part in first and first[part] != json.loads(json.dumps(session[part])):
                 raise ValueError(
@@ -190,14 +192,13 @@ def add_session(
         first.pop("outcome", None)
         session = first | {"resumed": [*first.get("resumed", []), {"from": checkpoint.name} | session]}
     write_text(folder / "config.json", json.dumps(cell.to_dict(), indent=2))
-    write_text(path, json.dumps(session | {"started": started}, indent=2))
+    write_text(folder / "provenance.json", json.dumps(session | {"started": started}, indent=2))
 
 
 def add_kernels(folder: Path, kernels: dict[str, object]) -> None:
     """Add the kernels that a new run computes with to `provenance.json`, for its evaluations; a model without a choice has none."""
-    path = folder / "provenance.json"
     if kernels:
-        write_text(path, json.dumps(json.loads(path.read_text()) | {"kernels": kernels}, indent=2))
+        add_provenance(folder, kernels=kernels)
 
 
 class Recorder:
@@ -250,8 +251,7 @@ class Recorder:
     def finish(self, outcome: dict[str, object] | None = None) -> None:
         """Write the tables and, if the run diverged, its `outcome`; then write DONE."""
         if outcome:
-            path = self.folder / "provenance.json"
-            write_text(path, json.dumps(json.loads(path.read_text()) | {"outcome": outcome}, indent=2))
+            add_provenance(self.folder, outcome=outcome)
         self.write(self.folder)
         remove(staging(self.folder))
         prune(self.folder)
@@ -316,11 +316,7 @@ class Recording(MultiRoleCallback):
             | ({"sampled_tokens": iteration.sampled_tokens} if self.counts_forks or trainer.budget else {})
             | ({"read_tokens": iteration.read_tokens} if trainer.budget else {})
             | iteration.repeated_passes
-            | (
-                {"failed_episodes": sum(e.failure is not None for e in episodes)}
-                if trainer.args.max_failed_episodes
-                else {}
-            )
+            | ({"failed_episodes": n_failed(episodes)} if trainer.args.max_failed_episodes else {})
         )
         self.cpu = time.process_time()
         for name, rows in (("ledger", watched.ledger), ("cosines", watched.cosines())):

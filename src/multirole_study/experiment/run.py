@@ -26,6 +26,7 @@ from transformers import AutoTokenizer, TrainerCallback
 from multirole.chat.templates import StartClock
 from multirole.credit.turn_grading import grade_answers
 from multirole.engines.protocol import EngineError
+from multirole.metrics.episodes import n_failed
 from multirole.policy import is_partner
 from multirole.update.processes import gather_objects, processes
 from multirole.update.threads import use_fitting_threads
@@ -38,13 +39,22 @@ from multirole_study.experiment.launch import ONE_PROCESS, Launch, is_launched, 
 from multirole_study.experiment.preflight import load_problems, preflight
 from multirole_study.experiment.presets import is_tiny
 from multirole_study.experiment.progress import Progress, conclude, evaluation_line, introduce
-from multirole_study.experiment.record import Recorder, add_kernels, add_session, outcome_row, provenance, turn_row
+from multirole_study.experiment.record import (
+    Recorder,
+    add_kernels,
+    add_session,
+    frozen_checksums,
+    outcome_row,
+    provenance,
+    turn_row,
+)
 from multirole_study.experiment.run_folder import (
     adapters_folder,
     folder_of,
     is_done,
     newest_intact,
     open_folder,
+    read_provenance,
     recorded_kernels,
     recorded_start,
     staging,
@@ -100,7 +110,7 @@ def check_inputs(folder: Path, cell: Cell) -> None:
     if cell.model is not None:
         check_base_of_run(folder, cell)
     if cell.data is not None:
-        recorded = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))["dataset"]
+        recorded = read_provenance(folder)["dataset"]
         if recorded != json.loads(json.dumps(cell.make_task().describe())):
             raise ValueError(
                 f"{folder} was trained on other rows of a file with the same name. Rename the file, or write to another `results_dir`."
@@ -214,7 +224,7 @@ def _play(evaluation: Evaluation, launch: Launch, folder: Path, steps: list[int]
                 sums |= checksums_of(at.parent, f"{at.name}/**/*.safetensors")
             trainer.state.global_step = step  # tells `play` to publish the new weights
             episodes = trainer.play(attempts, -1, evaluation.policy() if step else untrained)
-            if failed := sum(episode.failure is not None for episode in episodes):  # left out, as in validation
+            if failed := n_failed(episodes):  # left out, as in validation
                 say(f"evaluation at iteration {step}   {failed} episodes failed and are left out")
                 episodes = [episode for episode in episodes if episode.failure is None]
             if not episodes:

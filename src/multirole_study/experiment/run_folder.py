@@ -139,16 +139,25 @@ MEASUREMENTS = (SIGNAL_FILE, CREDIT_FILE, ROLE_VALUE_FILE, TURN_EFFECTS_FILE)
 """Files in a run's folder that commands add after training, or change."""
 
 
+def read_provenance(folder: Path, may_be_missing: bool = False) -> dict:
+    """Read where a run came from; empty without a record if that may be missing."""
+    path = folder / "provenance.json"
+    return {} if may_be_missing and not path.is_file() else json.loads(path.read_text(encoding="utf-8"))
+
+
+def add_provenance(folder: Path, **facts: object) -> None:
+    """Add facts to the record of where a run came from."""
+    write_text(folder / "provenance.json", json.dumps(read_provenance(folder) | facts, indent=2))
+
+
 def recorded_start(folder: Path) -> str | None:
     """Return when a run started, the date of its prompts (`StartClock`); None if it has not recorded that."""
-    path = folder / "provenance.json"
-    return json.loads(path.read_text(encoding="utf-8")).get("started") if path.exists() else None
+    return read_provenance(folder, may_be_missing=True).get("started")
 
 
 def recorded_kernels(folder: Path) -> dict[str, object] | None:
     """Return the kernels that a run computes with (`FastPasses.kernels`); None if it had no choice."""
-    path = folder / "provenance.json"
-    return json.loads(path.read_text(encoding="utf-8")).get("kernels") if path.exists() else None
+    return read_provenance(folder, may_be_missing=True).get("kernels")
 
 
 def write_done(folder: Path) -> None:
@@ -165,8 +174,7 @@ def is_done(folder: Path) -> bool:
 
 def outcome_of(folder: Path) -> dict[str, object] | None:
     """Return how a finished run ended if it diverged: {"state": "diverged", "iteration": ..., "reason": ...}; else None."""
-    path = folder / "provenance.json"
-    return json.loads(path.read_text()).get("outcome") if path.exists() else None
+    return read_provenance(folder, may_be_missing=True).get("outcome")
 
 
 # ---- checkpoints

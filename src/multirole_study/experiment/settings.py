@@ -15,6 +15,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from multirole_study.experiment.old_names import OLD_NAMES, with_current_names
 
+CHECKED = ConfigDict(extra="forbid")
+"""Configuration of a pydantic dataclass whose fields a file declares."""
+
 
 class UserError(ValueError):
     """Invalid request; shown without a traceback by notebooks and the command line."""

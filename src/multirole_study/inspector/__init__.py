@@ -23,7 +23,7 @@ from markupsafe import Markup
 
 from multirole.types import Structure
 from multirole_study.experiment.cell import policy_name
-from multirole_study.experiment.run_folder import read_config
+from multirole_study.experiment.run_folder import read_config, read_provenance
 from multirole_study.experiment.storage import write_text
 from multirole_study.inspector import run_reader
 from multirole_study.inspector.episodes import describe_episodes, questions_of, training_groups
@@ -73,7 +73,8 @@ def collect_panels(folder: Path, iterations: list[int]) -> list[dict]:
 def collect(folder: Path, index: str | None = None, n_problems: int | None = None) -> dict:
     """Collect everything that the page shows of a run, as JSON data; `index` is the address of a page to link back to."""
     config = read_config(folder)
-    structure = recorded_structure(config, run_reader.read_provenance(folder))
+    provenance = read_provenance(folder, may_be_missing=True)
+    structure = recorded_structure(config, provenance)
     metrics, roles, turns, outcomes, episodes = (
         run_reader.load(folder, name) for name in ("metrics", "roles", "turns", "eval", "episodes")
     )
@@ -89,7 +90,7 @@ def collect(folder: Path, index: str | None = None, n_problems: int | None = Non
         "index": index,
         "state": run_reader.state(folder),
         "config": config | {"policy": policy_name(config["policy"])},
-        "provenance": run_reader.read_provenance(folder),
+        "provenance": provenance,
         "iterations": iterations,
         "facts": run_reader.facts(folder).reset_index().to_dict("records"),
         "roles": described_roles,

@@ -3,7 +3,6 @@
 Any table may be missing, be short or contain NaN, so that interrupted runs can be read. METRICS.md defines the columns.
 """
 
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -77,12 +76,6 @@ def load(folder: str | Path, table: str) -> pd.DataFrame:
     paths = sorted(Path(folder).glob("turns/step_*.parquet" if table == "turns" else f"{table}.parquet"))
     tables = [table for table in map(pd.read_parquet, paths) if len(table)]
     return pd.concat(tables, ignore_index=True) if tables else pd.DataFrame()
-
-
-def read_provenance(folder: Path) -> dict:
-    """Read the run's provenance; empty if it was not recorded."""
-    path = folder / "provenance.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
 
 
 def state(folder: Path) -> str:

@@ -146,7 +146,7 @@ class Measurement(NamedTuple):
     tokens_per_row: dict[str, float]
 
 
-def measure_credit(trainer: Trainer, problems: Sequence[Problem], sizes: Sizes = SIZES, seed: int = 0) -> Measurement:
+def measure_credit(trainer: Trainer, problems: Sequence[Problem], sizes: Sizes = SIZES) -> Measurement:
     """Measure every estimator in `MEASURED` at every turn of one episode per problem, under the trainer's current weights.
 
     A turn beside a prompt that was too long is left out if one of its replays ended before it.
@@ -155,7 +155,6 @@ def measure_credit(trainer: Trainer, problems: Sequence[Problem], sizes: Sizes =
         trainer: a `MultiRoleGRPOTrainer` in a single process, whose reward functions score episodes and grade turns.
         problems: the units of any interval; each is attempted 1 + 2 (`sizes.episodes` - 1) times.
         sizes: numbers of draws.
-        seed: another one draws other episodes.
 
     Raises:
         ValueError: for fewer than two target replies or branches, or fewer than four draws of what follows.
@@ -166,14 +165,14 @@ def measure_credit(trainer: Trainer, problems: Sequence[Problem], sizes: Sizes =
             f"`sizes` needs 2 replies, 4 tails, 2 branches and 2 episodes or more, got {sizes}: two draws of an estimator and two of the "
             "exact effect are compared."
         )
-    return _Measurer(trainer, sizes, ITERATION + seed).measure(problems)
+    return _Measurer(trainer, sizes).measure(problems)
 
 
 class _Measurer:
     """Plays the episodes of `measure_credit` and evaluates the estimators on them."""
 
-    def __init__(self, trainer: Trainer, sizes: Sizes, iteration: int) -> None:
-        self.trainer, self.sizes, self.iteration = trainer, sizes, iteration
+    def __init__(self, trainer: Trainer, sizes: Sizes) -> None:
+        self.trainer, self.sizes = trainer, sizes
         self.row_estimators = {name: load_estimator(name)() for name in MEASURED if name not in FORKED}
         self.roles = list(trainer.policy)
         self.structure = structure_of(trainer.workflow)
@@ -182,7 +181,7 @@ class _Measurer:
     def measure(self, problems: Sequence[Problem]) -> Measurement:
         n_pool = 2 * (self.sizes.episodes - 1)
         attempts = [(problem, index) for problem in problems for index in range(1 + n_pool)]
-        played = [Variant(episode, tokens=_tokens(episode)) for episode in self.trainer.play(attempts, self.iteration)]
+        played = [Variant(episode, tokens=_tokens(episode)) for episode in self.trainer.play(attempts, ITERATION)]
         self._grade(played)
         firsts, pools = played[:: 1 + n_pool], {}
         for i, problem in enumerate(problems):
@@ -216,7 +215,7 @@ class _Measurer:
         """Play and score replays; each result has the seeds of its replay."""
         replays = list(replays)
         attempts = [(replay.fork.episode.problem, replay.fork.episode.index) for replay in replays]
-        episodes = self.trainer.play(attempts, self.iteration, replays=replays)
+        episodes = self.trainer.play(attempts, ITERATION, replays=replays)
         variants = [
             Variant(episode, replay.seeds, _tokens(episode, replay.sampled))
             for episode, replay in zip(episodes, replays, strict=True)

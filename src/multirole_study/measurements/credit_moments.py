@@ -44,7 +44,7 @@ def moments_of(draws: np.ndarray, exact: np.ndarray) -> Moments:
     """Return the moments of one context from `draws` (K, 2) of an estimator and two estimates (K, 2) of Q, of K replies."""
 
     def cov(x: np.ndarray, y: np.ndarray) -> float:
-        return float(((x - x.mean()) * (y - y.mean())).sum() / (len(x) - 1))
+        return float(np.cov(x, y)[0, 1])
 
     first, second = draws.T
     n = len(draws)

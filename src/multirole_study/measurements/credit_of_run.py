@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 
-from multirole_study.experiment.progress import say
+from multirole_study.experiment.announce import say
 from multirole_study.experiment.run_folder import CREDIT_FILE
 from multirole_study.experiment.storage import write_table
 from multirole_study.measurements.credit_accuracy import SIZES, Measurement, Sizes, measure_credit

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from scipy.stats import t
 
-from multirole_study.experiment.progress import say
+from multirole_study.experiment.announce import say
 from multirole_study.experiment.run_folder import SIGNAL_FILE
 from multirole_study.experiment.storage import add_steps
 from multirole_study.measurements.gradient_signal import (

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from multirole_study.labels import BASE_COLOURS, BASE_NAMES, MARKERS
-from multirole_study.paper.output import STYLE, Plate, how_many, say_below
+from multirole_study.paper.output import Plate, how_many, say_below, styled
 from multirole_study.paper.questions import DECLARED
 
 WIDTH = 3
@@ -18,7 +18,7 @@ WIDTH = 3
 DECIDED = ("yes", "no")
 
 
-@plt.rc_context(STYLE)
+@styled
 def answers_figure(columns: list[pd.DataFrame], task: str = DECLARED["task"]) -> Plate:
     """Draw the answers of several bases (`columns_of`): a panel per question, a mark per line and base, filled where the verdict is yes or no."""
     rows = pd.concat(columns, ignore_index=True)
@@ -37,7 +37,6 @@ def answers_figure(columns: list[pd.DataFrame], task: str = DECLARED["task"]) ->
     seeds = rows[rows["seeds"] > 0].groupby("base", sort=False)["seeds"]
     counts = [f"{BASE_NAMES.get(base, base)} {how_many(of_base)}" for base, of_base in seeds]
     say_below(figure, f"task {task}; means over seeds, 95 % t intervals; seeds: {', '.join(counts)}")
-    figure.draw_without_rendering()
     caption = (
         f"The declared questions on {task}, one panel each. Means over seeds with 95 % t intervals, uncorrected. Filled: the verdict is yes (above zero) or no (below); "
         "hollow: another verdict, or none. Numbers are in questions.md. Rules: claims_smollm2.yaml."

@@ -13,7 +13,7 @@ from multirole_study.experiment.cell import Cell
 from multirole_study.labels import BASE_NAMES, POLICY_COLOURS, POLICY_STYLES, cell_name, colours_of, task_name
 from multirole_study.paper.clock_study import ClockStudy
 from multirole_study.paper.clock_tables import Place, arm_name, places, read_runs, reason_unread
-from multirole_study.paper.output import STYLE, Plate, how_many, say_below
+from multirole_study.paper.output import Plate, how_many, labelled, say_below, styled
 from multirole_study.paper.results import Results, Run
 
 TITLES = {
@@ -52,7 +52,7 @@ def draw_accuracy(axes: Axes, runs: dict[int, Run], policy: str) -> None:
     axes.plot(mean.index, mean.to_numpy(), lw=2.4, label=policy.upper(), **look)
 
 
-@plt.rc_context(STYLE)
+@styled
 def clock_figure(results: Results, study: ClockStudy, place: Place) -> Plate:
     """Draw a column per schedule that IP has there: accuracy beside SP's, chi2 after the update by role, and the rate of each adapter."""
     titles = {arm: TITLES[arm] for arm in place.arms if arm in TITLES}
@@ -81,15 +81,12 @@ def clock_figure(results: Results, study: ClockStudy, place: Place) -> Plate:
     rows[1, 0].set_yscale("log")
     for axes, label in zip(rows[:, 0], ("validation accuracy", "χ² after the update", "rate, 10⁻³"), strict=True):
         axes.set_ylabel(label)
-    handles = {
-        label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
+    handles = labelled(figure)
     handles["one seed"] = plt.Line2D([], [], color="0.35", lw=0.7, alpha=0.6)
     figure.legend(handles.values(), handles, loc="outside upper center", ncols=len(handles))
     base = BASE_NAMES.get(results.grid.base, results.grid.base)
     cell_text = f"{cell_name(place.workflow, 'ip', place.task)} beside SP, {base}, largest rate {place.rate:g}"
     say_below(figure, f"{cell_text}; n = {how_many(list(counts.values()))} seeds")
-    figure.draw_without_rendering()
     runs_text = "; ".join(f"{name}: {count}" for name, count in counts.items())
     caption = (
         f"{cell_name(place.workflow, 'ip')} with {COUNTS[len(titles)]} and {cell_name(place.workflow, 'sp')}, {task_name(place.task)}, rate {place.rate:g}, {results.grid.scale}. Top: validation "
@@ -101,8 +98,8 @@ def clock_figure(results: Results, study: ClockStudy, place: Place) -> Plate:
 
 def figures(results: Results, study: ClockStudy) -> list[Plate]:
     """Return a figure for every workflow, task and rate at which a look has read runs of both policies."""
-    plates = []
-    for place in places(study):
-        if any(read_runs(results, study, place, arm) for arm in TITLES) and read_runs(results, study, place, SP):
-            plates.append(clock_figure(results, study, place))
-    return plates
+    return [
+        clock_figure(results, study, place)
+        for place in places(study)
+        if any(read_runs(results, study, place, arm) for arm in TITLES) and read_runs(results, study, place, SP)
+    ]

@@ -10,9 +10,9 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from multirole_study.experiment.cell import Cell
-from multirole_study.experiment.evaluation import Evaluation
 from multirole_study.experiment.old_names import merged
-from multirole_study.paper.grid import CHECKED, Declaration, cell_of
+from multirole_study.experiment.settings import CHECKED
+from multirole_study.paper.grid import ArmsStudy, cell_of
 
 MIDDLE = "middle"
 """The rate of a line whose number is decided by the calibration."""
@@ -31,7 +31,7 @@ class Line:
 
 
 @dataclass(frozen=True, config=CHECKED)
-class ClockStudy(Declaration):
+class ClockStudy(ArmsStudy):
     """The arms and lines of the study, and nothing of the grid's cells. Raises ValueError for values that cannot work.
 
     Args:
@@ -42,7 +42,7 @@ class ClockStudy(Declaration):
     """
 
     RECORD: ClassVar[str] = "clock.json"
-    SEED_BY_SEED: ClassVar[bool] = True
+    command: ClassVar[str] = "clock"
     arms: dict[str, dict[str, str]]
     lines: list[Line]
     parameters: dict[str, object] = Field(default_factory=dict)
@@ -57,11 +57,6 @@ class ClockStudy(Declaration):
                 f"Seeds {sorted(both)} calibrate the rate and score as well. Use others for one of the two."
             )
         self.cells()  # raises ValueError for invalid cells
-
-    @property
-    def command(self) -> str:
-        """Return the command of `multirole` that builds tables and figures from the packed runs."""
-        return "clock"
 
     def rate(self, line: Line) -> float | None:
         """Return a line's learning rate; None while it is not known."""
@@ -88,10 +83,6 @@ class ClockStudy(Declaration):
             cells = [self.cell(arm, workflow, task, rate, seed) for seed, workflow, task, arm in runs]
             lines.append({cell.id: cell for cell in cells})
         return lines
-
-    def evaluations(self) -> list[Evaluation]:
-        """Return no evaluation: those of the runs are enough."""
-        return []
 
     def parameters_of(self, cell: Cell) -> dict[str, object]:
         """Return the notebook parameters of a run."""

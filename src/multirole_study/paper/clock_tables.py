@@ -17,7 +17,7 @@ from multirole_study.compare.measures import MEASURES
 from multirole_study.compare.verdicts import NOT_RUN, UNDECIDED, YES, Rule
 from multirole_study.labels import WORKFLOW_NAMES, task_name
 from multirole_study.paper.clock_study import MIDDLE, ClockStudy, Line
-from multirole_study.paper.output import MISSING, Row, Table, cell_text, formatted, number, pivoted
+from multirole_study.paper.output import MISSING, Row, Table, formatted, interval_text, number, pivoted, verdict_cell
 from multirole_study.paper.results import Results, Run
 
 DECLARED = yaml.safe_load(Path(__file__).with_name("claims_clock.yaml").read_text(encoding="utf-8"))
@@ -115,8 +115,7 @@ def text_of(given: engine.Answer) -> str:
     """Format a difference of accuracies, or the share of one arm."""
     value, low, high, *_, n = given.interval
     if given.unit == "seeds":
-        interval = given.interval._replace(p=math.nan, p_match=math.nan)
-        return f"{cell_text(number('', interval, 'difference'))}, {n} seeds"
+        return f"{interval_text(given.interval, 'difference')}, {n} seeds"
     if not n:
         return "no run ends fallen"
     return f"{round(value * n)} of {n} [{formatted(low, 'rate')}, {formatted(high, 'rate')}] %"
@@ -252,7 +251,7 @@ def verdict_table(results: Results, study: ClockStudy) -> Table:
         verdict = picture(results, study, place, answers_by_name)
         line = shown.setdefault(("picture", keys["rate"]), {
             "sentence": "the paper's figure 4", "question": "Is it made by the clock?", "rate": keys["rate"]})  # fmt: skip
-        line[column] = verdict if verdict in (NOT_RUN, MISSING) else f"**{verdict}**"
+        line[column] = verdict_cell(verdict)
         values.append(keys | {"question": "picture", "verdict": verdict})
     count = sum(value["question"] != "picture" for value in values)
     order = [question["name"] for question in DECLARED["questions"]] + ["picture"]

@@ -1,6 +1,5 @@
 """Train and tabulate a study that is one YAML file (`compare.study`): arms of a grid's cells, and questions about them."""
 
-import math
 from pathlib import Path
 from typing import ClassVar
 
@@ -10,31 +9,25 @@ from pydantic.dataclasses import dataclass
 from multirole_study.compare.intervals import NO_UNITS
 from multirole_study.compare.measures import MEASURES
 from multirole_study.compare.study import CompareStudy
-from multirole_study.compare.verdicts import NOT_RUN
 from multirole_study.experiment.cell import Cell
-from multirole_study.experiment.evaluation import Evaluation
+from multirole_study.experiment.settings import CHECKED
 from multirole_study.labels import WORKFLOW_NAMES, task_name
 from multirole_study.paper import pack
-from multirole_study.paper.grid import CHECKED, Declaration, as_fields
-from multirole_study.paper.output import MISSING, Table, cell_text, number
+from multirole_study.paper.grid import ArmsStudy, as_fields
+from multirole_study.paper.output import MISSING, Table, interval_text, p_cell, verdict_cell
 from multirole_study.paper.results import Results
 
 
 @dataclass(frozen=True, config=CHECKED)
-class ComparedStudy(CompareStudy, Declaration):
+class ComparedStudy(CompareStudy, ArmsStudy):
     """The arms of the study, and nothing of the grid's cells besides them. Raises ValueError for values that cannot work."""
 
     RECORD: ClassVar[str] = "compare.json"
-    SEED_BY_SEED: ClassVar[bool] = True
+    command: ClassVar[str] = "compare"
 
     def __post_init__(self) -> None:
         CompareStudy.__post_init__(self)
         self.cells_by_line()  # raises ValueError for invalid cells
-
-    @property
-    def command(self) -> str:
-        """Return the kind of the study."""
-        return "compare"
 
     def packed_elsewhere(self) -> set[str]:
         """Return the ids of the runs in `packed_in`."""
@@ -54,10 +47,6 @@ class ComparedStudy(CompareStudy, Declaration):
     def cells_by_line(self) -> list[dict[str, Cell]]:
         """Return id -> cell of all runs, which are one line."""
         return [{cell.id: cell for _, cell in self.runs()}]
-
-    def evaluations(self) -> list[Evaluation]:
-        """Return no evaluation: those of the runs are enough."""
-        return []
 
     def parameters_of(self, cell: Cell) -> dict[str, object]:
         """Return the notebook parameters of a run."""
@@ -79,9 +68,9 @@ def answer_table(results: Results, study: CompareStudy) -> Table:
             "arm": row["arm"],
             "minus": row["minus"] or MISSING,
             "n": str(row["seeds"]),
-            "value": cell_text(number("", interval, unit)),
-            "p": MISSING if math.isnan(row["p"]) else f"{row['p']:.3f}",
-            "verdict": row["verdict"] if row["verdict"] == NOT_RUN else f"**{row['verdict']}**",
+            "value": interval_text(interval, unit),
+            "p": p_cell(row["p"]),
+            "verdict": verdict_cell(row["verdict"]),
         })  # fmt: skip
     looks = study.looks or [len(study.seeds)]
     levels = ", ".join(

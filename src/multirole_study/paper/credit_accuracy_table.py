@@ -13,8 +13,8 @@ import yaml
 
 from multirole_study.labels import BASE_COLOURS, BASE_NAMES, MARKERS, POLICY_NAMES, WORKFLOW_NAMES
 from multirole_study.measurements.credit_moments import PARTS, Moments, parts_of
-from multirole_study.paper.gradient_signal_table import verdict
-from multirole_study.paper.output import STYLE, Plate, Table, formatted, how_many, say_below
+from multirole_study.paper.gradient_signal_table import unmeasured, verdict
+from multirole_study.paper.output import STYLE, Plate, Table, bounded, how_many, say_below
 
 DECLARED = yaml.safe_load(Path(__file__).with_name("credit_accuracy.yaml").read_text(encoding="utf-8"))
 CELL = ["workflow", "policy", "seed", "step"]
@@ -91,16 +91,8 @@ def measured_problems(rows: pd.DataFrame) -> str:
 
 def missing(rows: pd.DataFrame) -> str:
     """List the declared cells and checkpoints that have not been measured."""
-    measured = {(f"{row.workflow} {row.policy}", row.step) for row in rows[CELL].drop_duplicates().itertuples()}
-    declared = [(cell, step) for cell in DECLARED["cells"] for step in DECLARED["checkpoints"]]
-    return (
-        "; ".join(f"{cell}, iteration {step}" for cell, step in declared if (cell, step) not in measured) or "nothing"
-    )
-
-
-def _text(row: pd.Series) -> str:
-    value, low, high = (formatted(row[name], row["unit"]) for name in ("value", "low", "high"))
-    return value if row["statistic"] == "tokens" else f"{value} [{low}, {high}]"
+    pairs = unmeasured(rows[CELL].drop_duplicates(), DECLARED)
+    return "; ".join(f"{cell}, iteration {step}" for cell, step in pairs) or "nothing"
 
 
 def accuracy_table(rows: pd.DataFrame, values: pd.DataFrame, decided: pd.DataFrame) -> Table:
@@ -111,7 +103,9 @@ def accuracy_table(rows: pd.DataFrame, values: pd.DataFrame, decided: pd.DataFra
         by_statistic = group.set_index("statistic", drop=False)
         line = {"workflow": WORKFLOW_NAMES[workflow], "policy": POLICY_NAMES[policy], "iteration": step, "turns": role,
                 "estimator": estimator}  # fmt: skip
-        line |= {name: _text(by_statistic.loc[name]) for name in (*PARTS, "tokens")}
+        for name in (*PARTS, "tokens"):
+            row = by_statistic.loc[name]
+            line[name] = bounded(row["value"], row["unit"], row["low"], row["high"])
         line_verdicts = decided[(decided[[*CELL, "role", "estimator"]] == list(key)).all(axis=1)]
         shown.append(
             line | {"verdicts": ", ".join(f"{row.question} {row.verdict}" for row in line_verdicts.itertuples())}

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from multirole_study.compare.intervals import t_interval
-from multirole_study.compare.measures import FIRST_ITERATIONS, largest, weighted
+from multirole_study.compare.measures import FIRST_ITERATIONS, entropy, largest
 from multirole_study.paper.grid import POLICIES, WORKFLOWS
 from multirole_study.paper.results import Results, Run
 
@@ -63,10 +63,9 @@ def extremes(run: Run) -> dict[str, float]:
     minus the smallest.
     """
     roles, ledger = run.table("roles"), run.table("ledger")
-    entropy = weighted(roles, "entropy", "tokens")
     row = {name: largest(run, name) for name in ("chi2", "chi2_after")}
     row |= {f"{name}_role": roles[name].max() for name in ("chi2", "chi2_after")}
-    return row | {"grad_norm": ledger["grad_norm"].max(), "entropy": entropy.iloc[0] - entropy.min()}
+    return row | {"grad_norm": ledger["grad_norm"].max(), "entropy": entropy(run)}
 
 
 def gradient_shares(run: Run) -> pd.DataFrame:

@@ -7,8 +7,7 @@ import pandas as pd
 
 from multirole.roles.skill import role_skills
 from multirole_study.compare.intervals import t_interval
-from multirole_study.experiment.run_folder import read_config
-from multirole_study.inspector import run_reader
+from multirole_study.experiment.run_folder import read_config, read_provenance
 from multirole_study.workflow_record import recorded_structure
 
 
@@ -36,7 +35,7 @@ def accuracy(folder: str | Path) -> pd.DataFrame:
 def judging(folder: str | Path) -> pd.DataFrame:
     """Return step x judging role: the role's gain over its trivial twin (`multirole.roles.skill`); empty for a single agent."""
     turns, config = pd.read_parquet(Path(folder) / "turns.parquet"), read_config(Path(folder), may_be_evaluation=True)
-    structure = recorded_structure(config["cell"], run_reader.read_provenance(Path(folder)))
+    structure = recorded_structure(config["cell"], read_provenance(Path(folder), may_be_missing=True))
     rows = [{"step": step} | row for step, part in turns.groupby("step") for row in role_skills(part, structure)]
     table = pd.DataFrame(rows).set_index("step")
     return table[~table["measure"].isin(["workflow", "solves", "other"])]

@@ -4,11 +4,8 @@ Figure 1 is a drawing, `docs/figures/workflows.svg`.
 """
 
 import math
-from collections.abc import Callable
-from functools import wraps
 from itertools import product
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pandas as pd
 import seaborn as sns
@@ -40,7 +37,7 @@ from multirole_study.labels import (
 )
 from multirole_study.paper.dynamics import MIN_CHI2, SHARES, over_first, typical
 from multirole_study.paper.grid import POLICIES, WORKFLOWS
-from multirole_study.paper.output import STYLE, how_many
+from multirole_study.paper.output import how_many, styled
 from multirole_study.paper.results import REPORTED_STEPS
 from multirole_study.paper.variants import SINGLE, Twins
 
@@ -68,20 +65,6 @@ CLIFF_PANELS = {
     "validation": "validation\naccuracy",
 }
 """Metric -> label of the panels of Figure 6, from the top."""
-
-
-def styled(draw: Callable[..., Figure | None]) -> Callable[..., Figure | None]:
-    """Return a drawing function that draws in `STYLE`, in which the layout is computed, too."""
-
-    @wraps(draw)
-    def drawn(*args: object, **kwargs: object) -> Figure | None:
-        with plt.rc_context(STYLE):
-            figure = draw(*args, **kwargs)
-            if figure is not None:
-                figure.draw_without_rendering()
-            return figure
-
-    return drawn
 
 
 @styled

@@ -5,6 +5,7 @@ The measurement is `multirole signal`; `<results_dir>/<scale>/gradient_signal.pa
 
 import math
 from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 
 import matplotlib.pyplot as plt
@@ -14,7 +15,7 @@ from matplotlib.axes import Axes
 
 from multirole_study.compare.verdicts import side
 from multirole_study.labels import BASE_NAMES, POLICY_COLOURS, POLICY_NAMES, WORKFLOW_NAMES
-from multirole_study.paper.output import MISSING, STYLE, Plate, Table, formatted, how_many, say_below
+from multirole_study.paper.output import MISSING, STYLE, Plate, Table, bounded, how_many, say_below
 
 DECLARED = yaml.safe_load(Path(__file__).with_name("gradient_signal.yaml").read_text(encoding="utf-8"))
 LINE_KEYS = ["workflow", "policy", "seed", "step", "role"]
@@ -89,25 +90,19 @@ def answers(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
                 }
 
 
-def cell_text(row: pd.Series, unit: str) -> str:
-    """Format a value with its interval; infinite bounds stay words."""
-    texts = ["∞" if math.isinf(value) else formatted(value, unit) for value in (row["value"], row["low"], row["high"])]
-    if math.isnan(row["value"]):
-        return MISSING
-    return texts[0] if math.isnan(row["low"]) else f"{texts[0]} [{texts[1]}, {texts[2]}]"
+def unmeasured(rows: pd.DataFrame, declared: dict) -> list[tuple[str, int]]:
+    """List the declared (cell, checkpoint) that have not been measured."""
+    measured = {(f"{row.workflow} {row.policy}", row.step) for row in rows.itertuples()}
+    return [pair for pair in product(declared["cells"], declared["checkpoints"]) if pair not in measured]
 
 
 def missing(rows: pd.DataFrame, scale: str) -> str:
-    """List the declared cells and checkpoints of a scale that have not been measured."""
-    scale_rules = DECLARED["scales"][scale]
-    measured = {(f"{row.workflow} {row.policy}", row.step) for row in rows.itertuples()}
-    declared = [(cell, step) for step in scale_rules["checkpoints"] for cell in scale_rules["cells"]]
-    unmeasured = [(cell, step) for cell, step in declared if (cell, step) not in measured]
-    by_step = {step: [cell for cell, other in unmeasured if other == step] for _, step in unmeasured}
-    parts = [
-        f"iteration {step}, {'all cells' if len(cells) == len(scale_rules['cells']) else ', '.join(cells)}"
-        for step, cells in by_step.items()
-    ]
+    """List the declared cells of a scale that have not been measured, by checkpoint."""
+    declared, parts = DECLARED["scales"][scale], []
+    for step in declared["checkpoints"]:
+        cells = [cell for cell, other in unmeasured(rows, declared) if other == step]
+        if cells:
+            parts.append(f"iteration {step}, {'all cells' if cells == declared['cells'] else ', '.join(cells)}")
     return "; ".join(parts) or "nothing"
 
 
@@ -129,7 +124,8 @@ def signal_table(rows: pd.DataFrame, decided: pd.DataFrame, scale: str) -> Table
         line = {"workflow": WORKFLOW_NAMES[workflow], "policy": POLICY_NAMES[policy], "iteration": step, "role": role}
         by_statistic = group.set_index("statistic")
         for column, (statistic, unit) in TABLE_COLUMNS.items():
-            line[column] = cell_text(by_statistic.loc[statistic], unit)
+            row = by_statistic.loc[statistic]
+            line[column] = bounded(row["value"], unit, row["low"], row["high"])
         line_verdicts = decided[(decided[LINE_KEYS] == list(key)).all(axis=1) & (decided["other"] == "")]
         line["verdicts"] = ", ".join(f"{row.question} {row.verdict}" for row in line_verdicts.itertuples())
         shown.append(line)

@@ -16,7 +16,7 @@ from itertools import product
 from pathlib import Path
 from typing import ClassVar, Literal, Self
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from multirole_study.experiment.cell import Cell, as_text
@@ -24,13 +24,13 @@ from multirole_study.experiment.evaluation import Evaluation
 from multirole_study.experiment.launch import MEMORY_SETTINGS
 from multirole_study.experiment.old_names import merged
 from multirole_study.experiment.presets import TASKS
+from multirole_study.experiment.settings import CHECKED
 from multirole_study.experiment.storage import write_text
 
 WORKFLOWS = ("eval_opt", "voting", "orch_workers")  # in the paper's order
 POLICIES = ("ip", "sp")
 WORKFLOW_POLICIES = (*product(WORKFLOWS, POLICIES), ("single", "sp"))
 """Every (workflow, policy) of a task, in the order of the tables."""
-CHECKED = ConfigDict(extra="forbid")
 logger = logging.getLogger(__name__)
 
 
@@ -147,18 +147,15 @@ class Grid:
 
 @dataclass(frozen=True, config=CHECKED)
 class Declaration:
-    """What the Snakefile trains, evaluates and builds. This class declares a grid alone; `Study` and `ClockStudy` declare more."""
+    """What the Snakefile trains, evaluates and builds. This class declares a grid alone; `Study` and `ArmsStudy` declare more."""
 
     grid: Grid
+    command: ClassVar[str] = "paper"
+    """The kind of study, which chooses the notebooks that compute its tables and figures (`paper.notebooks`)."""
     RECORD: ClassVar[str] = ""
     """Name of the file in a results folder that records the fields other than `grid`; empty if there are none."""
     SEED_BY_SEED: ClassVar[bool] = False
     """Whether a seed waits for the one before it, in all arms of its line."""
-
-    @property
-    def command(self) -> str:
-        """Return the kind of study, which chooses the notebooks that compute its tables and figures (`paper.notebooks`)."""
-        return "paper"
 
     def cells_by_line(self) -> list[dict[str, Cell]]:
         """Return id -> cell of each line's runs, in the order of training. A line waits for all lines before it."""
@@ -206,6 +203,17 @@ class Declaration:
         """Read the study of this kind in a results folder `<results_dir>/<scale>`; None if none is recorded."""
         path = Path(folder) / cls.RECORD
         return cls(Grid.read(folder), **json.loads(path.read_text())) if path.is_file() else None
+
+
+@dataclass(frozen=True, config=CHECKED)
+class ArmsStudy(Declaration):
+    """Base class of studies of arms alone, seed by seed: no other cell of the grid is trained, and the validation of the runs is enough."""
+
+    SEED_BY_SEED: ClassVar[bool] = True
+
+    def evaluations(self) -> list[Evaluation]:
+        """Return none."""
+        return []
 
 
 def seed_by_seed(lines: list[dict[str, Cell]]) -> list[list[str]]:

@@ -38,7 +38,7 @@ from multirole_study.compare.verdicts import (
 from multirole_study.labels import WORKFLOW_NAMES, cell_name
 from multirole_study.paper import credit_accuracy_table
 from multirole_study.paper.grid import Study
-from multirole_study.paper.output import MISSING, Table, cell_text, formatted, number
+from multirole_study.paper.output import MISSING, Table, formatted, interval_text, p_cell, verdict_cell
 from multirole_study.paper.results import Results, Run
 
 PLACEBO = credit_accuracy_table.DECLARED["placebo"]
@@ -229,11 +229,6 @@ def placebo_answer(board: Board) -> engine.Answer:
 # ---- tables
 
 
-def interval_text(interval: Interval, unit: str) -> str:
-    """Return a mean with its interval, as in other tables."""
-    return cell_text(number("", interval, unit))
-
-
 def p_text(p: float) -> str:
     """Return "p = 0.012"."""
     return "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
@@ -264,8 +259,8 @@ def board_table(board: Board, name: str) -> Table:
             "end": interval_text(line.end, "accuracy"),
             "peak": interval_text(line.peak, "accuracy"),
             f"− {reference.name}": interval_text(line.gap, "difference"),
-            "p": MISSING if math.isnan(line.p_holm) else f"{line.p_holm:.3f}",
-            "verdict": line.verdict if line.verdict in (MISSING, NOT_RUN) else f"**{line.verdict}**",
+            "p": p_cell(line.p_holm),
+            "verdict": verdict_cell(line.verdict),
         }
         if minus_single:
             texts["− single agent"] = interval_text(minus_single.get(line.arm.name, NO_UNITS), "difference")
@@ -403,9 +398,3 @@ def answer_table(all_boards: list[Board], measured: pd.DataFrame | None) -> Tabl
     columns = ["question", *(board.title for board in all_boards), *([ALL] if len(all_boards) > 1 else [])]
     return Table("leaderboard_answers", "Which credit estimator trains best?", caption,
                  pd.DataFrame(shown.values(), columns=columns).fillna(MISSING), pd.DataFrame(all_answers))  # fmt: skip
-
-
-def leaderboard_tables(all_boards: list[Board], measured: pd.DataFrame | None) -> list[Table]:
-    """Build the answers, and one table for each workflow and score."""
-    parts = [board_table(board, score) for board, score in product(all_boards, SCORES)]
-    return [answer_table(all_boards, measured), *parts]

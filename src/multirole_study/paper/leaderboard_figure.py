@@ -1,6 +1,5 @@
 """Draw the leaderboard of credit estimators (`studies/credit.yaml`)."""
 
-import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -12,10 +11,9 @@ from multirole_study.paper.leaderboard import (
     SCORES,
     Board,
     Comparison,
-    interval_text,
     placebo_answer,
 )
-from multirole_study.paper.output import STYLE, Plate, how_many, say_below
+from multirole_study.paper.output import Plate, how_many, interval_text, labelled, say_below, styled
 
 PLACEBO_COLOUR = "#b5651d"
 
@@ -61,7 +59,7 @@ def draw_board(axes: Axes, board: Board, name: str) -> None:
     axes.set_xlabel(f"difference from {board.reference.name} at the end (points)")
 
 
-@plt.rc_context(STYLE)
+@styled
 def leaderboard_figure(boards: list[Board], scale: str) -> Plate:
     """Draw differences from the reference: a row for every score and a column for every workflow."""
     most = max(len(board.arms) for board in boards)
@@ -70,10 +68,7 @@ def leaderboard_figure(boards: list[Board], scale: str) -> Plate:
     for panels, name in zip(rows, SCORES, strict=True):
         for axes, board in zip(panels, boards, strict=True):
             draw_board(axes, board, name)
-    handles = {
-        label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    if handles:
+    if handles := labelled(figure):
         figure.legend(handles.values(), handles, loc="outside upper center", ncols=4)
     seeds = how_many(
         [part.gap.seeds for board in boards for part in board.against_reference["accuracy"] if part.gap.seeds] or [0]
@@ -82,7 +77,6 @@ def leaderboard_figure(boards: list[Board], scale: str) -> Plate:
         figure,
         f"{BASE_NAMES.get(scale, scale)}; n = {seeds} seeds; points are means over seeds, lines 95 % t intervals",
     )
-    figure.draw_without_rendering()
     gains = [f"{board.title} {interval_text(placebo_answer(board).interval, 'difference')}" for board in boards]
     caption = (
         f"Credit estimators at {scale}, with as many sampled tokens and optimizer steps as {boards[0].reference.name}: each arm minus {boards[0].reference.name} of the same seed at the "

@@ -1,9 +1,10 @@
 """Format tables from rows of numbers, and write tables and figures; the same results give the same bytes."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -11,10 +12,12 @@ import pandas as pd
 from multirole_study.compare.corrections import corrected
 from multirole_study.compare.intervals import Interval
 from multirole_study.compare.rules import ALPHA
+from multirole_study.compare.verdicts import NOT_RUN
 from multirole_study.experiment.storage import write_text
 from multirole_study.labels import MISSING, POLICY_NAMES, TASK_NAMES, WORKFLOW_NAMES, formatted
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.figure import Figure
 
 DISPLAY_NAMES = {"task": TASK_NAMES, "workflow": WORKFLOW_NAMES, "policy": POLICY_NAMES}
@@ -106,6 +109,29 @@ def cell_text(row: pd.Series | dict) -> str:
     return f"{text} [{low}, {high}]{mark}"
 
 
+def interval_text(interval: Interval, unit: str) -> str:
+    """Format an interval as a number of a table, without a mark: beside it stands the p or the verdict."""
+    return cell_text(number("", interval, unit))
+
+
+def p_cell(p: float) -> str:
+    """Format a p."""
+    return MISSING if np.isnan(p) else f"{p:.3f}"
+
+
+def verdict_cell(verdict: str) -> str:
+    """Format a verdict, in bold unless there was nothing to judge."""
+    return verdict if verdict in (MISSING, NOT_RUN) else f"**{verdict}**"
+
+
+def bounded(value: float, unit: str, low: float = np.nan, high: float = np.nan, missing: str = MISSING) -> str:
+    """Format a measured number with its bounds, if it has any; infinite ones are ∞."""
+    if pd.isna(value):
+        return missing
+    text, *bounds = ("∞" if np.isinf(one) else formatted(one, unit) for one in (value, low, high))
+    return text if pd.isna(low) else f"{text} [{', '.join(bounds)}]"
+
+
 def pivoted(values: pd.DataFrame) -> pd.DataFrame:
     """Pivot to one line per combination of the columns before "number" and one column per number, as texts in order of `values`."""
     keys = list(values.columns[: values.columns.get_loc("number")])
@@ -154,6 +180,29 @@ def write_figure(plate: Plate, folder: Path, footer: str = "") -> None:
         plate.figure.savefig(folder / f"{plate.name}.png", metadata={"Software": None})
     write_text(folder / f"{plate.name}.md", paragraphs(plate.caption, footer))
     plt.close(plate.figure)
+
+
+def styled(draw: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that draws a figure or a plate in `STYLE`, in which the layout is computed, too; None stays."""
+
+    @wraps(draw)
+    def drawn(*args: object, **kwargs: object) -> Any:
+        import matplotlib.pyplot as plt
+
+        with plt.rc_context(STYLE):
+            made = draw(*args, **kwargs)
+            if made is not None:
+                (made.figure if isinstance(made, Plate) else made).draw_without_rendering()
+            return made
+
+    return drawn
+
+
+def labelled(figure: "Figure") -> dict[str, "Artist"]:
+    """Return label -> the last handle with this label in any panel of a figure, for a legend of the whole figure."""
+    return {
+        label: handle for axes in figure.axes for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
 
 
 def say_below(figure: "Figure", text: str) -> None:

@@ -11,7 +11,7 @@ from multirole_study.compare.intervals import t_interval
 from multirole_study.compare.looks import Looks
 from multirole_study.compare.rules import ALPHA
 from multirole_study.labels import BASE_NAMES, MAP_COLOUR, MARKERS, POLICY_COLOURS, SINGLE_COLOUR, WORKFLOW_MARKERS
-from multirole_study.paper.output import STYLE, Plate, say_below
+from multirole_study.paper.output import Plate, say_below, styled
 from multirole_study.paper.rate_study import RateStudy
 from multirole_study.paper.rate_tables import end, runs_of, scored_problems, tuned
 from multirole_study.paper.results import Results
@@ -68,7 +68,7 @@ def draw_scores(axes: Axes, results: Results, study: RateStudy) -> None:
     axes.set_title(f"each arm at its own rate ({len(study.scoring.seeds)} other seeds)", fontsize=8)
 
 
-@plt.rc_context(STYLE)
+@styled
 def rate_figure(results: Results, study: RateStudy) -> Plate:
     """Draw accuracy over the learning rate on the left, and each arm's score at its own rate on the right."""
     figure = Figure(figsize=(8.6, 4.8), layout="constrained")
@@ -81,7 +81,6 @@ def rate_figure(results: Results, study: RateStudy) -> Plate:
     seeds = f"n = {len(study.tuning.seeds)} seeds on the left, {len(study.scoring.seeds)} others on the right"
     base = BASE_NAMES.get(results.grid.base, results.grid.base)
     say_below(figure, f"{base}, {study.task}; {seeds}; means over seeds, lines on the right 95 % t intervals")
-    figure.draw_without_rendering()
     caption = (
         f"Accuracy at {results.grid.scale} at the last iteration. Left: over the learning rate, mean over the tuning seeds; the ring is the rate that the arm is scored at, the grey line the preset's. Right: at its own "
         f"rate (in brackets), on other seeds and on problems that chose no rate, with {100 * (1 - ALPHA):.0f} % t intervals over seeds; colours and marks are those of the left. Differences and verdicts are in the tables. "

@@ -9,10 +9,9 @@ from pydantic.dataclasses import dataclass
 
 from multirole_study.compare.measures import MEASURES
 from multirole_study.experiment.cell import Cell
-from multirole_study.experiment.evaluation import Evaluation
 from multirole_study.experiment.old_names import merged
-from multirole_study.experiment.settings import did_you_mean
-from multirole_study.paper.grid import CHECKED, Declaration, cell_of
+from multirole_study.experiment.settings import CHECKED, did_you_mean
+from multirole_study.paper.grid import ArmsStudy, cell_of
 
 Purpose = Literal["tuning", "scoring"]
 
@@ -77,7 +76,7 @@ class RateQuestion:
 
 
 @dataclass(frozen=True, config=CHECKED)
-class RateStudy(Declaration):
+class RateStudy(ArmsStudy):
     """The arms, rates and lines of the study, and nothing of the grid's cells. Raises ValueError for values that cannot work.
 
     Args:
@@ -91,7 +90,7 @@ class RateStudy(Declaration):
     """
 
     RECORD: ClassVar[str] = "rates.json"
-    SEED_BY_SEED: ClassVar[bool] = True
+    command: ClassVar[str] = "rates"
     arms: dict[str, Arm]
     rates: list[float]
     preset: float
@@ -117,11 +116,6 @@ class RateStudy(Declaration):
         if odd := {arm: rate for arm, rate in self.chosen.items() if rate not in self.rates}:
             raise ValueError(f"`chosen` must be one of `rates`, {self.rates}, for every arm, got {odd}.")
         list(self.runs())  # raises ValueError for invalid cells
-
-    @property
-    def command(self) -> str:
-        """Return the command of `multirole` that builds tables from the packed runs."""
-        return "rates"
 
     def rate(self, arm: str) -> float | None:
         """Return the rate at which an arm is scored; None until it is chosen."""
@@ -174,10 +168,6 @@ class RateStudy(Declaration):
             if i <= last:
                 lines[i][cell.id] = cell
         return lines
-
-    def evaluations(self) -> list[Evaluation]:
-        """Return no evaluation: those of the runs are enough."""
-        return []
 
     def parameters_of(self, cell: Cell) -> dict[str, object]:
         """Return the notebook parameters of a run."""

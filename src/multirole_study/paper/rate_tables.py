@@ -12,8 +12,18 @@ from multirole_study.compare.intervals import t_interval, untested
 from multirole_study.compare.looks import Looks
 from multirole_study.compare.measures import MEASURES
 from multirole_study.compare.rules import ALPHA, MARGIN
-from multirole_study.compare.verdicts import NOT_RUN, Rule
-from multirole_study.paper.output import MISSING, Row, Table, cell_text, formatted, number, pivoted
+from multirole_study.compare.verdicts import Rule
+from multirole_study.paper.output import (
+    MISSING,
+    Row,
+    Table,
+    formatted,
+    interval_text,
+    number,
+    p_cell,
+    pivoted,
+    verdict_cell,
+)
 from multirole_study.paper.rate_study import Purpose, RateQuestion, RateStudy
 from multirole_study.paper.results import Results, Run
 
@@ -183,9 +193,9 @@ def answer_table(results: Results, study: RateStudy, problems: list[str]) -> Tab
                     "arm": arm,
                     "minus": minus,
                     "n": str(line.pairs),
-                    "difference": cell_text(number("", untested(gap), unit)),
-                    "p": MISSING if math.isnan(line.p) else f"{line.p:.3f}",
-                    "verdict": line.verdict if line.verdict == NOT_RUN else f"**{line.verdict}**",
+                    "difference": interval_text(gap, unit),
+                    "p": p_cell(line.p),
+                    "verdict": verdict_cell(line.verdict),
                 }
             )
             values.append(
@@ -206,9 +216,3 @@ def answer_table(results: Results, study: RateStudy, problems: list[str]) -> Tab
         pd.DataFrame(shown),
         pd.DataFrame(values),
     )
-
-
-def rate_tables(results: Results, study: RateStudy) -> list[Table]:
-    """Build the answers, the scores and the tuning."""
-    problems = scored_problems(study)
-    return [answer_table(results, study, problems), arm_table(results, study, problems), tuning_table(results, study)]

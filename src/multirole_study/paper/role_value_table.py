@@ -5,7 +5,7 @@ import pandas as pd
 from matplotlib.figure import Figure
 
 from multirole_study.labels import BASE_COLOURS, BASE_NAMES, POLICY_NAMES, WORKFLOW_NAMES, cell_name
-from multirole_study.paper.output import STYLE, Plate, Table, how_many, say_below
+from multirole_study.paper.output import STYLE, Plate, Table, bounded, how_many, say_below
 
 
 def as_text(table: pd.DataFrame) -> str:
@@ -15,20 +15,14 @@ def as_text(table: pd.DataFrame) -> str:
 
 def lines_of(table: pd.DataFrame) -> list[dict[str, object]]:
     """Format the rows for a reader: accuracies and differences in percent with their intervals, shares in percent."""
-
-    def percent(value: float, sign: str = "") -> str:
-        return "" if pd.isna(value) else f"{100 * value:{sign}.1f}".replace("-", "−")
-
-    def interval(value: float, low: float, high: float, sign: str = "") -> str:
-        return percent(value, sign) + ("" if pd.isna(low) else f" [{percent(low, sign)}, {percent(high, sign)}]")
-
     return [
         {
             "step": row.step, "role": row.role, "played by": row.how, "problems": row.problems, "replays": row.replays,
-            "before": percent(row.before), "after": percent(row.after),
-            "change": interval(row.change, row.change_low, row.change_high, "+"),
-            "moved": interval(row.moved, row.moved_low, row.moved_high),
-            "token share": percent(row.token_share), "gradient share": percent(row.grad_share),
+            "before": bounded(row.before, "accuracy", missing=""), "after": bounded(row.after, "accuracy", missing=""),
+            "change": bounded(row.change, "difference", row.change_low, row.change_high, missing=""),
+            "moved": bounded(row.moved, "rate", row.moved_low, row.moved_high, missing=""),
+            "token share": bounded(row.token_share, "rate", missing=""),
+            "gradient share": bounded(row.grad_share, "rate", missing=""),
         }
         for row in table.itertuples()
     ]  # fmt: skip

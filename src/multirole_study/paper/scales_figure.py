@@ -17,7 +17,7 @@ from multirole_study.labels import (
     cell_name,
 )
 from multirole_study.paper.grid import POLICIES, Study
-from multirole_study.paper.output import STYLE, Plate, how_many, say_below
+from multirole_study.paper.output import Plate, how_many, say_below, styled
 from multirole_study.paper.questions import DECLARED, parameters_of, runs_of
 from multirole_study.paper.results import Results, Run
 
@@ -39,7 +39,7 @@ def curves(results: Results, workflow: str, task: str) -> Iterator[tuple[str, di
     yield f"{cell_name('single', 'sp')}, more problems", SINGLE, runs_of(results, "single", "sp", task, control)
 
 
-@plt.rc_context(STYLE)
+@styled
 def scales_figure(scales: list[Results], task: str = DECLARED["task"], workflow: str = "voting") -> Plate:
     """Draw one panel per base: the mean over seeds as a thick line, each seed as a thin one."""
     figure = Figure(figsize=(3.3 * len(scales), 3.1), layout="constrained")
@@ -58,7 +58,6 @@ def scales_figure(scales: list[Results], task: str = DECLARED["task"], workflow:
     seed = plt.Line2D([], [], color="0.35", lw=0.9, alpha=0.5)
     figure.legend([*handles, seed], [*labels, "one seed"], loc="outside upper center", ncols=4)
     say_below(figure, "thick: mean over seeds")
-    figure.draw_without_rendering()
     caption = (
         f"Validation accuracy on {task} over optimizer steps. Thick: mean over seeds; thin: each seed. The single agent takes the "
         f"steps of a workflow on several times its problems. Seeds: {'; '.join(counts)}."

@@ -74,12 +74,10 @@ SOURCE = Source(
 
 
 @dataclass(frozen=True)
-class Code(Published):
-    """The code task. `data` replaces the download; `reward` is the "fraction" of passed tests (paper A.7) or "all_pass"."""
+class ProgramTask:
+    """Base class of tasks whose answers are programs. `reward` is the "fraction" of passed tests (paper A.7) or "all_pass"."""
 
     reward: Rule = "fraction"
-    name: ClassVar[str] = "code"
-    source: ClassVar[Source] = SOURCE
 
     def extract(self, text: str) -> str | None:
         """Return the program in a reply, or None; see `fences`."""
@@ -87,15 +85,19 @@ class Code(Published):
 
     def score(self, problems: list[Problem], texts: list[str]) -> list[Reward]:
         """Score by hidden tests. `is_correct` means that all passed; the reason is that of the first failed test."""
-        return score_programs(texts, [problem.reference for problem in problems], self.reward)
+        tests = [problem.reference for problem in problems]  # JSON text
+        return [
+            Reward(0.0, "no_code", False) if v is None else Reward(v.reward, v.reason, v.reason == "passed")
+            for v in grade([self.extract(text) for text in texts], tests, self.reward)
+        ]
 
 
-def score_programs(texts: Sequence[str], tests: Sequence[str], rule: Rule) -> list[Reward]:
-    """Run the program in each text on its tests (JSON text); `is_correct` means that all passed."""
-    return [
-        Reward(0.0, "no_code", False) if v is None else Reward(v.reward, v.reason, v.reason == "passed")
-        for v in grade([extract_program(text) for text in texts], tests, rule)
-    ]
+@dataclass(frozen=True)
+class Code(ProgramTask, Published):
+    """The code task. `data` replaces the download."""
+
+    name: ClassVar[str] = "code"
+    source: ClassVar[Source] = SOURCE
 
 
 def grade(

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import ClassVar, NamedTuple
 
-from multirole.types import Problem, Reward
-from multirole_study.tasks.code import Rule, extract_program, score_programs
+from multirole.types import Problem
+from multirole_study.tasks.code import ProgramTask
 from multirole_study.tasks.sources import question_id, take
 from multirole_study.tasks.splits import check_split, split_of
 
@@ -109,10 +109,9 @@ class Table:
 
 
 @dataclass(frozen=True)
-class TableTask:
-    """Base class of the tasks of a table. `reward` is the "fraction" of passed tests or "all_pass"."""
+class TableTask(ProgramTask):
+    """Base class of the tasks of a table."""
 
-    reward: Rule = "fraction"
     name: ClassVar[str]
     table: ClassVar[Table]
 
@@ -124,11 +123,3 @@ class TableTask:
     def describe(self) -> dict[str, object]:
         """Return the task's name and the number of functions."""
         return {"name": self.name, "is_embedded": True, "functions": len(self.table.specs())}
-
-    def extract(self, text: str) -> str | None:
-        """Return the program in a reply, or None; see `fences`."""
-        return extract_program(text)
-
-    def score(self, problems: list[Problem], texts: list[str]) -> list[Reward]:
-        """Score by hidden tests. `is_correct` means that all passed; the reason is that of the first failed test."""
-        return score_programs(texts, [problem.reference for problem in problems], self.reward)
