@@ -80,6 +80,22 @@ def test_entropy_is_weighted_by_tokens_and_kept_if_half_is_left():
     assert MEASURES["entropy"].of(run) == pytest.approx(1 - (0.2 + 3 * 0.7) / 4)
 
 
+def test_a_role_that_is_not_trained_in_an_iteration_has_no_weight_in_a_mean():
+    """The two roles take turns, and each has the entropy 1 where it is trained."""
+    judge, voter = ([1.0, math.nan] * 10, [math.nan, 1.0] * 10)
+    run = Made(entropy_judge=judge, entropy_voter=voter, tokens_voter=[9.0] * 20)
+    assert measures.entropy_series(run).tolist() == [1.0] * 20 and measures.keeps_entropy(run)
+    partner = measures.entropy_series(Made(entropy_voter=[math.nan] * 20, tokens_voter=[9.0] * 20))
+    assert partner.tolist() == [1.0] * 20
+
+
+def test_a_run_that_diverged_before_its_first_evaluation_has_no_peak():
+    run = Made((0.4,))
+    assert math.isnan(measures.first(run)) and math.isnan(measures.plateau(run))
+    run.correct = pd.DataFrame({0: [1.0, 0.0]})
+    assert math.isnan(measures.split_half_peak(run))
+
+
 def test_other_roles_may_change_after_a_role_has_grown_but_not_before():
     longer = steps(10, 10, 20, 20)
     quiet = Made(length_mean_judge=longer, jaccard_voter=steps(0.4, 0.4, 0.4, 0.9))

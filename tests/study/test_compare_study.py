@@ -143,6 +143,15 @@ def test_paired_falls_are_tested_by_mcnemar_s_test(grid_results):
     assert line["value"] == pytest.approx(1 / 6)  # one of the three of isolated Voting
 
 
+def test_pooled_shares_count_runs(grid_results):
+    """All six isolated runs end fallen, and five of the six shared ones."""
+    (line,) = pooled(grid_results, measure="falls", estimate="shares", pooled="places").to_dict("records")
+    assert (line["seeds"], line["value"]) == (6, pytest.approx(1 / 6))
+    alone = {"measure": "falls", "estimate": "share", "pooled": "places", "minus": None}
+    (line,) = pooled(grid_results, arm="shared", **alone).to_dict("records")
+    assert (line["seeds"], line["value"]) == (6, pytest.approx(5 / 6))
+
+
 def test_runs_of_another_folder_serve_as_an_arm(grid_results, tmp_path):
     """Without the shared runs of its own a study reads those of `packed_in`, trains them no more, and has the same answers."""
     isolated = [("voting", "sp", "math", seed) for seed in (0, 1, 2)]
@@ -165,13 +174,27 @@ def test_runs_of_another_folder_serve_as_an_arm(grid_results, tmp_path):
         ({"arm": ["shared", "isolated"], "minus": ["shared"]}, "must be one arm, or one for each of"),
         ({"estimate": "shares", "minus": None}, "Write the other arm as `minus`"),
         ({"estimate": "paired_shares", "minus": None}, "Write the other arm as `minus`"),
+        (
+            {
+                "arm": ["isolated", "everywhere"],
+                "minus": ["shared", "everywhere"],
+                "estimate": "paired_shares",
+                "pooled": "places",
+                "measure": "falls",
+            },
+            "pools runs of .1, 2. places in its lines",
+        ),
         ({"at": 0.1}, "decided by its 95 % interval, so that its level is 0.05"),
     ],
 )
 def test_a_study_that_cannot_work_is_refused(question, message):
     usual = {"name": "q", "question": "?", "measure": "peak", "arm": "isolated", "minus": "shared"}
+    arms = yaml.safe_load(STUDY)["arms"]
+    if "pooled" in question:
+        arms |= {name: arms[name] | {"workflow": "voting"} for name in ("isolated", "shared")}
+        arms |= {"everywhere": {"policy": "sp"}}
     with pytest.raises(ValueError, match=message):
-        declared(questions=[usual | question])
+        declared(questions=[usual | question], arms=arms)
 
 
 def test_looks_beyond_the_seeds_are_refused():

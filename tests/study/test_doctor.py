@@ -273,12 +273,14 @@ OPTIONS = [
     {"dtype": "bfloat16", "temperature": 0.7},
     {"updates": "tokens", "step_tokens": 200, "old_logprobs": "recomputed"},
     ADDED,
+    {"policy": "generator=a,evaluator=frozen"},
+    {"role_order": "generator,evaluator", "target_kl": 1e-9, "max_sampled_tokens": 10},
 ]
 
 
 @pytest.mark.parametrize("changes", slow_but([], OPTIONS))
 def test_other_options_pass(changes, tmp_path):
-    assert failed(Cell("eval_opt", "ip", **SMALL | changes), tmp_path) == {}
+    assert failed(Cell("eval_opt", **{"policy": "ip"} | SMALL | changes), tmp_path) == {}
 
 
 @pytest.fixture

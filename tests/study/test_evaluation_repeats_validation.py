@@ -98,6 +98,17 @@ def test_a_transfer_looks_for_the_single_agent_run_of_its_own_preset():
     assert source == Cell("single", "sp", scale="1.7b", max_steps=10) and source.max_prompt_tokens == 15360
 
 
+@pytest.mark.parametrize(
+    ("policy", "options"),
+    [("ip", {"role_order": "generator,aggregator"}), ("generator=a,aggregator=past:a", {"past_every": 5})],
+)
+def test_what_fits_one_map_alone_does_not_carry_over(policy, options):
+    """The base and the single agent have neither an order of roles nor past selves."""
+    cell = Cell("voting", policy, **options)
+    assert Evaluation(cell, "base").cell.id == Evaluation(Cell("voting", "sp"), "base").cell.id
+    assert Evaluation(cell, "transfer").source.id == Cell("single", "sp").id
+
+
 def test_early_best_and_terminal_follow_the_released_rule():
     right = {0: [1, 1, 1, 1], 10: [0, 0, 0, 1], 20: [0, 0, 1, 1], 30: [0, 1, 1, 1], 40: [0, 1, 1, 1], 50: [0, 0, 0, 0]}
     assert named_steps(pd.DataFrame(right).mean()) == {"early": 20, "best": 30, "terminal": 50}

@@ -86,3 +86,5 @@ def test_an_existing_file_stays_and_no_partial_file_does(tmp_path, monkeypatch):
         with pytest.raises(NotWritten, match=r"a.json could not be written \(.*No space left on device"):
             write()
     assert [(path.name, path.read_text()) for path in tmp_path.iterdir()] == [("a.json", "old")]
+    with pytest.raises(NotWritten, match=r"b.json could not be written .* MB free"):
+        write_text(tmp_path / "no" / "folder" / "b.json", "new")

@@ -6,6 +6,7 @@ from trainers import table
 
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.evaluation import Evaluation
+from multirole_study.experiment.record import frozen_checksums
 from multirole_study.experiment.run import run_cell, run_evaluation
 
 
@@ -20,6 +21,20 @@ def test_a_cell_takes_frozen_roles_and_refuses_what_the_library_refuses():
         Cell("voting", "sp", past_every=3)
     with pytest.raises(ValueError, match=r"weighs the KL penalty of \['generator'\], which `policy` does not train"):
         Cell("voting", "generator=frozen,aggregator=a", role_beta={"generator": 0.1})
+    with pytest.raises(
+        ValueError, match=r"has an endpoint play \['aggregator'\], whose replies a resumed cell would ask for again"
+    ):
+        Cell("voting", {"generator": "a", "aggregator": {"url": "http://localhost:1/v1", "model": "large"}})
+
+
+def test_the_record_names_the_bytes_of_a_frozen_adapter(tmp_path):
+    cell = Cell("voting", f"generator=a,aggregator=frozen:{tmp_path}")
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"one")
+    first = frozen_checksums(cell)
+    (tmp_path / "adapter_model.safetensors").write_bytes(b"two")
+    assert (
+        set(first) == {"aggregator"} and frozen_checksums(cell) != first and not frozen_checksums(Cell("voting", "ip"))
+    )
 
 
 @pytest.mark.slow
