@@ -15,7 +15,7 @@ from trl.trainer.utils import add_fused_lm_head
 
 from multirole import trainer
 from multirole.engines.protocol import Sampling
-from multirole.roles.gradient_parts import weights_of
+from multirole.inputs.adapters import adapter_parameters
 from multirole.trainer import MultiRoleGRPOTrainer
 from multirole.types import Reward
 from multirole.update import rows
@@ -183,7 +183,7 @@ def a_micro_batch_is_doubled(patch):
 def a_step_moves_another_adapter(patch):
     def moved(compute_gradient, self, model, adapter, *rest):
         params, loss = compute_gradient(self, model, adapter, *rest)
-        theirs = weights_of(self.peft_model, other(adapter))
+        theirs = [p for _, p in adapter_parameters(self.peft_model, other(adapter))]
         for mine, its in zip(params, theirs, strict=True):
             its.grad, mine.grad = mine.grad, None
         return theirs, loss
