@@ -25,7 +25,7 @@ from pathlib import Path
 
 import torch
 from datasets import Dataset
-from measuring import seconds_of, shown, spread, write
+from measuring import markdown, seconds_of, shown, spread, write
 
 from multirole.engines.protocol import Completion, Engine, Request
 from multirole.rollout.rollout import Attempt
@@ -222,15 +222,10 @@ def main() -> None:
     for name, values in ratios.items():
         report[name] = spread(values) | {"pairs": len(values)} | steps.get(name, {})
         print(f"{name:22s} {shown(report[name])}")
-    lines = [
-        "| workflow | rate | requests | engine steps | all at once | pairs |",
-        "| --- | --- | --- | --- | --- | --- |",
-    ]
-    for name, measured in report.items():
-        if name in steps:
-            counts = [measured[key] for key in ("requests", "steps", "steps, all at once", "pairs")]
-            lines.append(f"| {name.partition('/')[2]} | {shown(measured)} | {' | '.join(map(str, counts))} |")
-    write("bench", args.out, report, "\n".join(lines))
+    counted = ("requests", "steps", "steps, all at once", "pairs")
+    rows = [[name.partition("/")[2], shown(report[name]), *(report[name][key] for key in counted)] for name in steps]
+    table = markdown("workflow | rate | requests | engine steps | all at once | pairs", rows)
+    write("bench", args.out, report, table)
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from measuring import ROOT, shown, spread, write
+from measuring import ROOT, markdown, shown, spread, write
 
 BIN = Path(sys.executable).parent
 SMALL = {"max_steps": 4, "eval_steps": 4, "n_validation": 32}
@@ -74,9 +74,8 @@ def seconds(name: str, with_variable: bool) -> float:
 
 def table(result: dict[str, dict]) -> str:
     """Return the table in docs/speed.md."""
-    lines = ["| command | without / with OMP_NUM_THREADS=1 | pairs | load |", "| --- | --- | --- | --- |"]
-    lines += [f"| {name} | {shown(ratio)} | {ratio['pairs']} | {ratio['load']:.1f} |" for name, ratio in result.items()]
-    return "\n".join(lines)
+    rows = [[name, shown(ratio), ratio["pairs"], f"{ratio['load']:.1f}"] for name, ratio in result.items()]
+    return markdown("command | without / with OMP_NUM_THREADS=1 | pairs | load", rows)
 
 
 def main() -> None:

@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from measuring import ROOT, TINY, alone, rest, shown, spread, training_rows, write
+from measuring import ROOT, TINY, alone, markdown, rest, shown, spread, training_rows, write
 
 CELLS = ["voting sp math", "voting ip math", "eval_opt sp math", "eval_opt ip math", "orch_workers sp math",
          "orch_workers ip math", "single sp math"]  # fmt: skip
@@ -114,12 +114,12 @@ def silent_shares() -> dict[str, float]:
 
 
 def table(result: dict[str, dict]) -> str:
-    """Return the rows of the table in docs/speed.md."""
-    lines = ["| cell | silent rows | update | rollout | start | pairs |", "| --- | --- | --- | --- | --- | --- |"]
+    """Return the table in docs/speed.md."""
+    rows = []
     for cell, ratios in result.items():
-        spans = " | ".join(shown(ratios[phase]) for phase in ("update", "rollout", "start"))
-        lines.append(f"| {cell} | {ratios['silent_share']:.0%} | {spans} | {ratios['pairs']} |")
-    return "\n".join(lines)
+        spans = [shown(ratios[phase]) for phase in ("update", "rollout", "start")]
+        rows.append([cell, f"{ratios['silent_share']:.0%}", *spans, ratios["pairs"]])
+    return markdown("cell | silent rows | update | rollout | start | pairs", rows)
 
 
 def main() -> None:

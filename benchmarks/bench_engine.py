@@ -33,7 +33,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from measuring import alone, base_of, processor, randomize_adapters, run_requests, spread, write
+from measuring import alone, base_of, markdown, processor, randomize_adapters, run_requests, spread, write
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
@@ -213,11 +213,8 @@ def summary(speeds: dict[str, dict[str, list[float]]]) -> dict[str, dict]:
 
 
 def table(result: dict[str, dict]) -> str:
-    """Return the rows of the table in docs/speed.md."""
-    lines = [
-        "| processor | model | against | requests, served | median | from | to | pairs |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    """Return the table in docs/speed.md."""
+    rows = []
     for machine, models in result.items():
         for model, ratios in models.items():
             for name, value in ratios.items():
@@ -225,9 +222,9 @@ def table(result: dict[str, dict]) -> str:
                 sizes = value.get("problems", N_PROBLEMS), value.get("tokens", N_TOKENS)
                 if sizes != (N_PROBLEMS, N_TOKENS):
                     work += f" ({sizes[0]} problems, {sizes[1]} tokens)"
-                numbers = " | ".join(f"{value[k]:.2f}" for k in ("median", "min", "max"))
-                lines.append(f"| {machine} | {model} | {rival} | {work} | {numbers} | {value['pairs']} |")
-    return "\n".join(lines)  # fmt: skip
+                numbers = [f"{value[k]:.2f}" for k in ("median", "min", "max")]
+                rows.append([machine, model, rival, work, *numbers, value["pairs"]])
+    return markdown("processor | model | against | requests, served | median | from | to | pairs", rows)
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from measuring import shown, spread, write
+from measuring import markdown, shown, spread, write
 
 CELLS = ["voting sp", "eval_opt ip"]
 SHORT = {
@@ -73,15 +73,15 @@ def compare(scale: str, cell: str, n_pairs: int) -> dict[str, dict]:
 
 
 def table(result: dict[str, dict]) -> str:
-    """Return the rows of the table in docs/speed.md."""
-    lines = ["| scale | cell | setting | rollout | update | iteration | pairs |", "| --- | --- | --- | --- | --- | --- | --- |"]  # fmt: skip
+    """Return the table in docs/speed.md."""
+    rows = []
     for scale, cells in result.items():
         for cell, settings in cells.items():
             for name, ratios in settings.items():
                 if name != "one thread":
-                    spans = " | ".join(shown(ratios[phase]) for phase in ("rollout", "update", "iteration"))
-                    lines.append(f"| {scale} | {cell} | {name} | {spans} | {ratios['pairs']} |")
-    return "\n".join(lines)
+                    spans = [shown(ratios[phase]) for phase in ("rollout", "update", "iteration")]
+                    rows.append([scale, cell, name, *spans, ratios["pairs"]])
+    return markdown("scale | cell | setting | rollout | update | iteration | pairs", rows)
 
 
 def main() -> None:

@@ -27,7 +27,7 @@ import time
 import venv
 from pathlib import Path
 
-from measuring import alone, seconds_of, spread, write
+from measuring import alone, markdown, seconds_of, spread, write
 
 HERE = Path(__file__).resolve()
 SIZES = {"n_train": 256, "n_validation": 8}
@@ -349,14 +349,14 @@ NAMES = {
 
 
 def table(result: dict[str, dict]) -> str:
-    """Return the rows of the table in docs/speed.md."""
-    lines = ["| against | unit | median | from | to | pairs |", "| --- | --- | --- | --- | --- | --- |"]
+    """Return the table in docs/speed.md."""
+    rows = []
     for name, ratios in ((name, result[name]) for name in RIVALS if name in result):
         words, number = name.rsplit(" ", 1) if name[-1].isdigit() else (name, "")
         for unit, value in ratios.items():
-            numbers = " | ".join(f"{value[k]:.2f}" for k in ("median", "min", "max"))
-            lines.append(f"| {NAMES[words].format(number)} | {unit} | {numbers} | {value['pairs']} |")
-    return "\n".join(lines)
+            numbers = [f"{value[k]:.2f}" for k in ("median", "min", "max")]
+            rows.append([NAMES[words].format(number), unit, *numbers, value["pairs"]])
+    return markdown("against | unit | median | from | to | pairs", rows)
 
 
 def main() -> None:

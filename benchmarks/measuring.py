@@ -6,7 +6,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +88,14 @@ def rest(trainer: Any) -> None:
 def spread(values: list[float]) -> dict[str, float]:
     """Return minimum, median and maximum."""
     return {"min": min(values), "median": statistics.median(values), "max": max(values)}
+
+
+def markdown(titles: str, rows: Iterable[Iterable[object]]) -> str:
+    """Return a Markdown table; `titles` are separated as they are in it."""
+    # not above: an older checkout, in which measurements run, has no such function
+    from multirole_study.paper.output import markdown as table_of
+
+    return table_of(titles.split(" | "), rows)
 
 
 def shown(ratio: dict[str, float]) -> str:

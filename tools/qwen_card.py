@@ -34,6 +34,7 @@ from multirole.types import Problem, user
 from multirole.workflows.prompts import render
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.presets import QWEN
+from multirole_study.paper.output import markdown
 
 PAGE, FACTS = ROOT / "docs" / "bases.md", ROOT / "docs" / "qwen.json"
 CAP, CAPS, SHARE = 384, {"math": (128, 192, 256, 320, 384), "code": (96, 128, 192, 384)}, 0.95
@@ -192,14 +193,9 @@ def written(card: dict[str, Any]) -> str:
             f"`{name}`: {first['accuracy']['n']} problems of {facts['split']}, {facts['replies_per_problem']} replies each, temperature {facts['temperature']}, "
             f"{facts['base']['name']}; computed in {facts['dtype']} on {facts['processor']}, {facts['tokens_per_cpu_second']} tokens per CPU-second."
         )
-        lines += [
-            about,
-            "",
-            f"| cap in tokens | {' | '.join(f'**{cap}**' if int(cap) == chosen else cap for cap in caps)} |",
-            "|---" * (1 + len(caps)) + "|",
-        ]
-        lines += [f"| {fact} | {' | '.join(_cell(at_cap[fact]) for at_cap in caps.values())} |" for fact in first]
-        lines.append("")
+        titles = ["cap in tokens", *(f"**{cap}**" if int(cap) == chosen else cap for cap in caps)]
+        rows = [[fact, *(_cell(at_cap[fact]) for at_cap in caps.values())] for fact in first]
+        lines += [about, "", markdown(titles, rows, "---"), ""]
     return "\n".join(lines[:-1])
 
 

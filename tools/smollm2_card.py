@@ -17,8 +17,9 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
-from multirole_study.experiment.run_folder import read_config
+from multirole_study.experiment.run_folder import read_config, read_provenance
 from multirole_study.falls import wilson
+from multirole_study.paper.output import markdown
 
 ROOT = Path(__file__).parents[1]
 PAGE, FACTS = ROOT / "docs" / "smollm2.md", ROOT / "docs" / "smollm2.json"
@@ -77,8 +78,7 @@ def measure(folder: Path) -> dict[str, dict[str, dict[str, float]]]:
         workflow, task = config["cell"]["workflow"], config["cell"]["task"]
         is_solver = workflow == "single" and config["num_generations_eval"] == ROLLOUTS
         facts[f"{workflow}, {task}"] = solver_facts(path.parent) if is_solver else workflow_facts(path.parent)
-    provenance = json.loads((path.parent / "provenance.json").read_text())
-    return {"base": provenance["model"], "facts": facts}
+    return {"base": read_provenance(path.parent)["model"], "facts": facts}
 
 
 def written(measured: dict) -> str:
@@ -88,12 +88,12 @@ def written(measured: dict) -> str:
         f"Base: {measured['base']['name']}, SHA-256 of its weights `{next(iter(measured['base']['sha256'].values()))[:12]}`.",
         "",
     ]
-    lines += ["| single agent, untrained | wanted | math | code |", "|---|---|---|---|"]
+    rows = []
     for name in facts["single, math"]:
         low, high = WANTED.get(name, (None, None))
         bounds = "" if low is None else f"at least {low}" if high == 1.0 else f"{low} to {high}"
-        cells = [_cell(facts[f"single, {task}"][name]) for task in ("math", "code")]
-        lines.append(f"| {name} | {bounds} | {' | '.join(cells)} |")
+        rows.append([name, bounds, *(_cell(facts[f"single, {task}"][name]) for task in ("math", "code"))])
+    lines.append(markdown(["single agent, untrained", "wanted", "math", "code"], rows, "---"))
     lines += ["", "| workflow, untrained, math | | |", "|---|---|---|"]
     for workflow, workflow_facts in facts.items():
         if not workflow.startswith("single"):

@@ -12,6 +12,7 @@ import torch
 from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from multirole_study.paper.output import markdown
 from tiny_base.ask import serve
 from tiny_base.skills import Examiner, Fact
 
@@ -148,14 +149,11 @@ def run_table(runs: list[dict[str, Any]]) -> str:
     if not runs:
         return ""
     steps = list(runs[0]["accuracy"])
-    lines = [
-        "| run | problems per iteration | CPU-minutes | " + " | ".join(steps) + " |",
-        "|---" * (len(steps) + 3) + "|",
+    rows = [
+        [run["name"], run["per_iteration"], f"{run['cpu_s'] / 60:.1f}", *(f"{run['accuracy'][s]:.3f}" for s in steps)]
+        for run in runs
     ]
-    for run in runs:
-        values = " | ".join(f"{run['accuracy'][step]:.3f}" for step in steps)
-        lines.append(f"| {run['name']} | {run['per_iteration']} | {run['cpu_s'] / 60:.1f} | {values} |")
-    return "\n".join(lines)
+    return markdown(["run", "problems per iteration", "CPU-minutes", *steps], rows, "---")
 
 
 class Card(NamedTuple):
@@ -179,18 +177,18 @@ def wanted_table(facts: dict[str, Any], card: Card) -> str:
     """Format a table with a line per property of the base: bounds and measured values."""
     base, trained = facts["untrained"], facts.get("trained", {})
     words = {None: "", True: "yes", False: "no"}
-    lines = ["| property | wanted | untrained | trained | n | met |", "|---" * 6 + "|"]
+    rows = []
     for row in card.wanted:
         fact, after = base[row.part][row.key], trained.get(row.part, {}).get(row.key)
-        values = f"{cell(fact)} | {cell(after)} | {fact['n']} | {words[row.is_met(base, trained)]}"
-        lines.append(f"| {row.label} | {row.wanted} | {values} |")
-    return "\n".join(lines)
+        is_met = words[row.is_met(base, trained)]
+        rows.append([row.label, row.wanted, cell(fact), cell(after), fact["n"], is_met])
+    return markdown(["property", "wanted", "untrained", "trained", "n", "met"], rows, "---")
 
 
 def part_table(part: str, untrained: dict[str, Fact], trained: dict[str, Fact]) -> str:
     """Format a table with a line per measured fact of one part."""
-    rows = [f"| {key} | {cell(f)} | {cell(trained.get(key))} | {f['n']} |" for key, f in untrained.items()]
-    return "\n".join([f"| {part} | untrained | trained | n |", "|---|---|---|---|", *rows])
+    rows = [[key, cell(fact), cell(trained.get(key)), fact["n"]] for key, fact in untrained.items()]
+    return markdown([part, "untrained", "trained", "n"], rows, "---")
 
 
 def write_card(folder: Path, card: Card) -> None:

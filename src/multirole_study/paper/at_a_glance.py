@@ -16,6 +16,7 @@ import yaml
 
 from multirole_study.experiment.storage import write_text
 from multirole_study.paper.lines import matching
+from multirole_study.paper.output import markdown
 
 MAPPING = yaml.safe_load(Path(__file__).with_suffix(".yaml").read_text(encoding="utf-8"))
 WORD_OF = {verdict: word for word, verdicts in MAPPING["words"].items() for verdict in verdicts}
@@ -119,11 +120,6 @@ def table_of_readme(page: Path, results: Path) -> str:
     lines = [line for line in MAPPING["lines"] if "readme" in line]
     rows = [[line["readme"], *linked_cells(line, page, results)] for line in lines]
     return markdown(["the paper's claim", *(column["readme"] for column in COLUMNS.values())], rows)
-
-
-def markdown(titles: list[str], rows: list[list[str]]) -> str:
-    """Return a Markdown table."""
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in [titles, ["---"] * len(titles), *rows])
 
 
 def filled(text: str, table: str) -> str:

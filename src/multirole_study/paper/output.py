@@ -1,6 +1,6 @@
 """Format tables from rows of numbers, and write tables and figures; the same results give the same bytes."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from pathlib import Path
@@ -130,6 +130,12 @@ def bounded(value: float, unit: str, low: float = np.nan, high: float = np.nan, 
         return missing
     text, *bounds = ("∞" if np.isinf(one) else formatted(one, unit) for one in (value, low, high))
     return text if pd.isna(low) else f"{text} [{', '.join(bounds)}]"
+
+
+def markdown(titles: Sequence[str], rows: Iterable[Iterable[object]], rule: str = " --- ") -> str:
+    """Return a Markdown table; `rule` is a cell of the line below the titles."""
+    head, *lines = (f"| {' | '.join(map(str, cells))} |" for cells in (titles, *rows))
+    return "\n".join([head, f"|{'|'.join([rule] * len(titles))}|", *lines])
 
 
 def pivoted(values: pd.DataFrame) -> pd.DataFrame:

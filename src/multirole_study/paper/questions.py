@@ -16,7 +16,7 @@ from multirole_study.compare.measures import MEASURES
 from multirole_study.compare.verdicts import Rule
 from multirole_study.labels import POLICY_NAMES, WORKFLOW_NAMES
 from multirole_study.paper.grid import Study
-from multirole_study.paper.output import MISSING, Page
+from multirole_study.paper.output import MISSING, Page, markdown
 from multirole_study.paper.results import Results, Run
 
 DECLARED = yaml.safe_load(Path(__file__).with_name("claims_smollm2.yaml").read_text(encoding="utf-8"))
@@ -179,16 +179,10 @@ def as_text(columns: list[pd.DataFrame], task: str = DECLARED["task"]) -> str:
     )
     lines = [f"Task: {task}. {rules} Means over seeds with 95 % t intervals. {answers_are}"]
     for question in DECLARED["questions"]:
-        lines += [
-            "",
-            f"**{question['question']}**",
-            "",
-            f"| line | {' | '.join(column['base'].iloc[0] for column in columns)} |",
-            f"|---|{'---|' * len(columns)}",
-        ]
-        of_question = [column[column["question"] == question["name"]] for column in columns]
-        for rows in zip(*(part.to_dict("records") for part in of_question), strict=True):
-            lines.append(f"| {rows[0]['line']} | {' | '.join(map(_cell, rows))} |")
+        of_question = [column[column["question"] == question["name"]].to_dict("records") for column in columns]
+        cells = [[rows[0]["line"], *map(_cell, rows)] for rows in zip(*of_question, strict=True)]
+        bases = [column["base"].iloc[0] for column in columns]
+        lines += ["", f"**{question['question']}**", "", markdown(["line", *bases], cells, "---")]
         if "note" in question:
             lines += ["", question["note"]]
     return "\n".join([*lines, ""])
