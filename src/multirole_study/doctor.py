@@ -401,12 +401,10 @@ TRIAL_ANSWERS: dict[str, tuple[object, str, str]] = {
 
 def examine(cell: Cell, launch: Launch, folder: str) -> tuple[dict[str, Finding], dict[str, float]]:
     """Train two iterations in a folder. Return the findings by check and the measurements, the same on every process."""
-    short = {"max_steps": ITERATIONS, "save_steps": ITERATIONS, "eval_steps": ITERATIONS + 1}
-    short |= {
-        "role_order": None,
-        "target_kl": None,
-        "max_sampled_tokens": None,
-    }  # with which some rows would not be trained
+    short: dict[str, int | None] = {"max_steps": ITERATIONS, "save_steps": ITERATIONS, "eval_steps": ITERATIONS + 1}
+    short |= dict.fromkeys(
+        ("role_order", "target_kl", "max_sampled_tokens")
+    )  # with which some rows would not be trained
     rate = STEP_SIZE / math.sqrt(shape_of(cell).hidden)
     trial_cell = cell.replace(**short, learning_rate=rate, warmup_steps=0)
     trial, is_main = Trial(cell), processes().is_main_process
