@@ -318,9 +318,15 @@ def _equal_items(gold: Items, value: Items) -> bool:
         return False
     if "list" not in kinds and len(kinds) > 1 and (len(gold.values) == 2 or kinds & {"left-open", "right-open"}):
         return False
-    if "list" in kinds and kinds & {"left-open", "right-open"}:
+    if "list" in kinds and (kinds & {"left-open", "right-open"} or _is_closed_interval(gold)):
         return False
     return all(equal(a, b) for a, b in zip(_in_order(gold), _in_order(value), strict=True))
+
+
+def _is_closed_interval(items: Items) -> bool:
+    """Return whether these are two numbers in square brackets; other lists in such brackets are those of programs."""
+    are_numbers = all(isinstance(item, sympy.Expr) and not item.free_symbols for item in items.values)
+    return items.kind == "square" and len(items.values) == 2 and are_numbers
 
 
 def _in_order(items: Items) -> list[Value]:

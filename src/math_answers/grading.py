@@ -27,7 +27,7 @@ Conventions:
   * (2)(3) is 6, a product; math-verify's parser adds the factors, as if they were a mixed number.
   * 0.333... is 1/3, since the period is written three times; 3.14... is no number.
   * "1,2" is a set of two values, and also the pair (1,2) in this order. {1,2} is not (1,2). (1,2) is a pair and the
-    open interval alike. [1,2] is closed. "x<1 or x>3" is a union; with a comma or "and", relations are a union or an intersection.
+    open interval alike. [1,2] is closed, and as a reference no list: "1,2" is wrong. "x<1 or x>3" is a union; with a comma or "and", relations are a union or an intersection.
   * `x=5` equals 5 in both directions, `y=5` does not equal `x=5`; x > 2 is (2, oo). X is not x, e and i are constants,
     but names alone on the left side.
   * A letter of a multiple choice may have its text behind it: (B) 42 is B, but `B\cup C` is not. Where the reference has
@@ -102,8 +102,11 @@ def _compare(pairs: list[Undecided]) -> list[str]:
 
 
 def accuracy_reward(
-    completions: Sequence[Any], solution: Sequence[str] | None = None, answer: Sequence[str] | None = None, **_: Any
-) -> list[float]:
+    completions: Sequence[Any],
+    solution: Sequence[str | None] | None = None,
+    answer: Sequence[str | None] | None = None,
+    **_: Any,
+) -> list[float | None]:
     """Reward 1 for a completion whose boxed answer equals its reference, else 0: a reward function for TRL's trainers.
 
     Args:
@@ -112,7 +115,8 @@ def accuracy_reward(
             reference may have a box with text around it.
         answer: the references, if the column has this name instead.
 
-    A completion without a box has the reward 0, also where only its thought has one. The errors are those of `grade`, and ValueError
+    A completion without a box has the reward 0, also where only its thought has one. Where the reference is None, so is the reward: TRL
+    leaves this function out there. The errors are those of `grade`, and ValueError
     unless the dataset has exactly one of the two columns.
     """
     if (solution is None) == (answer is None):
@@ -120,11 +124,13 @@ def accuracy_reward(
             "The dataset needs the column `solution` or the column `answer` with the references, got "
             f"{'neither' if solution is None else 'both'}. Rename its column, or remove one of the two."
         )
-    references = [str(text) for text in (answer if solution is None else solution) or ()]
-    replies = [extract(_text_of(completion)) for completion in completions]
-    boxes = zip(replies, references, strict=True)
-    verdicts = iter(grade([(reply, extract(text) or text) for reply, text in boxes if reply is not None]))
-    return [0.0 if reply is None else float(next(verdicts) == "correct") for reply in replies]
+    references = [None if text is None else str(text) for text in (answer if solution is None else solution) or ()]
+    rows = list(zip([extract(_text_of(completion)) for completion in completions], references, strict=True))
+    boxes = [(reply, extract(text) or text) for reply, text in rows if reply is not None and text is not None]
+    verdicts = iter(grade(boxes))
+    return [
+        None if text is None else 0.0 if reply is None else float(next(verdicts) == "correct") for reply, text in rows
+    ]
 
 
 def _text_of(completion: Any) -> str:

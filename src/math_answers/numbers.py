@@ -6,6 +6,7 @@ points where both are real. Variables under roots and logarithms are positive, a
 """
 
 import hashlib
+from collections.abc import Iterator
 from typing import Any
 
 import sympy
@@ -24,6 +25,8 @@ POSITIVE = ("7/3", "11/5", "13/7", "3/11", "17/13", "2/19", "23/5", "29/31")
 """Values of the first, second, ... variable at a point; points rotate and change signs."""
 WHOLE = ((2, 5, 4, 9), (5, 8, 3, 7), (8, 4, 7, 10), (3, 7, 9, 6), (7, 9, 12, 5), (6, 2, 5, 8))
 """Integers of the first, second, ... variable at a point: odd and even in different ways, because only integers tell (-1)^m from (-1)^n."""
+GRID = 163
+"""Number of steps of 1/16 in the finest sample; a prime, so that all variables take different values."""
 
 DIVISORS = {"gcd": sympy.igcd, "lcm": sympy.ilcm}
 UNRESOLVED = (sympy.Sum, sympy.Product, sympy.Integral, sympy.Limit, sympy.Derivative)
@@ -176,8 +179,37 @@ def points(symbols: list[Value]) -> list[dict[Value, Value]]:
     return candidates
 
 
+def _more_points(symbols: list[Value]) -> Iterator[list[dict[Value, Value]]]:
+    """Yield the points of comparison, then points near zero, close to each other, and far away, for formulas that are real there only."""
+    yield points(symbols)
+    yield [{symbol: value / 16 for symbol, value in point.items()} for point in points(symbols)]
+    steps = range(1, GRID)
+    yield [{s: sympy.Rational(k * (2 * i + 1) % GRID, 16) for i, s in enumerate(symbols)} for k in steps]
+    yield [{symbol: value * 40 for symbol, value in point.items()} for point in points(symbols)]
+
+
+def _values(
+    a: Value, b: Value, symbols: list[Value], is_real: bool = True, is_positive: bool = False
+) -> Iterator[tuple[Value, Value]]:
+    """Yield the values of two expressions at points where both are defined; further points are tried while there are fewer than two."""
+    count = 0
+    for candidates in _more_points(symbols):
+        for point in candidates:
+            if is_positive and any(value < 0 for value in point.values()):
+                continue
+            try:
+                left, right = evaluate(a, point, is_real), evaluate(b, point, is_real)
+            except NotReal:
+                continue
+            if not left.has(sympy.nan, sympy.zoo) and not right.has(sympy.nan, sympy.zoo):
+                count += 1
+                yield left, right
+        if count >= 2:
+            return
+
+
 def equal_expressions(a: Value, b: Value) -> bool:
-    """Return whether two expressions are equal at all points where both are real; at least one is required."""
+    """Return whether two expressions are equal at all points where both are real; at least two are required."""
     a, b = (_resolved(_with_imaginary_unit(value)) for value in (a, b))
     if a == b:
         return not a.has(sympy.nan, sympy.zoo)
@@ -189,15 +221,7 @@ def equal_expressions(a: Value, b: Value) -> bool:
         return False
     is_positive = not is_real or (_has_roots(a) or _has_roots(b)) and not (a.has(sympy.Abs) or b.has(sympy.Abs))
     compared = 0
-    for point in points(symbols):
-        if is_positive and any(value < 0 for value in point.values()):
-            continue
-        try:
-            left, right = evaluate(a, point, is_real), evaluate(b, point, is_real)
-        except NotReal:
-            continue
-        if left.has(sympy.nan, sympy.zoo) or right.has(sympy.nan, sympy.zoo):
-            continue
+    for left, right in _values(a, b, symbols, is_real, is_positive):
         if not equal_constants(left, right):
             return False
         compared += 1
@@ -221,11 +245,7 @@ def ratio_sign(a: Value, b: Value) -> int:
     a, b = (_with_imaginary_unit(value) for value in (a, b))
     symbols = sorted(a.free_symbols | b.free_symbols, key=str)
     factor, compared = None, 0
-    for point in points(symbols):
-        try:
-            left, right = evaluate(a, point, True), evaluate(b, point, True)
-        except NotReal:
-            continue
+    for left, right in _values(a, b, symbols):
         if equal_constants(left, sympy.S.Zero) or equal_constants(right, sympy.S.Zero):
             if not (equal_constants(left, sympy.S.Zero) and equal_constants(right, sympy.S.Zero)):
                 return 0

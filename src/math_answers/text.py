@@ -161,7 +161,10 @@ _SPELLINGS = (
     (re.compile(r"\\(begin|end)\{smallmatrix\}"), r"\\\1{matrix}"),
     (re.compile(r"\\\\\s*\[\s*[\d.]+\s*(?:ex|em|pt|mm|cm)\s*\]"), r"\\\\"),
     (re.compile(r"(?:\{\})?[\^_]\{?(\d+)\}?\s*C_\{?(\d+)\}?"), r"\\binom{\1}{\2}"),
-    (re.compile(r"(?<![A-Za-z}\d\\])C\((\d+),\s*(\d+)\)"), r"\\binom{\1}{\2}"),
+    (
+        re.compile(r"(?<![A-Za-z}\d\\])C\((\d+),\s*(\d+)\)"),  # C(2,5) is a point
+        lambda pair: rf"\binom{{{pair[1]}}}{{{pair[2]}}}" if int(pair[1]) >= int(pair[2]) else pair[0],
+    ),
     (re.compile(r"(?<![A-Za-z}\d\\])C_\{?(\d+)\}?\^\{?(\d+)\}?"), r"\\binom{\1}{\2}"),
 )
 """Other spellings of what the parser reads: (pattern, replacement)."""

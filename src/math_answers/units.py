@@ -27,11 +27,17 @@ _MASS = {
 }
 _POUND = {"pound": ("1", "lb pound"), "ounce": ("1/16", "oz ounce")}
 _DOLLAR = {"dollar": ("1", "dollar usd"), "cent": ("1/100", "cent ¢")}
+_NEWTON = {"N": ("1", "N newton"), "kN": ("1000", "kn")}
+_JOULE = {"J": ("1", "J joule"), "kJ": ("1000", "kj"), "kWh": ("3600000", "kwh")}
+_WATT = {"W": ("1", "W watt"), "kW": ("1000", "kw kilowatt"), "MW": ("1000000", "mw")}
+_HERTZ = {"Hz": ("1", "hz hertz"), "kHz": ("1000", "khz"), "MHz": ("1000000", "mhz"), "GHz": ("1000000000", "ghz")}
+_PASCAL = {"Pa": ("1", "pa pascal"), "kPa": ("1000", "kpa")}
+_CUP = {"cup": ("1", "cup"), "pint": ("2", "pint pt"), "quart": ("4", "quart qt"), "gallon": ("16", "gal gallon")}
+_MONTH = {"month": ("1", "month"), "year": ("12", "yr year")}
 _OTHERS = (
-    "year=yr,year month unit=unit,u degree=deg,degree,度 yuan=yuan,元,rmb euro=€,euro,eur gbp=£,gbp yen=¥,yen,jpy rupee=₹,rupee,rs,inr radian=rad,radian "
-    "N=N,newton J=J,joule W=W,watt kW=kw,kilowatt V=V,volt A=A,ampere,amp,amps Hz=hz,hertz kHz=khz MHz=mhz GHz=ghz Pa=pa,pascal "
-    "kPa=kpa kN=kn kJ=kj kWh=kwh MW=mw rpm dB=db eV=ev atm psi bpm knot mol=mol,mole K=kelvin "
-    "student people=people,person,人 child=child,children man=man,men woman=woman,women ohm=ohm,Ω cup pint=pint,pt quart=quart,qt byte bit acre hectare=hectare,ha gallon=gal,gallon "
+    "unit=unit,u degree=deg,degree,度 yuan=yuan,元,rmb euro=€,euro,eur gbp=£,gbp yen=¥,yen,jpy rupee=₹,rupee,rs,inr radian=rad,radian "
+    "V=V,volt A=A,ampere,amp,amps rpm dB=db eV=ev atm psi bpm knot mol=mol,mole K=kelvin "
+    "student people=people,person,人 child=child,children man=man,men woman=woman,women ohm=ohm,Ω byte bit acre hectare=hectare,ha "
     "KB=kb MB=mb GB=gb TB=tb "
     "degC=celsius degF=fahrenheit"
 )
@@ -203,6 +209,20 @@ _NO_UNIT = frozenset(
         "gross",
         "tens",
         "myriad",
+        "permyriad",
+        "kilo",
+        "mega",
+        "giga",
+        "tera",
+        "deca",
+        "deka",
+        "hecto",
+        "deci",
+        "centi",
+        "milli",
+        "micro",
+        "nano",
+        "pico",
         "googol",
         "googols",
         "thou",
@@ -225,6 +245,9 @@ _NO_UNIT = frozenset(
         "maybe",
         "zillion",
         "mil",
+        "double",
+        "triple",
+        "quadruple",
         "doubled",
         "tripled",
         "halved",
@@ -259,6 +282,10 @@ _NO_UNIT = frozenset(
         "左右",
     ]
 )
+_FRACTION = re.compile(
+    "(?:eleven|[a-z]+(?:teen|tie|illion))ths?|(?:two|three|four|five|six|ten|hundred|thousand|million|billion)fold"
+)
+"""Matches words that change a number by a factor: fifteenths, billionths, tenfold."""
 _CASED = {"m": frozenset(["mw", "mpa", "mj", "mn", "mv"]), "M": frozenset(["mm", "mg", "ml"])}
 """First letter -> units in lower case whose prefix it would change by a factor of a million or more: mW is not MW, and Mg not mg."""
 DEGREE = r"\^\{\\circ\}"
@@ -303,7 +330,11 @@ DEGREES = Unit(Fraction(1), (("degree", 1),))
 
 def _table() -> dict[str, tuple[Fraction, str, int]]:
     names: dict[str, tuple[Fraction, str, int]] = {}
-    for base, table in (("m", _BASES), ("s", _PLAIN), ("g", _MASS), ("pound", _POUND), ("dollar", _DOLLAR)):
+    tables = {
+        "m": _BASES, "s": _PLAIN, "g": _MASS, "pound": _POUND, "dollar": _DOLLAR, "N": _NEWTON, "J": _JOULE, "W": _WATT, "Hz": _HERTZ,
+        "Pa": _PASCAL, "cup": _CUP, "month": _MONTH,
+    }  # fmt: skip
+    for base, table in tables.items():
         for factor, aliases in table.values():
             names |= {alias: (Fraction(factor), base, 1) for alias in aliases.split()}
     for prefix, factor in (("l", "1/1000"), ("ml", "1/1000000"), ("cl", "1/100000")):
@@ -420,15 +451,21 @@ def _with_scale(core: str, unit: Unit) -> tuple[str, Unit | None]:
 
 def _is_noun(word: str, gap: str) -> bool:
     """Return whether a word after a space looks like a counted noun and not like a product of variables."""
-    is_refused = word.lower() in _NO_UNIT - _COUNTED - _ADJECTIVES  # `_parse` decides about the others by their place
+    # `_parse` decides about the others by their place
+    is_refused = _changes_meaning(word) and word.lower() not in _COUNTED | _ADJECTIVES
     return (
         bool(gap) and (len(word) >= 4 or word == "odd") and not is_refused and bool(re.search("[aeiouy]", word.lower()))
     )
 
 
+def _changes_meaning(word: str) -> bool:
+    """Return whether a word is no unit: it changes the number, or says something else about it."""
+    return word.lower() in _NO_UNIT or _FRACTION.fullmatch(word.lower()) is not None
+
+
 def _known(word: str) -> tuple[Fraction, str, int] | None:
     lowered = word.lower() if len(word) > 1 or word in "L" else word
-    if lowered in _CASED.get(word[0], ()) and not word.isupper():
+    if word == "mHz" or lowered in _CASED.get(word[0], ()) and not word.isupper():  # mhz is rather MHz
         return None
     for candidate in (lowered, lowered.removesuffix("s"), lowered.removesuffix("es")):
         if candidate in _NAMES and (len(word) > 1 or word in "mgshLlNJWVKAC€£¥₹" or not word.isascii()):
@@ -438,7 +475,7 @@ def _known(word: str) -> tuple[Fraction, str, int] | None:
 
 def _is_unit_word(word: str) -> bool:
     """Return whether a word can be a unit or a counted noun; one or two unknown letters are rather a product of variables."""
-    if word.lower() in _NO_UNIT:
+    if _changes_meaning(word):
         return False
     if _known(word) or word in {"C", "F", "%"} or word.lower() in _SCALES:
         return True
@@ -448,6 +485,8 @@ def _is_unit_word(word: str) -> bool:
 
 def _parse(text: str) -> Unit | None:
     """Return the unit that a text such as `\\text{km}/\\text{h}` or " square units" denotes; None if it is not a unit."""
+    if re.search(r"\bimaginary\s+units?\b", text):
+        return None
     text = re.sub(DEGREE, " degree ", text.replace(r"\cdot", " "))
     text = re.sub(r"\\text\{([^{}]*)\}", r" \1 ", re.sub(r"\^\\text\{(\d)\}", r"^\1", text))
     text = text.replace("²", "^2").replace("³", "^3").replace("°", " degree ").replace("**", "^")

@@ -133,19 +133,26 @@ def choose_once(base: Any, is_half: bool | None = None) -> Kernels:
     """Return what `choose` returned before for a model of this shape on this machine, from `cache_file`; `choose` if it did not."""
     key, path = _machine_and_shape(base, is_half), cache_file()
     try:
-        known = json.loads(path.read_text(encoding="utf-8"))
-        return Kernels(**known[key])
-    except (OSError, ValueError, KeyError, TypeError):  # no such file, or of another version
+        return Kernels(**_kept_choices(path)[key])
+    except (KeyError, TypeError):  # none, or of another version
         kernels = choose(base, is_half)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        known = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False, encoding="utf-8") as file:
-            json.dump(known | {key: to_record(kernels)}, file, indent=1)
+            json.dump(_kept_choices(path) | {key: to_record(kernels)}, file, indent=1)
         Path(file.name).replace(path)
-    except (OSError, ValueError) as error:
+    except OSError as error:
         logger.warning("The choice of kernels is not kept, so the next run may make another one: %s", error)
     return kernels
+
+
+def _kept_choices(path: Path) -> dict[str, Any]:
+    """Return the choices in a file; none if there is no such file, or a damaged one."""
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return known if isinstance(known, dict) else {}
 
 
 def _machine_and_shape(base: Any, is_half: bool | None) -> str:

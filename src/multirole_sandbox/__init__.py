@@ -111,8 +111,8 @@ class _Problem:
     JSON turns integer dict keys into text, so a test with such an argument is run twice: with integer keys (as the graders of
     APPS and TACO do for a single argument; here at any depth) and with the published keys. One key type counts, for all
     tests of the problem: the one with which fewer tests end with an error, integer keys if these are equally many. The expected
-    outputs have no part in this choice, so a program gains nothing from answering by the type that it sees. The other
-    key type counts only if it passes every test. Wrapped expected values (`published`) are read in one way for all tests, too.
+    outputs have no part in this choice. The other key type counts only if it passes every test; so a program that answers by the type that
+    it sees has two tries, if all tests that tell a right answer have such keys. Wrapped expected values (`published`) are read in one way for all tests, too.
     """
 
     def __init__(self, tests: list[dict]) -> None:

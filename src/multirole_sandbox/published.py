@@ -31,7 +31,7 @@ from decimal import Decimal
 from multirole_sandbox.inside.limits import MAX_OUTPUT_BYTES
 
 MAX_UNPACKED_BYTES = 1 << 30
-_LONGEST_INT = 4000  # digits, below Python's own limit
+LONGEST_INT = 4000  # digits, below Python's own limit
 _FUNCTION = re.compile(r"(?:Solution(?:\(\))?\.)?(\w+)(?:\(\))?")
 _TEXT_OF_PICKLE = {"BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8", "UNICODE"}
 _FRAME_OF_PICKLE = {"PROTO", "FRAME", "MEMOIZE", "BINPUT", "LONG_BINPUT", "PUT", "STOP"}
@@ -85,7 +85,7 @@ def write_json(value: object) -> str:
 
 def parse_integer(digits: str) -> int:
     """Convert any number of digits to an integer."""
-    return int(digits) if len(digits) <= _LONGEST_INT else int(Decimal(digits))
+    return int(digits) if len(digits) <= LONGEST_INT else int(Decimal(digits))
 
 
 def _kind(value: object) -> str:

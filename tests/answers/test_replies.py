@@ -96,6 +96,12 @@ def test_rewards_of_replies() -> None:
     assert accuracy_reward(completions=chats, answer=boxed, prompts=[""] * len(chats)) == list(map(float, expected))
 
 
+def test_a_row_without_a_reference_has_no_reward() -> None:
+    """The word None is no reference."""
+    texts = [r"\boxed{42}", r"\boxed{None}", "no box", r"\boxed{42}"]
+    assert accuracy_reward(texts, solution=["42", None, None, None]) == [1.0, None, None, None]
+
+
 def test_a_message_without_text_has_no_answer_and_parts_are_joined() -> None:
     parts = [{"type": "text", "text": r"so \boxed{4"}, {"type": "text", "text": "2}"}]
     chats = [[{"role": "assistant", "content": None, "tool_calls": []}], [{"role": "assistant", "content": parts}]]

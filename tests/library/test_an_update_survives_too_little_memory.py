@@ -9,9 +9,10 @@ from trainers import conversation, episodes_of, library_trainer, rows_of, slow_b
 from multirole.callbacks import MultiRoleCallback
 from multirole.roles.diagnostics import RoleDiagnostics
 from multirole.update.gradients import PartSums
-from multirole.update.passes import model_passes
+from multirole.update.passes import model_passes, recomputation
 from multirole.update.passes.model_passes import ModelPasses
 from multirole.update.passes.recomputation import is_out_of_memory
+from multirole.update.passes.tree_attention import StoredScores, stored_bytes
 from multirole.update.rows import Row
 from multirole.workflows import EvalOpt, Voting
 
@@ -109,6 +110,29 @@ def test_a_pass_that_fails_once_gives_the_same_bits(tokenizer, tmp_path, monkeyp
     assert counts == {model_passes.OUT_OF_MEMORY: 1} and tried[1][1] is False and tried[2] == (tried[1][0], True)
     assert torch.equal(expected, computed) and expected.norm() > 1e-3
     assert len(seen.rows) == len(whole.rows) == len(rows), "every row is recorded once"
+
+
+def test_what_packed_attention_stores_counts_as_memory(tokenizer, tmp_path, monkeypatch):
+    """It may be more than all other activations; on a CPU, a pass that is too large ends the process."""
+    monkeypatch.setattr(model_passes, "packing_pays", lambda *_: True)
+    trainer = library_trainer(Voting(), tokenizer, tmp_path, micro_batch_tokens=512)
+    passes, rows = trainer.passes, rows_of(trainer, episodes_of(trainer.workflow.roles, 4))
+    micro = next(passes.micro_batches(rows, model_passes.no_key, [0.0], has_gradient=True))
+    base, config = passes.base, passes.base.config
+    base.gradient_checkpointing_enable()
+    q, k, v = (
+        torch.ones(micro.n_tokens, n_heads, config.head_dim, requires_grad=True)
+        for n_heads in (config.num_attention_heads, config.num_key_value_heads, config.num_key_value_heads)
+    )
+    kept = StoredScores.apply(q, k, v, micro.packing, 1.0).grad_fn.saved_tensors
+    stored = config.num_hidden_layers * sum(tensor.nbytes for tensor in kept)
+    assert stored_bytes(base, micro.packing) == stored
+    needed = stored + recomputation.activation_bytes(base, micro.n_tokens, passes.is_half)
+    for share in (0.99, 1.01):
+        free = share * needed / recomputation.USABLE_FRACTION
+        monkeypatch.setattr(recomputation, "free_bytes", lambda device, free=free: free)
+        with passes.pass_over(micro, keeps_activations=True):
+            assert bool(recomputation.recomputed_layers(base)) == (share < 1)
 
 
 HALVES = [(where, packs) for where in ("forward", "within backward") for packs in (False, True)]

@@ -160,6 +160,13 @@ def test_a_model_that_trls_head_does_not_score_is_refused(tokenizer, tmp_path):
         train(base, tokenizer, tmp_path, {})
 
 
+def test_lora_on_the_head_is_refused(tokenizer, tmp_path):
+    """By TRL, whose fused head multiplies with the base's weight, so that such an adapter would get no gradient."""
+    base = decoder("qwen2", len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)
+    with pytest.raises(ValueError, match="Applying a PEFT adapter to `lm_head` is not supported"):
+        train(base, tokenizer, tmp_path, {"target_modules": ["q_proj", "lm_head"]})
+
+
 @pytest.mark.parametrize("kind", slow_but(("dora", "saved head"), ADAPTERS))
 def test_adapters_of_every_kind_are_sampled_and_trained(kind, tokenizer, tmp_path):
     base = decoder("qwen2", len(tokenizer), tokenizer.eos_token_id, tokenizer.pad_token_id)

@@ -36,6 +36,12 @@ def test_opposed_and_orthogonal_slots():
     assert math.isnan(parts_of(aggregator=[[1.0, 1.0]]).of_role("aggregator")["coherence"])
 
 
+def test_a_slot_without_a_gradient_has_no_direction():
+    slots = [[1.0, 0.0], [0.0, 0.0], [3.0, 0.0], [0.0, 2.0]]
+    assert parts_of(generator=slots).of_role("generator")["coherence"] == pytest.approx(1 / 3)
+    assert math.isnan(parts_of(generator=slots[:2]).of_role("generator")["coherence"])
+
+
 def test_shares_sum_to_one_and_a_role_without_gradient_has_none():
     parts = parts_of(generator=[[2.0, 0.0], [1.0, 1.0]], aggregator=[[0.0, 1.0]], evaluator=[[0.0, 0.0]])
     shares = {role: parts.of_role(role)["grad_share"] for role in ("generator", "aggregator", "evaluator")}

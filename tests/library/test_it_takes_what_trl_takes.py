@@ -91,6 +91,8 @@ class Pair:
         ({"peft_config": IA3Config()}, ValueError, "got a `IA3Config`: the rollout"),
         ({"peft_config": LoraConfig(task_type="CAUSAL_LM", alora_invocation_tokens=[1, 2])}, ValueError, r"`peft_config` has `alora_invocation_tokens=\[1, 2\]`"),
         ({"peft_config": LoraConfig(monteclora_config=MontecloraConfig())}, ValueError, "`peft_config` has a `monteclora_config`, but MonteCLoRA adds noise"),
+        ({"peft_config": LoraConfig(bias="lora_only")}, ValueError, "`peft_config` has `bias='lora_only'`, with which PEFT trains biases of the base"),
+        ({"peft_config": LoraConfig(bias="all")}, ValueError, "`peft_config` has `bias='all'`.*Write `bias='none'`"),
         ({"peft_config": LoraConfig(init_lora_weights="pissa"), "workflow": Pair(), "args": "ip"}, ValueError, "so 2 adapters cannot share it"),
         ({"args": "no epoch"}, ValueError, "`num_train_epochs=0` and `max_steps=-1` train nothing"),
         ({"tools": [size]}, ValueError, "`tools` is not supported by multi-role training: which role has which tools"),

@@ -53,6 +53,32 @@ def test_the_skills_of_a_declared_workflow_by_hand():
     assert rows["workflow"]["skill"] == pytest.approx(2 / 3)
 
 
+def test_what_has_no_grade_is_no_case():
+    """It is neither right nor wrong: the reward function set no `is_correct` there."""
+    graded = [debate(["wrong", "right"], ["right", "wrong"], 0), debate(["wrong", "wrong"], ["wrong", "wrong"], 0)]
+    unknown = [debate(["lost", "lost"], ["lost", "lost"], 0), debate(["wrong", "right"], ["lost", "wrong"], 0)]
+
+    def score(episodes):
+        right_is_right(episodes)
+        for episode in episodes:
+            if episode.answer.text == "lost":
+                episode.reward = None
+
+    grade_by_duty(graded, score, Debate.structure)
+    expected = role_skills(frame_of(graded), Debate.structure)
+    score(unknown)
+    grade_by_duty(unknown[:1], score, Debate.structure)
+    for row, same in zip(role_skills(frame_of(graded + unknown[:1]), Debate.structure), expected, strict=True):
+        assert {name: row[name] for name in ("skill", "trivial", "cases")} == pytest.approx(
+            {name: same[name] for name in ("skill", "trivial", "cases")}, nan_ok=True
+        )
+    grade_by_duty(unknown[1:], score, Debate.structure)
+    rows = {row["measure"]: row for row in role_skills(frame_of(unknown[1:]), Debate.structure)}
+    assert (rows["solves"]["skill"], rows["solves"]["cases"]) == (0.5, 2)
+    assert rows["repairs"]["cases"] == 0 and rows["repairs"]["trivial"] == 1.0
+    assert rows["selects"]["cases"] == rows["workflow"]["cases"] == 0
+
+
 def test_a_role_that_selects_twice_has_one_skill_for_the_episode():
     episodes = [debate(["right", "wrong"], ["right", "wrong"], picked) for picked in (0, 1)]
     for i, episode in enumerate(episodes):

@@ -163,6 +163,17 @@ def test_an_output_that_is_too_long_for_the_expected_one_is_not_read(kind: str) 
         assert time.perf_counter() - started < 0.1
 
 
+def test_an_integer_longer_than_every_expected_one_is_not_converted() -> None:
+    """The conversion takes quadratic time, minutes for these digits."""
+    started, zeros = time.process_time(), "0, " * 200_000
+    assert not is_right_value(b"9" * 2_000_000, f"[{zeros}1]")
+    assert not is_right_value(b"-" + b"9" * 2_000_000, f"[{zeros}1]")
+    assert time.process_time() - started < 2
+    digits = "7" * 6000
+    assert is_right_value(f"[-{digits}, null]".encode(), f"[-{digits}, null]")
+    assert not is_right_value(f"[-{digits}, 7{digits}]".encode(), f"[-{digits}, null]")
+
+
 def test_a_long_form_of_the_expected_output_is_not_too_long() -> None:
     values = [n / 10 for n in range(10_000)]
     inexact = json.dumps([value * (1 + 1e-12) for value in values], indent=1).encode()

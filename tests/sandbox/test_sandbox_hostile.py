@@ -32,7 +32,7 @@ QUICK = {  # one of each class; the others are marked slow
     "a hole as output", "recursion past the stack", "breaks the interpreter", "ends in an exit hook", "exits well",
     "closes what it has", "writes everywhere", "searches the heap", "leaves a hook", "a surrogate", "always equal",
     "not a number", "a deep forged result", "a second forged result", "a giant result", "exits in the function",
-    "a name in builtins", "a class that is changed by type", "a replaced stdin", "a thread", "a mapping of its input",
+    "a name in builtins", "a class that is changed by type", "a replaced stdin", "the flags of the error output", "a thread", "a mapping of its input",
     "readers behind stdin", "descriptors", "the memory",
 }  # fmt: skip
 

@@ -231,6 +231,7 @@ CARRIERS = {  # each reads n and prints n + 1, or another number if something of
         "import signal as s\nprint(int(input()) + 1 + (s.getsignal(s.SIGUSR1) == s.SIG_IGN))\ns.signal(s.SIGUSR1, s.SIG_IGN)"
     ),
     "an open descriptor": "import os\nd = os.dup(0)\nprint(int(input()) + 1 + (d != 3))\nos.closerange(1, 256) if d != 3 else 0",
+    "the flags of the error output": "import os\nprint(int(input()) + 1 + (not os.get_blocking(2)))\nos.set_blocking(2, False)",
     "a thread": (
         "import threading, time\nprint(int(input()) + 1 + threading.active_count() - 1)\n"
         "threading.Thread(target=time.sleep, args=(9,), daemon=True).start()"

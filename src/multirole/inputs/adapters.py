@@ -88,8 +88,13 @@ def add_adapters(base: PreTrainedModel, peft_config: PeftConfig, adapters: list[
 
 
 def check_adapter(config: Any, source: str = "peft_config") -> None:
-    """Raise TypeError or ValueError for the configuration of an adapter that is not LoRA, that acts on some of the tokens only, or that is noisy."""
+    """Raise TypeError or ValueError for the configuration of an adapter that is not LoRA, that changes the base, that acts on some of the tokens only, or that is noisy."""
     if config is None or isinstance(config, LoraConfig):
+        if config is not None and config.bias != "none":
+            raise ValueError(
+                f"`{source}` has `bias={config.bias!r}`, with which PEFT trains biases of the base model itself: all adapters, the KL's reference "
+                "and frozen roles would change with them. Write `bias='none'`."
+            )
         if config is not None and config.alora_invocation_tokens:
             raise ValueError(
                 f"`{source}` has `alora_invocation_tokens={config.alora_invocation_tokens}`, but an activated LoRA acts only after these "

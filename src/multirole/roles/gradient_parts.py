@@ -43,12 +43,13 @@ class GradientParts:
         """Return one role's share of the gradient and the coherence of its slots.
 
         `grad_share`: the inner product of its part with the whole gradient, divided by the whole's squared norm. Shares sum to 1,
-        and nearly all of the squared norm is sampling noise. `coherence`: mean cosine between the gradients of its slots, NaN for
-        one slot.
+        and nearly all of the squared norm is sampling noise. `coherence`: mean cosine between the gradients of its slots, NaN if
+        fewer than two slots have a gradient.
         """
         role_parts = self._by_role()[role]
         whole = self._between(self.parts, self.parts)
-        pairs = [self._cosine([a], [b]) for a, b in itertools.combinations(role_parts, 2)]
+        cosines = (self._cosine([a], [b]) for a, b in itertools.combinations(role_parts, 2))
+        pairs = [cosine for cosine in cosines if not math.isnan(cosine)]  # a slot without a gradient has no direction
         return {
             "grad_share": self._between(role_parts, self.parts) / whole if whole > 0 else math.nan,
             "coherence": sum(pairs) / len(pairs) if pairs else math.nan,

@@ -28,12 +28,12 @@ COLUMNS = ["problem", "correct", "role", "slot", "round", "outcome", "completion
 
 
 def frame_of(episodes: list[Episode]) -> pd.DataFrame:
-    """Return the turns of judged episodes as the data frame that `role_skills` takes."""
+    """Return the turns of judged episodes as the data frame that `role_skills` takes; what has no grade is None in it."""
     rows = [
         {
-            "problem": i, "correct": bool(episode.reward and episode.reward.is_correct), "role": turn.role, "slot": turn.slot,
+            "problem": i, "correct": episode.reward and episode.reward.is_correct, "role": turn.role, "slot": turn.slot,
             "round": turn.round, "outcome": turn.outcome, "completion_tokens": len(turn.completion_ids),
-            "turn_correct": bool(turn.is_right),
+            "turn_correct": turn.is_right,
         }
         for i, episode in enumerate(episodes)
         for turn in episode.turns
@@ -45,7 +45,7 @@ def role_skills(turns: pd.DataFrame, structure: Structure) -> list[dict[str, Any
     """Return one row per role and measure. `valid` is the fraction of the role's turns that were parsed, `length` their mean tokens.
 
     `turns` holds every turn of some episodes of one workflow: problem, correct (of the episode), role, slot, round, outcome,
-    completion_tokens and turn_correct (of solvers). Skills without a case are NaN. The last row is the whole workflow's.
+    completion_tokens and turn_correct (of solvers). What has no grade is no case. Skills without a case are NaN. The last row is the whole workflow's.
     """
     turns_of = {str(role): part for role, part in turns.groupby("role", sort=False)}
     rows = []
@@ -60,7 +60,13 @@ def role_skills(turns: pd.DataFrame, structure: Structure) -> list[dict[str, Any
     if solver is not None:
         right = turns.drop_duplicates("problem")["correct"].astype(float)
         first = solver[(solver["slot"] == 0) & (solver["round"] == 0)]["turn_correct"].astype(float)
-        whole = {"role": "", "measure": "workflow", "skill": right.mean(), "trivial": first.mean(), "cases": len(right)}
+        whole = {
+            "role": "",
+            "measure": "workflow",
+            "skill": right.mean(),
+            "trivial": first.mean(),
+            "cases": int(right.count()),
+        }
         rows.append(whole | {"valid": NAN, "length": NAN})
     return rows
 
@@ -72,7 +78,7 @@ def _skills_of(role: str, turns_of: dict[str, pd.DataFrame], structure: Structur
         return
     if duty.kind == "solves":
         first = part[part["round"] == 0]["turn_correct"].astype(float)
-        yield "solves", first.mean(), NAN, len(first)
+        yield "solves", first.mean(), NAN, int(first.count())
         if part["round"].max() > 0:
             before, after = _drafts(part), _drafts(part.assign(round=part["round"] - 1))
             after = after.reindex(before.index).dropna().astype(bool)
@@ -90,18 +96,21 @@ def _skills_of(role: str, turns_of: dict[str, pd.DataFrame], structure: Structur
     else:
         share = _share(turns_of[str(duty.of)])
         split = share[(share > 0) & (share < 1)]
-        right = part.drop_duplicates("problem").set_index("problem")["correct"].astype(float).reindex(split.index)
+        right = (
+            part.drop_duplicates("problem").set_index("problem")["correct"].reindex(split.index).dropna().astype(float)
+        )
+        split = split[right.index]
         yield duty.kind, right.mean(), split.mean(), len(split)
 
 
 def _drafts(turns: pd.DataFrame) -> pd.Series:
-    return turns.set_index(["problem", "slot", "round"])["turn_correct"]
+    return turns.set_index(["problem", "slot", "round"])["turn_correct"].dropna()
 
 
 def _share(part: pd.DataFrame) -> pd.Series:
     """Return for each problem the fraction of slots whose last turn is right."""
     last = part.sort_values("round", kind="stable").drop_duplicates(["problem", "slot"], keep="last")
-    return last["turn_correct"].astype(float).groupby(last["problem"]).mean()
+    return last["turn_correct"].astype(float).groupby(last["problem"]).mean().dropna()
 
 
 class SkillWatch(MultiRoleCallback):

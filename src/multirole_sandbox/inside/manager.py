@@ -5,6 +5,7 @@ compiled program and exits. Inputs and outputs travel between memory files and t
 the kernel, so they are never in the manager's memory, which the tests' processes inherit.
 """
 
+import fcntl
 import gc
 import json
 import os
@@ -105,6 +106,8 @@ class Manager:
         os.lseek(stdin_file, 0, os.SEEK_SET)
         (function, has_integer_keys), null = self.calls[index], wire.NULL
         descriptors = (stdin_file, null, null, output) if function else (stdin_file, output, null)
+        # all tests share this open file, whose flags could carry a message to the next one
+        fcntl.fcntl(null, fcntl.F_SETFL, os.O_RDWR)
         manager, exit_code = os.getpid(), wire.FAILED
         pid = walls.FORK()
         if pid == 0:

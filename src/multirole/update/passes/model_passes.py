@@ -38,7 +38,7 @@ from multirole.update.passes.recomputation import (
     recomputation,
     recomputed_layers,
 )
-from multirole.update.passes.tree_attention import can_share_prefixes, packed_attention, plain_attention
+from multirole.update.passes.tree_attention import can_share_prefixes, packed_attention, plain_attention, stored_bytes
 from multirole.update.processes import gather_objects, shard
 from multirole.update.rows import Row, micro_batches, padded
 
@@ -270,10 +270,11 @@ class ModelPasses:
     def pass_over(self, micro: MicroBatch, keeps_activations: bool) -> Iterator[None]:
         """Return the context of a forward pass over a micro-batch, and of its backward pass where it `keeps_activations`."""
         n_tokens = micro.n_tokens if keeps_activations else 0
+        scores = stored_bytes(self.base, micro.packing) if keeps_activations and micro.packing is not None else 0
         self.last, self._packing = micro, micro.packing
         try:
             with ExitStack() as stack:
-                can_keep = not self.is_sharded and fits(self.base, n_tokens, self.is_half)
+                can_keep = not self.is_sharded and fits(self.base, n_tokens, self.is_half, scores)
                 is_on = True if micro.recomputes else False if can_keep else None
                 stack.enter_context(recomputation(self.base, is_on))
                 if micro.is_plain:

@@ -59,9 +59,9 @@ def return_freed_memory(model: PreTrainedModel) -> None:
         trim(0)
 
 
-def fits(model: PreTrainedModel, n_tokens: int, is_half: bool) -> bool:
-    """Return whether the activations of a micro-batch of `n_tokens` fit without gradient checkpointing."""
-    return activation_bytes(model, n_tokens, is_half) <= USABLE_FRACTION * free_bytes(model.device)
+def fits(model: PreTrainedModel, n_tokens: int, is_half: bool, added_bytes: int = 0) -> bool:
+    """Return whether the activations of a micro-batch of `n_tokens`, and `added_bytes`, fit without gradient checkpointing."""
+    return activation_bytes(model, n_tokens, is_half) + added_bytes <= USABLE_FRACTION * free_bytes(model.device)
 
 
 def recomputed_layers(model: PreTrainedModel) -> list[GradientCheckpointingLayer]:

@@ -72,10 +72,28 @@ def tree_attention(
     scaling = q.size(-1) ** -0.5 if scaling is None else scaling
     if has_varlen(q.device, q.dtype, q.size(-1)):
         return varlen_attention(q, k, v, prefix_tree.sequence, scaling)[None], None
-    largest = max(group.mask.numel() for group in prefix_tree.groups) * q.size(1)
-    if q.device.type == "cpu" and largest <= MAX_SCORES:
+    if stores_scores(prefix_tree, q.size(1)):
         return StoredScores.apply(q, k, v, prefix_tree, scaling)[None], None
     return masked_attention(q, k, v, prefix_tree, scaling)[None], None
+
+
+def stores_scores(packing: Packing, n_heads: int) -> bool:
+    """Return whether attention over a packed sequence stores its probabilities: on a CPU, if no matrix of them is larger than `MAX_SCORES`."""
+    if packing.ids.device.type != "cpu":
+        return False
+    return max(group.mask.numel() for group in packing.groups) * n_heads <= MAX_SCORES
+
+
+def stored_bytes(model: PreTrainedModel, packing: Packing) -> int:
+    """Return the bytes that `StoredScores` keeps in all layers for the backward pass; 0 where scores are not stored."""
+    config = model.config
+    n_heads, n_kv = config.num_attention_heads, config.num_key_value_heads
+    if not stores_scores(packing, n_heads):
+        return 0
+    head_dim = getattr(config, "head_dim", None) or config.hidden_size // n_heads
+    rows = sum(n_heads * len(group.queries) + 2 * n_kv * len(group.keys) for group in packing.groups)
+    scores = n_heads * sum(group.mask.numel() for group in packing.groups)
+    return 4 * config.num_hidden_layers * (rows * head_dim + scores)
 
 
 def masked_attention(q: Tensor, k: Tensor, v: Tensor, packing: Packing, scaling: float) -> Tensor:
