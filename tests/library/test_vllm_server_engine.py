@@ -257,11 +257,13 @@ def test_servers_that_do_not_come_back_end_the_rollout(servers, connect, model):
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
-@pytest.mark.parametrize("notices", ["the loss", "nothing"])
+@pytest.mark.parametrize("notices", ["the loss", "another process's loss", "nothing"])
 def test_a_server_that_was_started_anew_with_other_options_is_refused(server, connect, model, change, message, notices):
     """This includes a server that was away between two publications, while it got no requests."""
-    engine = connect(server)
+    other, engine = connect(server), connect(server)
+    other.rank, other.folder, other._together = 1, engine.folder, lambda _: [server.url]
     engine.publish(model, 0)
+    other.publish(model, 0)
     server.stop()
     vars(server).update(change)
     if notices == "nothing":
@@ -271,7 +273,7 @@ def test_a_server_that_was_started_anew_with_other_options_is_refused(server, co
         return
     threading.Timer(0.5, server.start).start()
     with pytest.raises(ValueError, match=message):
-        run(engine, requests(3))
+        run(engine if notices == "the loss" else other, requests(3))
 
 
 # ---- adapters

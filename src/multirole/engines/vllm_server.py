@@ -220,6 +220,7 @@ class VLLMServerEngine:
         up = self._together(write_and_load)
         for server in self.servers:
             server.is_up = server.url in up
+            server.was_loaded |= server.is_up
 
     def sleep(self) -> None:
         """Do nothing: the servers' memory is not the trainer's. RuntimeError while requests are running."""
