@@ -306,6 +306,14 @@ def test_adapters_without_a_record_are_served_under_their_names(saved, tmp_path)
     )
 
 
+def test_the_revision_of_the_base_is_saved_and_served(saved, tmp_path, monkeypatch):
+    folder, trainer = saved
+    assert read_saved(folder / "model").revision is None  # of a folder
+    monkeypatch.setattr(trainer, "model_options", {"revision": "025f7769"})
+    trainer.save_model(str(tmp_path))
+    assert read_saved(tmp_path).revision == "025f7769" and read_saved(tmp_path, "another base").revision is None
+
+
 def test_a_base_alone_is_served(saved, tokenizer):
     """Without adapters, under the name "base"; it may play a role of a run on another base."""
     folder, _ = saved
