@@ -5,20 +5,24 @@ No token of a partner is trained, no tensor of one moves, and the weights that p
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from datasets import Dataset
 from json_server import JsonServer
 from peft import LoraConfig, PeftModel
+from scripted_engine import ScriptedEngine
 from toy_qwen3 import toy_base
 from trainers import slow_but
 from transformers import AutoModelForCausalLM
 
 from multirole import MultiRoleCallback, MultiRoleGRPOConfig, MultiRoleGRPOTrainer
 from multirole.engines import endpoint
-from multirole.engines.protocol import EngineError
+from multirole.engines.endpoint import Reply, WithEndpoints
+from multirole.engines.protocol import EngineError, Request
 from multirole.inputs.adapters import add_adapters
 from multirole.policy import adapter_names, frozen_name, parse_policy
 from multirole.rollout.past_selves import versions_at
@@ -269,6 +273,23 @@ def test_a_lost_reply_ends_the_run_and_is_no_reward(train, server, monkeypatch, 
     server.status = 200
     trainer.train()  # the failed requests are forgotten
     assert len(watch.rows) == 16
+
+
+def test_an_engine_that_failed_leaves_nothing_to_wait_for():
+    class Fails(ScriptedEngine):
+        def step(self):
+            raise EngineError("lost")
+
+    recorded = SimpleNamespace(key=str, find=lambda key: Reply("yes", "stop", 1, 1))
+    engine, request = WithEndpoints(Fails(lambda key, request: ([5], 1), 0), recorded), Request([5], None, 0, 1, 1.0)
+    remote = replace(request, endpoint=endpoint.Endpoint("http://h/v1", "m"))
+    engine.add(0, request)
+    engine.add(1, remote)
+    with pytest.raises(EngineError, match="lost"):
+        engine.step()
+    engine.add(2, remote)
+    assert [key for key, _ in engine.step()] == [2]
+    engine.close()
 
 
 # ---- what is refused

@@ -157,6 +157,16 @@ def test_a_request_that_the_server_calls_wrong_is_not_sent_again(server, connect
     assert len(server.asked) == 1
 
 
+def test_after_an_error_the_engine_has_no_request_left(server, connect, model):
+    engine, asked = connect(server), requests(4)
+    engine.publish(model, 0)
+    server.seconds, server.statuses = 0.1, [400]
+    with pytest.raises(ServerError, match="HTTP status 400: overloaded"):
+        run(engine, asked)
+    engine.publish(model, 1)
+    assert run(engine, asked) == expected(engine, asked)  # under the same keys
+
+
 def test_a_reply_that_does_not_come_is_asked_for_again(server, connect, model):
     engine, asked = connect(server, request_timeout=0.3), requests(6)
     engine.publish(model, 0)

@@ -189,7 +189,7 @@ class WithEndpoints:
         self._asked: set[int] = set()
         self._answered: dict[int, Reply] = {}
         self._error: BaseException | None = None  # of the first request without a reply
-        self._n_running = 0  # of the other engine's requests
+        self._running: set[int] = set()  # the other engine's requests
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="endpoints", daemon=True).start()
         self._clients: dict[Endpoint, AsyncOpenAI] = {}
@@ -199,7 +199,7 @@ class WithEndpoints:
         """Queue one request, or ask its endpoint."""
         if request.endpoint is None:
             self.engine.add(key, request)
-            self._n_running += 1
+            self._running.add(key)
             return
         self._asked.add(key)
         recorded = self.record.key(request)
@@ -215,18 +215,23 @@ class WithEndpoints:
         Raises EngineError or RequestRefused where an endpoint gave no reply, once the other engine has nothing left: it must not keep requests
         of a rollout that failed.
         """
-        done = self.engine.step() if self._n_running else []
-        self._n_running -= len(done)
+        try:
+            done = self.engine.step() if self._running else []
+        except BaseException:
+            self._running.clear()
+            self._forget()
+            raise
+        self._running -= {key for key, _ in done}
         with suppress(queue.Empty):
-            if not done and not self._n_running and self._asked:
+            if not done and not self._running and self._asked:
                 self._take(*self._finished.get(timeout=POLL))
             while True:
                 self._take(*self._finished.get_nowait())
-        if self._error is not None and not self._n_running:
+        if self._error is not None and not self._running:
             error = self._error
             self._forget()
             raise error
-        if not done and not self._n_running and self._asked == self._answered.keys():
+        if not done and not self._running and self._asked == self._answered.keys():
             done = [(key, self._answered[key].completion()) for key in sorted(self._answered)]
             self._forget()
         return done

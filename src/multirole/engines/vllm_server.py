@@ -135,7 +135,7 @@ class VLLMServerEngine:
         self.lora: dict[str, str] = {}  # adapter -> its published name
         self.paths: dict[str, str] = {}  # published name -> folder
         self.server_of: dict[str, Server] = {}  # problem -> its server
-        self.running: set[int] = set()
+        self.running: dict[int, Future[Completion]] = {}
         self.finished: queue.SimpleQueue[tuple[int, Future[Completion]]] = queue.SimpleQueue()
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, name="vllm_server", daemon=True)
@@ -182,12 +182,11 @@ class VLLMServerEngine:
     def add(self, key: int, request: Request) -> None:
         """Send one request under the caller's own `key`."""
         check_request(request, [None, *self.lora], self.max_length)
-        self.running.add(key)
-        future = asyncio.run_coroutine_threadsafe(self._complete(request), self.loop)
+        self.running[key] = future = asyncio.run_coroutine_threadsafe(self._complete(request), self.loop)
         future.add_done_callback(lambda done: self.finished.put((key, done)))
 
     def step(self) -> list[tuple[int, Completion]]:
-        """Return the requests that were answered since the last step; waits a moment for one. Raises what ended a request."""
+        """Return the requests that were answered since the last step; waits a moment for one. Raises what ended a request, and drops the others."""
         if not self.running:
             return []
         answered = []
@@ -195,8 +194,17 @@ class VLLMServerEngine:
             answered.append(self.finished.get(timeout=POLL))
             while True:
                 answered.append(self.finished.get_nowait())
-        self.running -= {key for key, _ in answered}
-        return [(key, future.result()) for key, future in answered]
+        answered = [(key, future) for key, future in answered if self.running.get(key) is future]  # or it was dropped
+        try:
+            done = [(key, future.result()) for key, future in answered]
+        except BaseException:
+            dropped, self.running = self.running, {}
+            for future in dropped.values():
+                future.cancel()
+            raise
+        for key, _ in done:
+            del self.running[key]
+        return done
 
     def publish(self, model: PeftModel, version: int) -> None:
         """Load every adapter of `model` into every server that is up, and unload what was published before."""
