@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM
 
 from multirole import MultiRoleCallback, MultiRoleGRPOConfig, MultiRoleGRPOTrainer
 from multirole.engines import endpoint
-from multirole.engines.endpoint import Reply, WithEndpoints
+from multirole.engines.endpoint import Reply, ReplyRecord, WithEndpoints
 from multirole.engines.protocol import EngineError, Request
 from multirole.inputs.adapters import add_adapters
 from multirole.policy import adapter_names, frozen_name, parse_policy
@@ -273,6 +273,20 @@ def test_a_lost_reply_ends_the_run_and_is_no_reward(train, server, monkeypatch, 
     server.status = 200
     trainer.train()  # the failed requests are forgotten
     assert len(watch.rows) == 16
+
+
+def test_a_record_that_ends_in_half_a_line_is_continued_without_reading_all_of_it(tmp_path, monkeypatch):
+    made = [ReplyRecord(tmp_path / "replies", 0, str) for _ in range(3)]
+    reply = Reply("é", "stop", 1, 1)
+    made[0].add("a", reply)
+    with made[0].file.open("a") as file:
+        file.write('{"key": "b", "te')
+    made[1].find("a")
+    monkeypatch.setattr(Path, "read_bytes", None)
+    for key in ("c", "d"):
+        made[1].add(key, reply)
+    assert [made[2].find(key) for key in "abcd"] == [reply, None, reply, reply]
+    assert len(made[2].file.read_text().splitlines()) == 4
 
 
 def test_an_engine_that_failed_leaves_nothing_to_wait_for():

@@ -169,10 +169,12 @@ class ReplyRecord:
         """Append a reply to the file of this process."""
         self._known[key] = reply
         self.folder.mkdir(parents=True, exist_ok=True)
-        line = json.dumps({"key": key} | asdict(reply)) + "\n"
-        is_whole = not self.file.exists() or not self.file.stat().st_size or self.file.read_bytes()[-1:] == b"\n"
-        with self.file.open("a", encoding="utf-8") as file:
-            file.write(line if is_whole else "\n" + line)
+        line = json.dumps({"key": key} | asdict(reply)).encode() + b"\n"
+        with self.file.open("ab+") as file:  # at its end
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                line = b"\n" * (file.read(1) != b"\n") + line  # after a line that was cut off
+            file.write(line)
 
 
 class WithEndpoints:
