@@ -82,11 +82,12 @@ class RolloutStopped(Exception):
 
 
 def private_copy(problem: Problem) -> Problem:
-    """Return a copy of the problem whose history and reference can be changed without affecting other episodes."""
+    """Return a copy of the problem whose parts can be changed without affecting other episodes."""
     reference = problem.reference  # any object: those that are not JSON's may not be copyable
     if isinstance(reference, (list, dict)):
         reference = copy.deepcopy(reference)
-    return replace(problem, history=copy.deepcopy(problem.history), reference=reference)
+    history, prompt = copy.deepcopy((problem.history, problem.prompt))
+    return replace(problem, history=history, reference=reference, prompt=prompt)
 
 
 def is_encodable(text: str) -> bool:
