@@ -618,6 +618,8 @@ class Rollout:
             return turn
 
         answer = await self._answer_of(episode.problem, call)
+        if len(made) > len(begun):
+            await asyncio.sleep(0)  # tasks that the workflow made just before it returned begin their calls
         if len(made) > len(begun) and answer.reason != OVERFLOW:
             raise WorkflowError(
                 f"The workflow {self.workflow.name!r} did not await its calls of {sorted(Counter(made) - Counter(begun))} on problem "
