@@ -268,7 +268,8 @@ class Endpoint:
         return BadRequest(f"{' '.join(texts)} Leave {it} out, or ignore {it} with {how}.", param=names[0])
 
     def _wants_logprobs(self, body: dict) -> bool:
-        is_listed = "message.output_text.logprobs" in (body.get("include") or ())
+        include = body.get("include")
+        is_listed = isinstance(include, list) and "message.output_text.logprobs" in include
         return is_listed or body.get("logprobs") is True and "logprobs" not in self.ignore
 
     def _reply(
