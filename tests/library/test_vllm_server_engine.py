@@ -7,6 +7,7 @@ import json
 import logging
 import socket
 import threading
+import time
 from collections import defaultdict
 
 import pytest
@@ -239,6 +240,17 @@ def test_the_last_server_is_waited_for_and_gets_its_adapters_again(server, conne
     assert set(server.adapters) == set(engine.lora.values())
     assert "The run waits 20 s (`vllm_server_timeout`) for it." in caplog.text
     assert f"{server.url} answers again and has the adapters." in caplog.text
+
+
+def test_of_several_lost_servers_the_first_that_answers_goes_on(servers, connect, model):
+    engine, asked = connect(*servers, timeout=8.0), requests(8)
+    engine.publish(model, 0)
+    for server in servers:
+        server.stop()
+    threading.Timer(0.3, servers[1].start).start()
+    began = time.monotonic()
+    assert run(engine, asked) == expected(engine, asked)
+    assert time.monotonic() - began < 6
 
 
 def test_a_server_that_was_started_anew_between_two_requests_gets_its_adapters(server, connect, model):

@@ -366,17 +366,26 @@ class VLLMServerEngine:
 
     async def _refresh_all(self) -> None:
         """Update every server that answers now; if none does, those that answer first within `vllm_server_timeout`."""
-        for seconds in (0.0, self.options.timeout):
-            results = await asyncio.gather(*(self._refresh(s, seconds) for s in self.servers), return_exceptions=True)
-            failures = [error for error in results if isinstance(error, BaseException)]
-            for server, error in zip(self.servers, results, strict=True):
-                if isinstance(error, ServerLost):
-                    self._lose(server, error)
-                elif isinstance(error, BaseException):
-                    raise error
-            if any(server.is_up for server in self.servers):
-                return
-        raise failures[-1]
+        for seconds, until in ((0.0, asyncio.ALL_COMPLETED), (self.options.timeout, asyncio.FIRST_COMPLETED)):
+            server_of = {asyncio.ensure_future(self._refresh(server, seconds)): server for server in self.servers}
+            running = set(server_of)
+            try:
+                while running:
+                    done, running = await asyncio.wait(running, return_when=until)
+                    for task in [task for task in server_of if task in done]:
+                        error = task.exception()
+                        if isinstance(error, ServerLost):
+                            failure = error
+                            self._lose(server_of[task], error)
+                        elif error is not None:
+                            raise error
+                    if any(server.is_up for server in self.servers):
+                        return
+            finally:
+                for task in running:
+                    task.cancel()
+                await asyncio.gather(*running, return_exceptions=True)
+        raise failure
 
     def _lose(self, server: Server, error: BaseException) -> None:
         """Send a server no requests until the next publication finds it up again."""
