@@ -39,10 +39,12 @@ class RequestSampling:
     Args:
         choices: reads the fields about sampling into what each of the replies asks for, the keyword `asked` of the call.
         refusals: field that is not honoured -> reason.
+        template_options: the options of the chat template, which `chat_template_kwargs` may repeat.
     """
 
     choices: Callable[[dict[str, Any]], list[Any]]
     refusals: Mapping[str, str]
+    template_options: Mapping[str, Any]
 
 
 class Session:
