@@ -194,11 +194,16 @@ class Server(JsonServer):
 
     status = 200
 
+    def refusal(self, text):
+        """Return the error of a request, or None."""
+
     def get(self):
         return self.status if self.status in (401, 403) else 200, {"data": []}
 
     def post(self, body, headers):
         self.asked.append(body | {"key": headers["authorization"]})
+        if (error := self.refusal(body["messages"][0]["content"])) is not None:
+            return 400, {"error": error}
         message = {"role": "assistant", "content": f"<think>hm</think>{len(self.asked)}"}
         reply = {
             "id": "x", "object": "chat.completion", "created": 0, "model": body["model"],
@@ -304,6 +309,33 @@ def test_an_engine_that_failed_leaves_nothing_to_wait_for():
     engine.add(2, remote)
     assert [key for key, _ in engine.step()] == [2]
     engine.close()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"message": "no", "code": "context_length_exceeded"},
+        {"message": "This model's maximum context length is 9 tokens.", "code": 400},
+        {"message": "no", "code": 400, "type": "exceed_context_size_error"},
+    ],
+    ids=["OpenAI", "vLLM", "llama.cpp"],
+)
+def test_a_conversation_that_is_too_long_for_a_server_ends_its_episode_alone(train, server, error):
+    """Also in a run that is resumed, which does not ask again."""
+    policy, longest = {"critic": {"url": server.url, "model": "large"}, "solver": "a"}, ("1", "3", "5", "7")
+    server.refusal = lambda text: error if text.endswith(longest) else None
+    trainer, watch = train(policy)
+    episodes = [episode for played in watch.episodes for episode in played]
+    ended = {episode.problem.question[-1]: (episode.answer.reason, len(episode.turns)) for episode in episodes}
+    assert (
+        ended == {n: ("prompt_overflow", 0) if n in longest else (None, 2) for n in ended}
+        and len(set(ended.values())) == 2
+    )
+    n_asked = len(server.asked)
+    _, again = train(policy, resume=f"{trainer.args.output_dir}/checkpoint-1")
+    assert len(server.asked) == n_asked and [e.answer for e in again.episodes[0]] == [
+        e.answer for e in watch.episodes[1]
+    ]
 
 
 # ---- what is refused

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 from multirole.engines.protocol import Completion, Engine, EngineError, Request, RequestRefused
 from multirole.extras import needed_by
+from multirole.types import OVERFLOW
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -33,6 +34,8 @@ RETRIES, SECONDS = 5, 600.0
 """How often the client sends a request again, and the seconds that one may take."""
 AT_ONCE = 32
 """Requests that one endpoint gets at a time."""
+TOO_LONG = ("context_length_exceeded", "maximum context length", "exceed_context_size")
+"""What the error of a server has if the conversation is longer than its model takes: OpenAI's, vLLM's and llama.cpp's."""
 RECORD = "partner_replies"
 """Folder of the recorded replies, in the run's `output_dir`."""
 
@@ -116,7 +119,7 @@ def check_endpoint(role: str, endpoint: Endpoint) -> None:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a server replied, and the tokens that it counted."""
+    """What a server replied, and the tokens that it counted. `OVERFLOW` is the finish reason where the conversation is too long for it."""
 
     text: str
     finish_reason: str
@@ -289,6 +292,8 @@ class WithEndpoints:
             async with self._at_once[endpoint]:
                 answer = await self._clients[endpoint].chat.completions.create(**standard, extra_body=body)
         except openai.BadRequestError as error:
+            if any(mark in f"{error.message} {error.body}" for mark in TOO_LONG):
+                return Reply(error.message, OVERFLOW, 0, 0)
             raise RequestRefused(
                 f"The endpoint {endpoint.url} refuses a request to {endpoint.model!r}: {error.message}"
             ) from None
