@@ -101,7 +101,8 @@ def read_saved(folder: Path, base: str | None = None, render: Renderer | None = 
             "`serve(read_saved(folder, render=...), host, port)` of multirole.serve."
         )
     config = PeftConfig.from_pretrained(str(adapters[names[0]]))
-    base, revision = (base, None) if base else (config.base_model_name_or_path, config.revision)
+    revision = None if base else facts.get("revision") or config.revision
+    base = base or config.base_model_name_or_path
     if not base:
         raise ValueError(
             f"The adapters in {folder} name no base model. Pass its folder, or its name on the Hub, with `--model`."

@@ -40,6 +40,7 @@ from multirole.chat.templates import StartClock
 from multirole.credit.advantages import groups_of_equal_rewards
 from multirole.credit.rewards import answers_as_completions, leave_out_failed, set_rewards, with_equal_columns
 from multirole.credit.role_rewards import TurnRewards, check_one_reward, role_advantages
+from multirole.engines.vllm_colocate import base_revision
 from multirole.inputs.adapters import train_only
 from multirole.inputs.epochs import EpochCount
 from multirole.inputs.problems import INDEX, checked_evaluation, to_row
@@ -680,7 +681,7 @@ class StockHooks(GRPOTrainer):
         )
         facts = {
             "policy": served_part(self.policy), "eos_token_ids": self.eos_token_ids, "has_own_render": self.has_own_render,
-            "started": self.clock.started,
+            "started": self.clock.started, "revision": base_revision(self),
         }  # fmt: skip
         facts |= {name: vars(args)[name] for name in options}
         (folder / SERVING).write_text(json.dumps(facts, indent=2), encoding="utf-8")

@@ -1,6 +1,7 @@
 """A server of trained adapters honours what a request says about sampling, on both of the engines that it uses, and serves saved models."""
 
 import asyncio
+import functools
 import json
 import shutil
 from dataclasses import replace
@@ -15,6 +16,7 @@ from toy_qwen3 import save_toy_base, toy_tokenizer
 from transformers import AutoModelForCausalLM, GPT2Config
 
 from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, Voting
+from multirole.chat.templates import chat_template
 from multirole.engines.generate import GenerateEngine
 from multirole.engines.protocol import Request, Sampling
 from multirole.engines.sampling import nucleus
@@ -233,6 +235,16 @@ def test_what_cannot_be_honoured_is_refused_with_a_servers_reason(server):
         with pytest.raises(BadRequestError, match="(?s)" + message) as error:
             ask(server, fields)
         assert "trainer" not in str(error.value) and "the loss" not in str(error.value), fields
+    for render in (chat_template, functools.partial(chat_template, enable_thinking=True), len):
+        server.render = render
+        for thinking in (False, True):
+            body = {"chat_template_kwargs": {"enable_thinking": thinking}}
+            if render is not len and thinking == isinstance(render, functools.partial):
+                ask(server, {"extra_body": body})
+                continue
+            with pytest.raises(BadRequestError, match="prompts are rendered as in training"):
+                ask(server, {"extra_body": body})
+    server.render = chat_template
     server.ignore = ("temperature", "logprobs")
     (ignoring,) = ask(server, {"temperature": "hot", "logprobs": True})
     assert ignoring.choices[0].logprobs is None
@@ -304,6 +316,14 @@ def test_adapters_without_a_record_are_served_under_their_names(saved, tmp_path)
         and one.folders == {"default": checkpoint / "adapter_a"}
         and one.base == str(folder / "base")
     )
+
+
+def test_the_revision_of_the_base_is_saved_and_served(saved, tmp_path, monkeypatch):
+    folder, trainer = saved
+    assert read_saved(folder / "model").revision is None  # of a folder
+    monkeypatch.setattr(trainer, "model_options", {"revision": "025f7769"})
+    trainer.save_model(str(tmp_path))
+    assert read_saved(tmp_path).revision == "025f7769" and read_saved(tmp_path, "another base").revision is None
 
 
 def test_a_base_alone_is_served(saved, tokenizer):

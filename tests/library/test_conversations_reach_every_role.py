@@ -8,8 +8,10 @@ from trainers import build_model
 
 from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, from_openai
 from multirole.chat.messages import conversation_of
-from multirole.inputs.problems import check_dataset, to_problems
+from multirole.engines.protocol import Sampling
+from multirole.inputs.problems import check_dataset, to_problems, to_row
 from multirole.policy import parse_policy
+from multirole.rollout.rollout import Rollout
 from multirole.types import Answer, Problem, assistant, user
 from multirole.workflows import WORKFLOWS
 
@@ -100,6 +102,23 @@ def test_rewards_get_the_prompts_as_they_are(train):
 
     train(Own(), [TALK] * 4, reward)
     assert seen[0] == (TALK, [assistant("four")])
+
+
+def test_what_a_workflow_changes_in_its_problem_nobody_else_sees():
+    class Changes(Own):
+        async def run(self, problem, call):
+            assert problem.prompt == TALK and problem.history == HISTORY
+            for messages in (problem.prompt, problem.history):
+                messages.pop()["content"] = "changed"
+            return await super().run(problem, call)
+
+    tokenizer = FAMILIES["smollm2"]()
+    engine = ScriptedEngine(lambda key, request: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
+    (problem,) = to_problems(Dataset.from_list([{"prompt": TALK}]))
+    Rollout(Changes(), engine, tokenizer, {"solver": None}, bool, 0, 900).run(
+        [(problem, 0), (problem, 1)], 0, Sampling(8, 1.0)
+    )
+    assert to_row(problem)["prompt"] == TALK  # which reward functions get
 
 
 def test_control_tokens_in_a_row_are_text(train):

@@ -8,6 +8,7 @@ import random
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 
 import httpx
 import openai
@@ -137,26 +138,51 @@ def test_an_agent_that_never_answers_is_ended_and_named(tokenizer):
 
 @pytest.mark.parametrize("is_refused", [False, True])
 def test_an_agent_is_idle_only_between_its_calls(is_refused):
-    async def exchange():
-        answered = asyncio.Event()
-
+    async def exchange(rest):
         async def call(role, messages, **_):
-            await answered.wait()
+            await asyncio.sleep(0.3)
             if is_refused:
                 raise PromptOverflow("too long")
 
-        session = Session(call, ["solver"])
-        session.last_event -= 1000
-        assert session.idle_seconds >= 1000
-        turn = asyncio.ensure_future(session.play("solver", [user("1+1")], None, None))
-        await asyncio.sleep(0.01)
-        assert session.idle_seconds == 0.0
-        answered.set()
-        await asyncio.wait({turn})
-        assert (turn.exception() is not None) == is_refused
-        assert 0 < session.idle_seconds < 500
+        async def agent():
+            with suppress(PromptOverflow):
+                await session.play("solver", [user("1+1")], None, None)
+            await asyncio.sleep(rest)
+            return "done"
 
-    asyncio.run(exchange())
+        session = Session(call, ["solver"])
+        return await from_openai(vote, ["solver"], patience=0.1)._finish(session, asyncio.ensure_future(agent()))
+
+    assert asyncio.run(exchange(0)) == "done"
+    with pytest.raises(TimeoutError, match=r"returned nothing for 0\.1 s"):
+        asyncio.run(exchange(60))
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_the_engines_steps_are_no_idleness_of_an_agent(tokenizer, is_async):
+    """The second step is longer than `patience`. One agent rests between its calls, while the engine works for the other."""
+
+    async def asynchronous(question, client):
+        for _ in range(2):
+            await ask(client, question)
+            await asyncio.sleep(0.01)
+        return "done"
+
+    def synchronous(question, client):
+        for _ in range(2):
+            client.chat.completions.create(model="solver", messages=[user(question)])
+            time.sleep(0.01)
+        return "done"
+
+    class Slow(ScriptedEngine):
+        def step(self):
+            time.sleep(0.8 * (self.steps == 1))
+            return super().step()
+
+    engine = Slow(lambda key, request: ([tokenizer.eos_token_id], 1 + key), tokenizer.eos_token_id)
+    workflow = from_openai(asynchronous if is_async else synchronous, ["solver"], patience=0.5)
+    episodes = play(tokenizer, workflow, n=2, engine=engine)
+    assert [len(episode.turns) for episode in episodes] == [2, 2]
 
 
 def test_an_answer_that_is_no_text_is_refused(tokenizer):

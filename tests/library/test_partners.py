@@ -5,20 +5,24 @@ No token of a partner is trained, no tensor of one moves, and the weights that p
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from datasets import Dataset
 from json_server import JsonServer
 from peft import LoraConfig, PeftModel
+from scripted_engine import ScriptedEngine
 from toy_qwen3 import toy_base
 from trainers import slow_but
 from transformers import AutoModelForCausalLM
 
 from multirole import MultiRoleCallback, MultiRoleGRPOConfig, MultiRoleGRPOTrainer
 from multirole.engines import endpoint
-from multirole.engines.protocol import EngineError
+from multirole.engines.endpoint import Reply, ReplyRecord, WithEndpoints
+from multirole.engines.protocol import EngineError, Request
 from multirole.inputs.adapters import add_adapters
 from multirole.policy import adapter_names, frozen_name, parse_policy
 from multirole.rollout.past_selves import versions_at
@@ -190,11 +194,16 @@ class Server(JsonServer):
 
     status = 200
 
+    def refusal(self, text):
+        """Return the error of a request, or None."""
+
     def get(self):
         return self.status if self.status in (401, 403) else 200, {"data": []}
 
     def post(self, body, headers):
         self.asked.append(body | {"key": headers["authorization"]})
+        if (error := self.refusal(body["messages"][0]["content"])) is not None:
+            return 400, {"error": error}
         message = {"role": "assistant", "content": f"<think>hm</think>{len(self.asked)}"}
         reply = {
             "id": "x", "object": "chat.completion", "created": 0, "model": body["model"],
@@ -269,6 +278,64 @@ def test_a_lost_reply_ends_the_run_and_is_no_reward(train, server, monkeypatch, 
     server.status = 200
     trainer.train()  # the failed requests are forgotten
     assert len(watch.rows) == 16
+
+
+def test_a_record_that_ends_in_half_a_line_is_continued_without_reading_all_of_it(tmp_path, monkeypatch):
+    made = [ReplyRecord(tmp_path / "replies", 0, str) for _ in range(3)]
+    reply = Reply("é", "stop", 1, 1)
+    made[0].add("a", reply)
+    with made[0].file.open("a") as file:
+        file.write('{"key": "b", "te')
+    made[1].find("a")
+    monkeypatch.setattr(Path, "read_bytes", None)
+    for key in ("c", "d"):
+        made[1].add(key, reply)
+    assert [made[2].find(key) for key in "abcd"] == [reply, None, reply, reply]
+    assert len(made[2].file.read_text().splitlines()) == 4
+
+
+def test_an_engine_that_failed_leaves_nothing_to_wait_for():
+    class Fails(ScriptedEngine):
+        def step(self):
+            raise EngineError("lost")
+
+    recorded = SimpleNamespace(key=str, find=lambda key: Reply("yes", "stop", 1, 1))
+    engine, request = WithEndpoints(Fails(lambda key, request: ([5], 1), 0), recorded), Request([5], None, 0, 1, 1.0)
+    remote = replace(request, endpoint=endpoint.Endpoint("http://h/v1", "m"))
+    engine.add(0, request)
+    engine.add(1, remote)
+    with pytest.raises(EngineError, match="lost"):
+        engine.step()
+    engine.add(2, remote)
+    assert [key for key, _ in engine.step()] == [2]
+    engine.close()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        {"message": "no", "code": "context_length_exceeded"},
+        {"message": "This model's maximum context length is 9 tokens.", "code": 400},
+        {"message": "no", "code": 400, "type": "exceed_context_size_error"},
+    ],
+    ids=["OpenAI", "vLLM", "llama.cpp"],
+)
+def test_a_conversation_that_is_too_long_for_a_server_ends_its_episode_alone(train, server, error):
+    """Also in a run that is resumed, which does not ask again."""
+    policy, longest = {"critic": {"url": server.url, "model": "large"}, "solver": "a"}, ("1", "3", "5", "7")
+    server.refusal = lambda text: error if text.endswith(longest) else None
+    trainer, watch = train(policy)
+    episodes = [episode for played in watch.episodes for episode in played]
+    ended = {episode.problem.question[-1]: (episode.answer.reason, len(episode.turns)) for episode in episodes}
+    assert (
+        ended == {n: ("prompt_overflow", 0) if n in longest else (None, 2) for n in ended}
+        and len(set(ended.values())) == 2
+    )
+    n_asked = len(server.asked)
+    _, again = train(policy, resume=f"{trainer.args.output_dir}/checkpoint-1")
+    assert len(server.asked) == n_asked and [e.answer for e in again.episodes[0]] == [
+        e.answer for e in watch.episodes[1]
+    ]
 
 
 # ---- what is refused

@@ -150,6 +150,12 @@ def test_logprobs_are_those_of_the_sampled_tokens():
         ({"input": [{"type": "computer_call"}]}, "is of the type 'computer_call', which is not supported"),
         ({"input": []}, "`input` must be a text or a list of at least one item"),
         ({"max_output_tokens": 0}, "`max_output_tokens` must be a positive integer"),
+        ({"input": [{"type": "reasoning", "content": ["x"]}]}, "`input[0]` is reasoning, whose content and summary must be lists of parts"),
+        ({"input": [{"type": "reasoning", "summary": 5}]}, "`input[0]` is reasoning"),
+        ({"input": [{"type": "reasoning", "content": [{"text": 5}]}]}, "`input[0]` is reasoning"),
+        ({"previous_response_id": ["x"]}, "Previous response with id ['x'] not found"),
+        ({"input": [{"type": "item_reference", "id": ["x"]}]}, "is of the type 'item_reference', which is not supported"),
+        ({"include": 5}, "`include` must be a list, got 5"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_honoured_is_refused(change, words):

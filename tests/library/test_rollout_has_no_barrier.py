@@ -322,6 +322,18 @@ def test_calls_that_a_workflow_did_not_wait_for_are_answered_and_recorded(tokeni
         assert not engine.running, "they would be answered by the next version of the weights"
 
 
+def test_a_call_that_starts_as_the_workflow_returns_is_recorded(tokenizer):
+    class StartsAndEnds(Relay):
+        async def run(self, problem, call):
+            turn = await call("first", [user("go")])
+            self.task = asyncio.create_task(call("last", [user("end")]))
+            return Answer(turn.text)
+
+    engine = ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
+    episodes = play(engine, tokenizer, StartsAndEnds())
+    assert [[turn.role for turn in episode.turns] for episode in episodes] == [["first", "last"]] * 4
+
+
 def test_a_template_sees_all_fields_of_a_message(tokenizer):
     """Equal prompts are encoded once; a `name` field makes two prompts different."""
 

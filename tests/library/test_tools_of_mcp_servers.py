@@ -1,6 +1,7 @@
 """The tools of an MCP server are functions of roles: they keep its descriptions, its errors are read by the role, and a lost server is none of those."""
 
 import asyncio
+import inspect
 import json
 import sys
 
@@ -13,7 +14,10 @@ from multirole.engines.protocol import Sampling
 from multirole.rollout.rollout import Rollout, WorkflowError
 from multirole.types import ToolUnavailable
 
-mcp = pytest.importorskip("mcp")
+mcp, mcp_types = pytest.importorskip("mcp"), pytest.importorskip("mcp_types")
+streamable_http, lowlevel = (
+    pytest.importorskip(f"mcp.{part}") for part in ("client.streamable_http", "server.lowlevel")
+)
 SERVER = """
 import os
 from mcp.server.mcpserver import MCPServer
@@ -98,6 +102,41 @@ def test_a_lost_server_fails_the_episode_and_gives_no_result(tokenizer, tmp_path
             WorkflowError, match="ToolUnavailable: the MCP server did not answer a call of the tool 'leave'"
         ):
             play(tokenizer, server.tools, ("leave", {}))
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [(ValueError("hidden"), "Internal server error"), *((mcp.MCPError(code, "none"), "none") for code in (-32603, -32601, -32042))],
+    ids=repr,
+)  # fmt: skip
+def test_an_error_that_a_server_answers_with_is_read_by_the_role(tokenizer, error, said):
+    async def tools(context, params):
+        return mcp_types.ListToolsResult(tools=[mcp_types.Tool(name="look", input_schema={"type": "object"})])
+
+    async def look(context, params):
+        raise error
+
+    with MCPTools(lowlevel.Server("things", on_list_tools=tools, on_call_tool=look)) as server:
+        for episode in play(tokenizer, server.tools, ("look", {})):
+            assert episode.turns[0].reply.results == [f"Error: MCPError: {said}"] and episode.answer.text == "Done."
+
+
+def test_errors_that_the_client_makes_of_lost_connections_fail_the_episode(monkeypatch):
+    """The text is that of the client, so that a version with other words is noticed."""
+    source = inspect.getsource(streamable_http)
+    from multirole.environments.mcp import FAULTS
+
+    with MCPTools(in_process()) as server:
+        for code, messages in FAULTS.items():
+            for message in messages:
+                assert message in source
+
+                async def lose(*_, code=code, message=message):
+                    raise mcp.MCPError(code, f"{message} ...")
+
+                monkeypatch.setattr(server._client, "call_tool", lose)
+                with pytest.raises(ToolUnavailable, match="the MCP server did not answer a call of the tool 'add'"):
+                    asyncio.run(server.tools[0].function(a=1, b=2))
 
 
 def test_a_server_that_does_not_start_is_refused():

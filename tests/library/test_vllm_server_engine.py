@@ -7,6 +7,7 @@ import json
 import logging
 import socket
 import threading
+import time
 from collections import defaultdict
 
 import pytest
@@ -157,6 +158,16 @@ def test_a_request_that_the_server_calls_wrong_is_not_sent_again(server, connect
     assert len(server.asked) == 1
 
 
+def test_after_an_error_the_engine_has_no_request_left(server, connect, model):
+    engine, asked = connect(server), requests(4)
+    engine.publish(model, 0)
+    server.seconds, server.statuses = 0.1, [400]
+    with pytest.raises(ServerError, match="HTTP status 400: overloaded"):
+        run(engine, asked)
+    engine.publish(model, 1)
+    assert run(engine, asked) == expected(engine, asked)  # under the same keys
+
+
 def test_a_reply_that_does_not_come_is_asked_for_again(server, connect, model):
     engine, asked = connect(server, request_timeout=0.3), requests(6)
     engine.publish(model, 0)
@@ -231,6 +242,17 @@ def test_the_last_server_is_waited_for_and_gets_its_adapters_again(server, conne
     assert f"{server.url} answers again and has the adapters." in caplog.text
 
 
+def test_of_several_lost_servers_the_first_that_answers_goes_on(servers, connect, model):
+    engine, asked = connect(*servers, timeout=8.0), requests(8)
+    engine.publish(model, 0)
+    for server in servers:
+        server.stop()
+    threading.Timer(0.3, servers[1].start).start()
+    began = time.monotonic()
+    assert run(engine, asked) == expected(engine, asked)
+    assert time.monotonic() - began < 6
+
+
 def test_a_server_that_was_started_anew_between_two_requests_gets_its_adapters(server, connect, model):
     engine, asked = connect(server), requests(4)
     engine.publish(model, 0)
@@ -257,11 +279,13 @@ def test_servers_that_do_not_come_back_end_the_rollout(servers, connect, model):
     ],
     ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
 )
-@pytest.mark.parametrize("notices", ["the loss", "nothing"])
+@pytest.mark.parametrize("notices", ["the loss", "another process's loss", "nothing"])
 def test_a_server_that_was_started_anew_with_other_options_is_refused(server, connect, model, change, message, notices):
     """This includes a server that was away between two publications, while it got no requests."""
-    engine = connect(server)
+    other, engine = connect(server), connect(server)
+    other.rank, other.folder, other._together = 1, engine.folder, lambda _: [server.url]
     engine.publish(model, 0)
+    other.publish(model, 0)
     server.stop()
     vars(server).update(change)
     if notices == "nothing":
@@ -271,7 +295,7 @@ def test_a_server_that_was_started_anew_with_other_options_is_refused(server, co
         return
     threading.Timer(0.5, server.start).start()
     with pytest.raises(ValueError, match=message):
-        run(engine, requests(3))
+        run(engine if notices == "the loss" else other, requests(3))
 
 
 # ---- adapters

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accelerate import ParallelismConfig
-from datasets import Dataset
+from datasets import Dataset, IterableDataset
 from peft import LoraConfig, PeftModel
 from toy_qwen3 import toy_base
 from trainers import SUMS
@@ -19,6 +19,7 @@ from multirole.callbacks import MultiRoleCallback
 from multirole.inputs.adapters import add_adapters
 from multirole.inputs.arguments import facts_before_loading
 from multirole.inputs.problems import check_dataset, to_problems
+from multirole.inputs.streams import read_whole
 from multirole.rollout.rollout import chat_template
 from multirole.saving.model_card import base_of
 from multirole.update.processes import check_launch
@@ -311,6 +312,13 @@ def test_processes_that_share_a_row_are_refused(kind):
         check_launch(accelerator, is_sharded=False, is_deepspeed=False)
     accelerator.parallelism_config = ParallelismConfig(dp_replicate_size=2)
     check_launch(accelerator, is_sharded=False, is_deepspeed=False)
+
+
+def test_a_streamed_evaluation_set_keeps_columns_that_its_first_row_lacks():
+    rows = [{"prompt": "1+1"}, {"prompt": "2+2", "answer": 4}]
+    assert list(read_whole("eval_dataset", IterableDataset.from_generator(lambda: iter(rows)))) == [
+        {"prompt": "1+1", "answer": None}, rows[1]
+    ]  # fmt: skip
 
 
 def test_a_column_of_images_is_refused():

@@ -9,14 +9,14 @@ from multirole.rollout.rollout import Rollout
 from multirole.types import Episode, Problem
 
 
-def play(tokenizer, workflow, n: int = 1, **limits) -> list[Episode]:
-    """Play `n` episodes whose replies are four letters of the request's seed, after one to three engine steps."""
+def play(tokenizer, workflow, n: int = 1, engine: ScriptedEngine | None = None, **limits) -> list[Episode]:
+    """Play `n` episodes whose replies are four letters of the request's seed, after one to three steps of the usual engine."""
 
     def reply(key, request):
         rng = random.Random(request.seed)
         return [rng.randrange(5, 20) for _ in range(4)] + [tokenizer.eos_token_id], rng.randrange(1, 4)
 
-    engine = ScriptedEngine(reply, tokenizer.eos_token_id)
+    engine = engine or ScriptedEngine(reply, tokenizer.eos_token_id)
     policy = dict.fromkeys(workflow.roles, "a")
     rollout = Rollout(workflow, engine, tokenizer, policy, bool, 0, **{"max_prompt_tokens": 500} | limits)
     attempts = [(Problem(str(i), "t", f"{i}+1", None), 0) for i in range(n)]

@@ -25,6 +25,8 @@ from multirole.chat.tool_calls import tool_form
 from multirole.types import Message, Problem, Workflow, accepts, structure_of
 
 logger = logging.getLogger(__name__)
+DEFAULT_OPTIONS = {"enable_thinking": False}
+"""Options of chat templates unless others are given."""
 
 Renderer = Callable[..., list[int]]
 """`render(tokenizer, messages)` returns the token ids of the prompt."""
@@ -261,7 +263,7 @@ def control_tokens(tokenizer: PreTrainedTokenizerBase) -> ControlTokens:
     """Return the control tokens of a tokenizer and of its chat template, if it has one."""
     if tokenizer.chat_template is None:
         return ControlTokens(tokenizer, "")
-    return _inspect(tokenizer, {"enable_thinking": False})[0]
+    return _inspect(tokenizer, DEFAULT_OPTIONS)[0]
 
 
 def chat_template(tokenizer: PreTrainedTokenizerBase, messages: list[Message], **options: Any) -> list[int]:
@@ -276,7 +278,7 @@ def chat_template(tokenizer: PreTrainedTokenizerBase, messages: list[Message], *
             "tokenizer of an instruction-tuned model, set `tokenizer.chat_template`, or save a template as chat_template.jinja in its "
             "folder."
         )
-    options = {"enable_thinking": False} | options
+    options = DEFAULT_OPTIONS | options
     control, takes_parts = _inspect(tokenizer, options)
     if any(message.keys() & TOOL_FIELDS or message.get("role") == "tool" for message in messages):
         form = tool_form(tokenizer, options.get("chat_template"))
@@ -374,11 +376,17 @@ def takes_several_calls(tokenizer: PreTrainedTokenizerBase, render: Renderer) ->
     return form.takes_several
 
 
-def _own_template(tokenizer: PreTrainedTokenizerBase, render: Renderer) -> str | None:
-    """Return the chat template by which `chat_template` renders; None for a renderer of the user's."""
+def template_options(render: Renderer) -> dict[str, Any] | None:
+    """Return the options of the template by which `chat_template` renders; None for a renderer of the user's."""
     # the trainer binds `chat_template_kwargs` and the clock to the renderer
     function, options = (render.func, render.keywords) if isinstance(render, partial) else (render, {})
-    return tokenizer.get_chat_template(options.get("chat_template"), []) if function is chat_template else None
+    return DEFAULT_OPTIONS | options if function is chat_template else None
+
+
+def _own_template(tokenizer: PreTrainedTokenizerBase, render: Renderer) -> str | None:
+    """Return the chat template by which `chat_template` renders; None for a renderer of the user's."""
+    options = template_options(render)
+    return None if options is None else tokenizer.get_chat_template(options.get("chat_template"), [])
 
 
 @lru_cache(maxsize=32)

@@ -22,6 +22,7 @@ from urllib.parse import urlsplit
 
 from multirole.engines.protocol import Completion, Engine, EngineError, Request, RequestRefused
 from multirole.extras import needed_by
+from multirole.types import OVERFLOW
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -33,6 +34,8 @@ RETRIES, SECONDS = 5, 600.0
 """How often the client sends a request again, and the seconds that one may take."""
 AT_ONCE = 32
 """Requests that one endpoint gets at a time."""
+TOO_LONG = ("context_length_exceeded", "maximum context length", "exceed_context_size")
+"""What the error of a server has if the conversation is longer than its model takes: OpenAI's, vLLM's and llama.cpp's."""
 RECORD = "partner_replies"
 """Folder of the recorded replies, in the run's `output_dir`."""
 
@@ -116,7 +119,7 @@ def check_endpoint(role: str, endpoint: Endpoint) -> None:
 
 @dataclass(frozen=True)
 class Reply:
-    """What a server replied, and the tokens that it counted."""
+    """What a server replied, and the tokens that it counted. `OVERFLOW` is the finish reason where the conversation is too long for it."""
 
     text: str
     finish_reason: str
@@ -169,10 +172,12 @@ class ReplyRecord:
         """Append a reply to the file of this process."""
         self._known[key] = reply
         self.folder.mkdir(parents=True, exist_ok=True)
-        line = json.dumps({"key": key} | asdict(reply)) + "\n"
-        is_whole = not self.file.exists() or not self.file.stat().st_size or self.file.read_bytes()[-1:] == b"\n"
-        with self.file.open("a", encoding="utf-8") as file:
-            file.write(line if is_whole else "\n" + line)
+        line = json.dumps({"key": key} | asdict(reply)).encode() + b"\n"
+        with self.file.open("ab+") as file:  # at its end
+            if file.tell():
+                file.seek(-1, os.SEEK_END)
+                line = b"\n" * (file.read(1) != b"\n") + line  # after a line that was cut off
+            file.write(line)
 
 
 class WithEndpoints:
@@ -189,7 +194,7 @@ class WithEndpoints:
         self._asked: set[int] = set()
         self._answered: dict[int, Reply] = {}
         self._error: BaseException | None = None  # of the first request without a reply
-        self._n_running = 0  # of the other engine's requests
+        self._running: set[int] = set()  # the other engine's requests
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="endpoints", daemon=True).start()
         self._clients: dict[Endpoint, AsyncOpenAI] = {}
@@ -199,7 +204,7 @@ class WithEndpoints:
         """Queue one request, or ask its endpoint."""
         if request.endpoint is None:
             self.engine.add(key, request)
-            self._n_running += 1
+            self._running.add(key)
             return
         self._asked.add(key)
         recorded = self.record.key(request)
@@ -215,18 +220,23 @@ class WithEndpoints:
         Raises EngineError or RequestRefused where an endpoint gave no reply, once the other engine has nothing left: it must not keep requests
         of a rollout that failed.
         """
-        done = self.engine.step() if self._n_running else []
-        self._n_running -= len(done)
+        try:
+            done = self.engine.step() if self._running else []
+        except BaseException:
+            self._running.clear()
+            self._forget()
+            raise
+        self._running -= {key for key, _ in done}
         with suppress(queue.Empty):
-            if not done and not self._n_running and self._asked:
+            if not done and not self._running and self._asked:
                 self._take(*self._finished.get(timeout=POLL))
             while True:
                 self._take(*self._finished.get_nowait())
-        if self._error is not None and not self._n_running:
+        if self._error is not None and not self._running:
             error = self._error
             self._forget()
             raise error
-        if not done and not self._n_running and self._asked == self._answered.keys():
+        if not done and not self._running and self._asked == self._answered.keys():
             done = [(key, self._answered[key].completion()) for key in sorted(self._answered)]
             self._forget()
         return done
@@ -282,6 +292,8 @@ class WithEndpoints:
             async with self._at_once[endpoint]:
                 answer = await self._clients[endpoint].chat.completions.create(**standard, extra_body=body)
         except openai.BadRequestError as error:
+            if any(mark in f"{error.message} {error.body}" for mark in TOO_LONG):
+                return Reply(error.message, OVERFLOW, 0, 0)
             raise RequestRefused(
                 f"The endpoint {endpoint.url} refuses a request to {endpoint.model!r}: {error.message}"
             ) from None

@@ -55,7 +55,8 @@ class Completion:
     log-softmax(logits / temperature), or NaN for a token that the engine could not score.
 
     `finish_reason` is "stop" when the last token is the end-of-turn token, else "length". The reply of an endpoint has no tokens: it has its `text`,
-    and the tokens of prompt and reply that the server counted in `billed`.
+    and the tokens of prompt and reply that the server counted in `billed`. Where the conversation is too long for the server, the reason is
+    `types.OVERFLOW`, and the text says so.
     """
 
     token_ids: list[int]

@@ -135,7 +135,7 @@ class VLLMServerEngine:
         self.lora: dict[str, str] = {}  # adapter -> its published name
         self.paths: dict[str, str] = {}  # published name -> folder
         self.server_of: dict[str, Server] = {}  # problem -> its server
-        self.running: set[int] = set()
+        self.running: dict[int, Future[Completion]] = {}
         self.finished: queue.SimpleQueue[tuple[int, Future[Completion]]] = queue.SimpleQueue()
         self.loop = asyncio.new_event_loop()
         self.thread = threading.Thread(target=self.loop.run_forever, name="vllm_server", daemon=True)
@@ -182,12 +182,11 @@ class VLLMServerEngine:
     def add(self, key: int, request: Request) -> None:
         """Send one request under the caller's own `key`."""
         check_request(request, [None, *self.lora], self.max_length)
-        self.running.add(key)
-        future = asyncio.run_coroutine_threadsafe(self._complete(request), self.loop)
+        self.running[key] = future = asyncio.run_coroutine_threadsafe(self._complete(request), self.loop)
         future.add_done_callback(lambda done: self.finished.put((key, done)))
 
     def step(self) -> list[tuple[int, Completion]]:
-        """Return the requests that were answered since the last step; waits a moment for one. Raises what ended a request."""
+        """Return the requests that were answered since the last step; waits a moment for one. Raises what ended a request, and drops the others."""
         if not self.running:
             return []
         answered = []
@@ -195,8 +194,17 @@ class VLLMServerEngine:
             answered.append(self.finished.get(timeout=POLL))
             while True:
                 answered.append(self.finished.get_nowait())
-        self.running -= {key for key, _ in answered}
-        return [(key, future.result()) for key, future in answered]
+        answered = [(key, future) for key, future in answered if self.running.get(key) is future]  # or it was dropped
+        try:
+            done = [(key, future.result()) for key, future in answered]
+        except BaseException:
+            dropped, self.running = self.running, {}
+            for future in dropped.values():
+                future.cancel()
+            raise
+        for key, _ in done:
+            del self.running[key]
+        return done
 
     def publish(self, model: PeftModel, version: int) -> None:
         """Load every adapter of `model` into every server that is up, and unload what was published before."""
@@ -220,6 +228,7 @@ class VLLMServerEngine:
         up = self._together(write_and_load)
         for server in self.servers:
             server.is_up = server.url in up
+            server.was_loaded |= server.is_up
 
     def sleep(self) -> None:
         """Do nothing: the servers' memory is not the trainer's. RuntimeError while requests are running."""
@@ -357,17 +366,26 @@ class VLLMServerEngine:
 
     async def _refresh_all(self) -> None:
         """Update every server that answers now; if none does, those that answer first within `vllm_server_timeout`."""
-        for seconds in (0.0, self.options.timeout):
-            results = await asyncio.gather(*(self._refresh(s, seconds) for s in self.servers), return_exceptions=True)
-            failures = [error for error in results if isinstance(error, BaseException)]
-            for server, error in zip(self.servers, results, strict=True):
-                if isinstance(error, ServerLost):
-                    self._lose(server, error)
-                elif isinstance(error, BaseException):
-                    raise error
-            if any(server.is_up for server in self.servers):
-                return
-        raise failures[-1]
+        for seconds, until in ((0.0, asyncio.ALL_COMPLETED), (self.options.timeout, asyncio.FIRST_COMPLETED)):
+            server_of = {asyncio.ensure_future(self._refresh(server, seconds)): server for server in self.servers}
+            running = set(server_of)
+            try:
+                while running:
+                    done, running = await asyncio.wait(running, return_when=until)
+                    for task in [task for task in server_of if task in done]:
+                        error = task.exception()
+                        if isinstance(error, ServerLost):
+                            failure = error
+                            self._lose(server_of[task], error)
+                        elif error is not None:
+                            raise error
+                    if any(server.is_up for server in self.servers):
+                        return
+            finally:
+                for task in running:
+                    task.cancel()
+                await asyncio.gather(*running, return_exceptions=True)
+        raise failure
 
     def _lose(self, server: Server, error: BaseException) -> None:
         """Send a server no requests until the next publication finds it up again."""

@@ -17,10 +17,26 @@ from concurrent.futures import Future
 from typing import Any, Self
 
 from mcp import Client, MCPError
-from mcp_types import INVALID_PARAMS, CallToolResult, TextContent
+from mcp_types import (
+    CONNECTION_CLOSED,
+    INTERNAL_ERROR,
+    INVALID_REQUEST,
+    METHOD_NOT_FOUND,
+    PARSE_ERROR,
+    REQUEST_TIMEOUT,
+    CallToolResult,
+    TextContent,
+)
 from mcp_types import Tool as ServerTool
 
 from multirole.types import Tool, ToolUnavailable
+
+FAULTS = {
+    CONNECTION_CLOSED: ("",), REQUEST_TIMEOUT: ("",), INTERNAL_ERROR: ("Server returned an error response",),
+    INVALID_REQUEST: ("Session terminated", "Unexpected content type", "Redirect to ", "server answered a request with 202"),
+    METHOD_NOT_FOUND: ("Not Found",), PARSE_ERROR: ("Failed to parse",),
+}  # fmt: skip
+"""The codes under which mcp's client reports that a server did not answer, and how its messages begin: a server may use some of the codes, too."""
 
 
 class ToolError(RuntimeError):
@@ -103,7 +119,7 @@ class MCPTools:
             try:
                 return text_of(await asyncio.wrap_future(asked))
             except MCPError as error:
-                if error.code == INVALID_PARAMS:
+                if not error.message.startswith(FAULTS.get(error.code, ())):
                     raise
                 raise ToolUnavailable(f"the MCP server did not answer a call of the tool {name!r}: {error}") from error
             except ToolError:

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Iterator
-from itertools import count, islice
+from itertools import chain, count, islice
 from typing import Any
 
 from datasets import Dataset, IterableDataset
@@ -103,7 +103,8 @@ def read_whole(name: str, stream: IterableDataset) -> Dataset:
             f"`{name}` is a stream of more than {MAX_EVALUATION_ROWS} rows, which an evaluation would read to its end. Pass a part of it, "
             f"such as `{name}.take(500)`."
         )
-    return Dataset.from_list(rows)
+    names = dict.fromkeys(chain.from_iterable(rows))  # `Dataset.from_list` takes the columns of the first row alone
+    return Dataset.from_dict({name: [row.get(name) for row in rows] for name in names})
 
 
 def first_row(name: str, stream: IterableDataset) -> dict[str, Any]:

@@ -241,7 +241,9 @@ class Endpoint:
     def _refused_fields(self, body: dict, session: Session, dialect: Dialect) -> BadRequest | None:
         """Return one error for all fields that cannot be honoured; None if there are none."""
         usual = session.sampling.temperature if session.sampling is not None else None
-        read = dialect.read if session.served is None else dialect.read | dialect.sampling
+        read, options = dialect.read, {}
+        if session.served is not None:
+            read, options = read | dialect.sampling, dict(session.served.template_options)
         refused = {
             name: value
             for name, value in body.items()
@@ -249,6 +251,7 @@ class Endpoint:
             and value is not None
             and value not in dialect.neutral.get(name, ())
             and not (name == "temperature" and value == usual)
+            and not (name == "chat_template_kwargs" and isinstance(value, dict) and options | value == options)
         }
         if not refused:
             return None
@@ -268,7 +271,8 @@ class Endpoint:
         return BadRequest(f"{' '.join(texts)} Leave {it} out, or ignore {it} with {how}.", param=names[0])
 
     def _wants_logprobs(self, body: dict) -> bool:
-        is_listed = "message.output_text.logprobs" in (body.get("include") or ())
+        include = body.get("include")
+        is_listed = isinstance(include, list) and "message.output_text.logprobs" in include
         return is_listed or body.get("logprobs") is True and "logprobs" not in self.ignore
 
     def _reply(

@@ -40,9 +40,11 @@ def as_chat(body: dict, session: Session) -> dict:
     items = [{"role": "user", "content": asked}] if isinstance(asked, str) else asked
     if not isinstance(items, list) or not items or not all(isinstance(item, dict) for item in items):
         raise BadRequest("`input` must be a text or a list of at least one item.", param="input")
+    if not isinstance(include := body.get("include"), list | None):
+        raise BadRequest(f"`include` must be a list, got {include!r}.", param="include")
     earlier = []
     if (previous := body.get("previous_response_id")) is not None:
-        if previous not in session.conversations:
+        if not isinstance(previous, str) or previous not in session.conversations:
             raise BadRequest(
                 f"Previous response with id {previous!r} not found. A response is known while its episode runs.",
                 400, "previous_response_not_found", "previous_response_id",
@@ -59,8 +61,8 @@ def _messages(items: list[dict], session: Session) -> list[dict]:
     new: dict[str, Any]
     for i, item in enumerate(items):
         kind = item.get("type", "message")
-        if kind == "item_reference" and item.get("id") in session.conversations:
-            (item,) = session.conversations[item["id"]]
+        if kind == "item_reference" and isinstance(id := item.get("id"), str) and id in session.conversations:
+            (item,) = session.conversations[id]
             kind = item["type"]
         if kind == "message":
             content = item.get("content")
@@ -77,8 +79,8 @@ def _messages(items: list[dict], session: Session) -> list[dict]:
             parts = [_part(part) for part in output] if isinstance(output, list) else output
             new = {"role": "tool", "tool_call_id": item.get("call_id"), "content": parts}
         elif kind == "reasoning":
-            texts = [part.get("text", "") for part in item.get("content") or item.get("summary") or []]
-            new = {"role": "assistant", "reasoning_content": "".join(texts)}
+            thought = _text_of(item.get("content") or item.get("summary") or [], f"input[{i}]")
+            new = {"role": "assistant", "reasoning_content": thought}
         else:
             raise BadRequest(
                 f"`input[{i}]` is of the type {kind!r}, which is not supported. There are messages, reasoning, function_call and "
@@ -111,6 +113,16 @@ def _part(part: Any) -> Any:
     if isinstance(part, dict) and part.get("type") == "refusal":
         return {"type": "text", "text": part.get("refusal")}
     return part
+
+
+def _text_of(parts: Any, name: str) -> str:
+    """Return the text of the parts of reasoning."""
+    texts = [part.get("text", "") for part in parts if isinstance(part, dict)] if isinstance(parts, list) else []
+    if not isinstance(parts, list) or len(texts) < len(parts) or not all(isinstance(text, str) for text in texts):
+        raise BadRequest(
+            f"`{name}` is reasoning, whose content and summary must be lists of parts with a text.", param=name
+        )
+    return "".join(texts)
 
 
 def _tools(tools: Any) -> Any:

@@ -18,7 +18,7 @@ from starlette.routing import Route
 from transformers import PreTrainedTokenizerBase
 
 from multirole.access import RequireKey, check_host
-from multirole.chat.templates import Renderer, chat_template, check_tools
+from multirole.chat.templates import Renderer, chat_template, check_tools, template_options
 from multirole.chat.tool_calls import parse_reply
 from multirole.engines.protocol import Completion, Engine, Request, Sampling
 from multirole.openai_api.app import Endpoint
@@ -40,6 +40,7 @@ REFUSALS = {
     "presence_penalty": "the server samples from the model's own distribution",
     "frequency_penalty": "the server samples from the model's own distribution",
     "tool_choice": "the model decides whether it calls a tool",
+    "chat_template_kwargs": "prompts are rendered as in training",
 }
 """Why fields are refused that this server does not honour; those of training have other reasons."""
 
@@ -143,7 +144,7 @@ class ModelServer:
 
     def app(self) -> RequireKey:
         """Return the ASGI application. It must be called in the event loop that serves."""
-        served = RequestSampling(choices_of, REFUSALS)
+        served = RequestSampling(choices_of, REFUSALS, template_options(self.render) or {})
         session = Session(self._call, list(self.policy), tokenizer=self.tokenizer, served=served)
         endpoint = Endpoint(self.ignore, default=session)
         endpoint.app.router.routes.append(Route("/health", _healthy, methods=["GET"]))

@@ -1,7 +1,6 @@
 """Connect a client in any thread or event loop to one episode of the rollout."""
 
 import asyncio
-import time
 from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import ContextVar
@@ -40,10 +39,12 @@ class RequestSampling:
     Args:
         choices: reads the fields about sampling into what each of the replies asks for, the keyword `asked` of the call.
         refusals: field that is not honoured -> reason.
+        template_options: the options of the chat template, which `chat_template_kwargs` may repeat.
     """
 
     choices: Callable[[dict[str, Any]], list[Any]]
     refusals: Mapping[str, str]
+    template_options: Mapping[str, Any]
 
 
 class Session:
@@ -62,14 +63,14 @@ class Session:
     ) -> None:  # fmt: skip
         self.roles, self.sampling, self.tokenizer, self.served = roles, sampling, tokenizer, served
         self.is_open, self.has_requests = True, False
-        self.pending = self.n_turns = 0
+        self.pending = self.n_turns = self.n_ended = 0
+        """The calls that run, those that were answered, and those that have ended, answered or not."""
         self.refusal: str | None = None
         """The message of the last request that was refused."""
         self.error: Exception | None = None
         """A failure of a call that is no fault of the agent."""
         self.conversations: dict[str, list[Any]] = {}
         """The items of earlier responses by the response's id, and single items by their own (`endpoint.responses`)."""
-        self.last_event = time.monotonic()
         self._call = call
         self._played: dict[str, list[Played]] = defaultdict(list)
         self.loop = asyncio.get_running_loop()
@@ -133,9 +134,4 @@ class Session:
             return turn
         finally:
             self.pending -= 1
-            self.last_event = time.monotonic()
-
-    @property
-    def idle_seconds(self) -> float:
-        """Return the seconds since the last call began or ended; 0 while a call is running."""
-        return 0.0 if self.pending else time.monotonic() - self.last_event
+            self.n_ended += 1

@@ -135,9 +135,15 @@ class OpenAIWorkflow:
         return self.agent(question, OpenAI(**options, http_client=in_memory))
 
     async def _finish(self, session: Session, running: "asyncio.Future[Any]") -> Any:
-        """Return the agent's answer; `TimeoutError` if it neither calls nor returns for `patience` seconds."""
+        """Return the agent's answer; `TimeoutError` if it neither calls nor returns for `patience` seconds.
+
+        They are counted in quarters, because an engine's step blocks the loop: however long it takes, it is one quarter at most.
+        """
+        n_idle, n_ended = 0, session.n_ended
         while not (await asyncio.wait({running}, timeout=self.patience / 4))[0]:
-            if session.idle_seconds > self.patience:
+            is_idle = not session.pending and session.n_ended == n_ended
+            n_idle, n_ended = n_idle + 1 if is_idle else 0, session.n_ended
+            if n_idle == 4:
                 running.cancel()
                 raise TimeoutError(f"the agent made no call and returned nothing for {self.patience:g} s")
         return running.result()

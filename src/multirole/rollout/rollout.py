@@ -74,7 +74,7 @@ PROMPT_TAIL = 16
 
 
 class PromptOverflow(Exception):
-    """A turn's prompt is longer than `max_prompt_tokens`: the episode ends without an answer."""
+    """A turn's prompt is longer than `max_prompt_tokens`, or than a partner's server takes: the episode ends without an answer."""
 
 
 class RolloutStopped(Exception):
@@ -82,11 +82,12 @@ class RolloutStopped(Exception):
 
 
 def private_copy(problem: Problem) -> Problem:
-    """Return a copy of the problem whose history and reference can be changed without affecting other episodes."""
+    """Return a copy of the problem whose parts can be changed without affecting other episodes."""
     reference = problem.reference  # any object: those that are not JSON's may not be copyable
     if isinstance(reference, (list, dict)):
         reference = copy.deepcopy(reference)
-    return replace(problem, history=copy.deepcopy(problem.history), reference=reference)
+    history, prompt = copy.deepcopy((problem.history, problem.prompt))
+    return replace(problem, history=history, reference=reference, prompt=prompt)
 
 
 def is_encodable(text: str) -> bool:
@@ -585,9 +586,14 @@ class Rollout:
                     f"`call({role!r}, tools=...)`: the role is behind an endpoint, whose tool calls are not read. Leave `tools` out."
                 )
             if len(prompt_ids) > self.max_prompt_tokens and not is_remote:
-                self._warn_of_overflow(role, episode.problem, len(prompt_ids))
+                n_tokens = len(prompt_ids)
+                self._warn_of_overflow(
+                    role,
+                    episode.problem,
+                    f"has {n_tokens} tokens, more than `max_prompt_tokens` ({self.max_prompt_tokens})",
+                )
                 raise PromptOverflow(
-                    f"This model's maximum context length is {self.max_prompt_tokens} tokens. However, your messages resulted in {len(prompt_ids)} "
+                    f"This model's maximum context length is {self.max_prompt_tokens} tokens. However, your messages resulted in {n_tokens} "
                     f"tokens. Please reduce the length of the messages (role {role!r}, `max_prompt_tokens`)."
                 )
             nth = occurrences[role, tuple(prompt_ids)]
@@ -601,6 +607,9 @@ class Rollout:
                 step = replay.step(request, role, slot, round, nth, episode.turns)
             if isinstance(step, Request):
                 done = await asyncio.shield(send(step))  # the engine goes on where the workflow cancels the call
+                if done.finish_reason == OVERFLOW:
+                    self._warn_of_overflow(role, episode.problem, f"is refused by its server ({done.text})")
+                    raise PromptOverflow(done.text)
                 self.sampled_tokens += len(done.token_ids)
                 self.read_tokens += len(prompt_ids)
                 version = self.versions.get(step.adapter, self.version)
@@ -617,6 +626,8 @@ class Rollout:
             return turn
 
         answer = await self._answer_of(episode.problem, call)
+        if len(made) > len(begun):
+            await asyncio.sleep(0)  # tasks that the workflow made just before it returned begin their calls
         if len(made) > len(begun) and answer.reason != OVERFLOW:
             raise WorkflowError(
                 f"The workflow {self.workflow.name!r} did not await its calls of {sorted(Counter(made) - Counter(begun))} on problem "
@@ -676,12 +687,12 @@ class Rollout:
             )
         return answer
 
-    def _warn_of_overflow(self, role: str, problem: Problem, n_tokens: int) -> None:
-        """Warn of the first prompt that is longer than `max_prompt_tokens`."""
+    def _warn_of_overflow(self, role: str, problem: Problem, what: str) -> None:
+        """Warn of the first prompt that is longer than `max_prompt_tokens`, or than a server takes."""
         if not self._has_overflowed:
-            logger.warning("A prompt of the role %r on problem %r has %d tokens, more than `max_prompt_tokens` (%d). Unless the workflow "
+            logger.warning("A prompt of the role %r on problem %r %s. Unless the workflow "
                            "handles this, the episode ends and is scored on an empty answer. Further ones are not reported; the log has their `prompt_overflow_rate`.",
-                           role, problem.id, n_tokens, self.max_prompt_tokens)  # fmt: skip
+                           role, problem.id, what)  # fmt: skip
         self._has_overflowed = True
 
     def _reply_of(self, done: Completion, prompt_ids: list[int]) -> tuple[list[int], list[float], str, str]:
