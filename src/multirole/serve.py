@@ -101,8 +101,10 @@ def read_saved(folder: Path, base: str | None = None, render: Renderer | None = 
             "`serve(read_saved(folder, render=...), host, port)` of multirole.serve."
         )
     config = PeftConfig.from_pretrained(str(adapters[names[0]]))
-    revision = None if base else facts.get("revision") or config.revision
-    base = base or config.base_model_name_or_path
+    if base:
+        base, revision = split_revision(base)
+    else:
+        base, revision = config.base_model_name_or_path, facts.get("revision") or config.revision
     if not base:
         raise ValueError(
             f"The adapters in {folder} name no base model. Pass its folder, or its name on the Hub, with `--model`."
@@ -124,7 +126,15 @@ def base_alone(base: str | None) -> SavedRoles:
             "There is nothing to serve. Give a folder of saved adapters, or a base model alone with `--model`: its folder, its GGUF file or its name "
             "on the Hub."
         )
-    return SavedRoles({}, {BASE: None}, base, Sampling(UNKNOWN_TOKENS, 1.0), UNKNOWN_TOKENS)
+    base, revision = split_revision(base)
+    return SavedRoles({}, {BASE: None}, base, Sampling(UNKNOWN_TOKENS, 1.0), UNKNOWN_TOKENS, revision=revision)
+
+
+def split_revision(base: str) -> tuple[str, str | None]:
+    """Return the name of a base and its revision, which a name on the Hub may end with: "Qwen/Qwen3-0.6B@025f7769"."""
+    name, _, revision = base.partition("@")
+    is_name = revision and not Path(base).expanduser().exists()
+    return (name, revision) if is_name else (base, None)
 
 
 def load_server(saved: SavedRoles, ignore: Sequence[str] = ()) -> ModelServer:

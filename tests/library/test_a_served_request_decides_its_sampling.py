@@ -324,6 +324,14 @@ def test_the_revision_of_the_base_is_saved_and_served(saved, tmp_path, monkeypat
     monkeypatch.setattr(trainer, "model_options", {"revision": "025f7769"})
     trainer.save_model(str(tmp_path))
     assert read_saved(tmp_path).revision == "025f7769" and read_saved(tmp_path, "another base").revision is None
+    (at := tmp_path / "toy@home").mkdir()
+    for named, base, revision in (
+        ("toy/base@1a2b", "toy/base", "1a2b"),
+        ("toy/base", "toy/base", None),
+        (str(at), str(at), None),
+    ):
+        for roles in (read_saved(tmp_path, named), base_alone(named)):
+            assert (roles.base, roles.revision) == (base, revision)
 
 
 def test_a_base_alone_is_served(saved, tokenizer):
