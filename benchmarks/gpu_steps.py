@@ -517,10 +517,10 @@ class PassCounter:
 
         fits, pass_over = model_passes.fits, self.passes.pass_over
 
-        def decide(model: Any, n_tokens: int, is_half: bool) -> bool:
+        def decide(model: Any, n_tokens: int, is_half: bool, added_bytes: int = 0) -> bool:
             if n_tokens == 0:  # a pass that keeps no activations
                 return True
-            is_kept = not self.always_recomputes and fits(model, n_tokens, is_half)
+            is_kept = not self.always_recomputes and fits(model, n_tokens, is_half, added_bytes)
             self.recomputed += not is_kept
             return is_kept
 

@@ -473,7 +473,7 @@ def test_more_iterations_may_be_set_before_training(train, model_folder, tmp_pat
         ({"peft_config": None}, "no `peft_config` was given"),
         ({"engine": "no_module:Engine"}, "`engine='no_module:Engine'` cannot be loaded: ModuleNotFoundError"),
         ({"engine": "json:Engine"}, "`engine='json:Engine'` cannot be loaded: AttributeError"),
-        ({"policy": {"generator": "a", "aggregator": None}}, r"names no adapter for \['aggregator'\].*write 'frozen'"),
+        ({"policy": {"generator": "a", "aggregator": None}}, r"has None for \['aggregator'\], but .* needs an adapter.*write 'frozen'"),
         ({"eval_dataset": Dataset.from_list([{"prompt": "1+1", "id": "a"}] * 2)}, 'The "id" column of `eval_dataset` names 2 rows'),
     ],
 )  # fmt: skip
