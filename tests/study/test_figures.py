@@ -243,10 +243,12 @@ def test_a_mark_is_at_its_mean_and_what_was_not_run_is_called_so():
 
 @pytest.mark.slow
 def test_the_overview_draws_the_declared_answers(tmp_path):
-    """Of the miniature on math: workflow minus single agent by budget, at the preset's rate and at tuned rates."""
+    """Of the miniature on math: workflow minus single agent by budget, at the preset's rate and at tuned rates. Of SmolLM2: all five seeds."""
     results = linked(ROOT / "results/tiny-r", tmp_path / "tiny-r")
-    tuned = ROOT / "results/rates/tiny-r"
-    figure = drawn("overview", results, "budgets", tuned=str(tuned))["budgets"].figure
+    tuned, smollm2, more = (ROOT / "results" / name for name in ("rates/tiny-r", "smollm2", "iterations/smollm2"))
+    figure = drawn("overview", results, "budgets", tuned=str(tuned), folders=f"{results} {smollm2}+{more}")[
+        "budgets"
+    ].figure
     declared = pd.read_csv(ROOT / "results/smollm2/questions.csv").query("base == 'tiny-r'")
     answers = pd.read_csv(tuned / "tables/rates_answers.csv")
     for axes, (asked, of_rates) in zip(
@@ -261,6 +263,10 @@ def test_the_overview_draws_the_declared_answers(tmp_path):
         ):
             here = [mark.get_xdata()[0] for mark in marks if round(mark.get_ydata()[0]) == height]
             assert sorted(here) == pytest.approx(sorted(100 * expected), rel=1e-4)
+    of_five = pd.read_csv(more / "tables/compare.csv").query("question == 'cells'")
+    marks = [mark for mark in figure.axes[0].lines if mark.get_marker() in WORKFLOW_MARKERS.values()]
+    here = [mark.get_xdata()[0] for mark in marks if round(mark.get_ydata()[0]) == 3]
+    assert set(of_five["seeds"]) == {5} and sorted(here) == pytest.approx(sorted(100 * of_five["value"]), rel=1e-4)
 
 
 @pytest.mark.parametrize("policy", POLICIES)

@@ -45,6 +45,9 @@ def looked_up(source: dict[str, Any]) -> list[float]:
     elif take == "sums":
         column, values = list(source["where"].items())[-1]
         numbers = [rows.loc[rows[column] == value, "value"].sum() for value in values]
+    elif take == "means":
+        means = sorted(sign * rows.groupby(source["by"])["value"].mean())
+        numbers, sign = [means[0], means[-1]], 1
     else:
         assert take == "seeds", take
         numbers = seed_interval(rows.groupby("seed")["value"].mean())

@@ -13,7 +13,10 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 import yaml
+from scipy.stats import t
 
+from multirole_study.compare.corrections import holm
+from multirole_study.compare.rules import ALPHA
 from multirole_study.experiment.storage import write_text
 from multirole_study.paper.lines import matching
 from multirole_study.paper.output import markdown
@@ -53,6 +56,8 @@ def cell(line: Mapping[str, Any], column: str, results: Path) -> Cell:
     if "table" in source:
         rows = matching(pd.read_csv(results / source["table"]), source["table"], source["where"])
         rows = rows.drop_duplicates(source["each"])
+        if source.get("holm"):
+            rows = after_holm(rows)
     else:
         rows = verdicts_of_claim(line, column, results)
     if unknown := set(rows["verdict"]) - set(WORD_OF):
@@ -75,6 +80,14 @@ def verdicts_of_claim(line: Mapping[str, Any], column: str, results: Path) -> pd
     return rows.assign(verdict=rows["verdict"].where(rows["vacuous"].isna(), "vacuous"))
 
 
+def after_holm(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return verdicts on differences, undecided where Holm's correction over all of them leaves p, that of the 95 % t interval over seeds, at 5 % or above."""
+    degrees = rows["seeds"] - 1
+    error = (rows["high"] - rows["low"]) / 2 / t.ppf(1 - ALPHA / 2, degrees)
+    p = holm(2 * t.sf(rows["value"].abs() / error, degrees))
+    return rows.assign(verdict=rows["verdict"].where(p < ALPHA, "undecided"))
+
+
 def word_of_most(words: list[str]) -> tuple[str, int]:
     """Return the word of more than half of some verdicts, otherwise "undecided", and how many have it; "untested" if there is no verdict."""
     if not words:
@@ -95,7 +108,9 @@ def linked_cells(line: Mapping[str, Any], page: Path, results: Path) -> list[str
     default = {name: f"{column['scale']}/tables/claims.md" for name, column in COLUMNS.items()}
     see = line.get("see", default)
     targets = dict.fromkeys(COLUMNS, see) if isinstance(see, str) else see
-    return [link(str(cell(line, column, results)), targets[column], page, results) for column in COLUMNS]
+    remarks = {column: f" ({remark})" for column, remark in line.get("remark", {}).items()}
+    texts = {column: f"{cell(line, column, results)}{remarks.get(column, '')}" for column in COLUMNS}
+    return [link(texts[column], targets[column], page, results) for column in COLUMNS]
 
 
 def table_of_page(page: Path, results: Path) -> str:
