@@ -39,6 +39,11 @@ def fork(
     return play_forks(trainer, [Fork(episode, at, how, draw) for draw in range(first, first + n)], iteration)
 
 
+def trained_roles(trainer: Trainer) -> list[str]:
+    """Return the roles whose adapters are trained; the others are played by partners."""
+    return [role for role, adapter in trainer.policy.items() if adapter in trainer.adapters]
+
+
 def play_forks(trainer: Trainer, forks: Sequence[Fork], iteration: int) -> list[Episode]:
     """Replay many forks at once, which fills the engine's batches, and score them. Returns one episode per fork, in their order.
 
@@ -48,7 +53,7 @@ def play_forks(trainer: Trainer, forks: Sequence[Fork], iteration: int) -> list[
     if any(fork.how == "base" for fork in forks):
         check_base_alone(trainer.peft_model, "Fork with how='resample' or 'twin'.")
     present = trainer.state.global_step
-    trained = {role for role, adapter in trainer.policy.items() if adapter in trainer.adapters}
+    trained = trained_roles(trainer)
     turns = (turn for fork in forks for turn in fork.episode.turns if turn.role in trained)
     if any(turn.version not in (None, present) for turn in turns):
         raise ValueError(

@@ -290,15 +290,15 @@ class Cell(Settings):
 
     def _broken_rules(self) -> list[str]:
         """Return a message for each rule of the library and of cells that the settings break."""
-        shared = {"roles": list(self.policy), "changed": self.changed()}
+        shared = {"roles": list(self.policy), "changed": self.changed()} | partner_facts(self.policy)
         facts = shared | {
             "ticks": self.ticks, "treatment": self.treatment,
             "task_label": self.task_label, "has_own_task": self._task is not None, "has_gym_task": self._gym is not None,
             "replays_episodes": self.credit in ESTIMATORS and self.replays_episodes,
         }  # fmt: skip
         return [
-            *broken_rules(dict(self) | shared | partner_facts(self.policy)),
-            *broken_rules(dict(self) | facts | partner_facts(self.policy), RULES),
+            *broken_rules(dict(self) | shared),
+            *broken_rules(dict(self) | facts, RULES),
         ]
 
     @property

@@ -8,7 +8,7 @@ from multirole.callbacks import Trainer
 from multirole.credit.advantages import compared
 from multirole.credit.estimator import CreditEstimator
 from multirole.options import MultiRoleGRPOConfig
-from multirole.rollout.forks import play_forks
+from multirole.rollout.forks import play_forks, trained_roles
 from multirole.rollout.replay import Fork, same_turn
 from multirole.types import Episode
 from multirole.update.rows import Row
@@ -45,12 +45,13 @@ class BranchCredit(CreditEstimator):
         return compared(rewards, [0] * len(rewards))
 
     def on_rollout_end(self, trainer: Trainer, episodes: list[Episode]) -> None:
+        trained = trained_roles(trainer)
         forks = [
             Fork(episode, turn, "resample", draw)
             for episode in episodes
             if episode.reward is not None
             for turn in episode.turns
-            if trainer.policy[turn.role] in trainer.adapters
+            if turn.role in trained
             for draw in range(1, self.n_branches)
         ]
         played = play_forks(trainer, forks, trainer.state.global_step)

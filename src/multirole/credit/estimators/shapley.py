@@ -11,7 +11,7 @@ from multirole.callbacks import Trainer
 from multirole.credit.advantages import compared, outcome
 from multirole.credit.estimator import CreditEstimator
 from multirole.inputs.adapters import check_base_alone
-from multirole.rollout.forks import play_forks
+from multirole.rollout.forks import play_forks, trained_roles
 from multirole.rollout.replay import Fork
 from multirole.types import Episode
 from multirole.update.rows import Row
@@ -67,11 +67,6 @@ class ShapleyCredit(CreditEstimator):
             advantage_of |= {(key, role): value for key, value in zip(episodes, values, strict=True)}
         self.values = {}
         return [advantage_of.get((id(row.episode), row.turn.role), 0.0) for row in rows]
-
-
-def trained_roles(trainer: Trainer) -> list[str]:
-    """Return the players: the roles that have an adapter."""
-    return [role for role, adapter in trainer.policy.items() if adapter in trainer.adapters]
 
 
 def shapley_values(worth: Mapping[frozenset[str], float], players: Sequence[str]) -> dict[str, float]:
