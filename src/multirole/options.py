@@ -236,14 +236,18 @@ class MultiRoleGRPOConfig(GRPOConfig):
         )
 
     def check(self, **facts: Any) -> None:
-        """Raise ValueError for the first of `multirole.option_rules` that is broken: of those that read one of `facts`, or of those that read options alone."""
+        """Raise ValueError for the first of `multirole.option_rules` that is broken: of those that read one of `facts`, or, without facts, of all.
+
+        Facts stay known in later calls, so that rules may read facts of several calls. A call without facts forgets them.
+        """
         if not facts:
             self._check_types()
+        known = self.__dict__["_facts"] = self.__dict__.get("_facts", {}) | facts if facts else {}
         options = {option.name: plain(vars(self)[option.name]) for option in fields(self)}
         defaults = {option.name: option.default for option in fields(self)}
         changed = {name: (value, defaults[name]) for name, value in options.items() if value != defaults[name]}
         rules = [rule for rule in RULES if not facts or facts.keys() & {*rule.reads}]
-        for message in broken_rules(options | {"changed": changed} | facts, rules):
+        for message in broken_rules(options | {"changed": changed} | known, rules):
             raise ValueError(message)
 
     def _check_types(self) -> None:

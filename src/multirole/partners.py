@@ -44,7 +44,7 @@ class Partners:
     def check(self, args: MultiRoleGRPOConfig, callbacks: Iterable[Any]) -> None:
         """Refuse partners that cannot play, before a model is loaded (ValueError): a folder without an adapter, a server that does not answer."""
         replaying = [type(c).__name__ for c in callbacks if isinstance(c, CreditEstimator) and c.replays_episodes]
-        args.check(endpoint_roles=self.facts["endpoint_roles"], replaying_credit=next(iter(replaying), None))
+        args.check(replaying_credit=next(iter(replaying), None))
         check_frozen(frozen_folders(self.policy))
         for role in self.facts["endpoint_roles"]:
             check_endpoint(role, Endpoint.from_text(self.policy[role]))

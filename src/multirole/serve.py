@@ -23,7 +23,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.utils.logging import disable_progress_bar
 
 from multirole.access import API_KEY, check_host, read_key
-from multirole.bases.gguf_folder import local_base
+from multirole.bases.gguf_folder import local_base, split_revision
 from multirole.chat.templates import Renderer, StartClock, chat_template
 from multirole.engines import load_engine
 from multirole.engines.protocol import Sampling
@@ -128,13 +128,6 @@ def base_alone(base: str | None) -> SavedRoles:
         )
     base, revision = split_revision(base)
     return SavedRoles({}, {BASE: None}, base, Sampling(UNKNOWN_TOKENS, 1.0), UNKNOWN_TOKENS, revision=revision)
-
-
-def split_revision(base: str) -> tuple[str, str | None]:
-    """Return the name of a base and its revision, which a name on the Hub may end with: "Qwen/Qwen3-0.6B@025f7769"."""
-    name, _, revision = base.partition("@")
-    is_name = revision and not Path(base).expanduser().exists()
-    return (name, revision) if is_name else (base, None)
 
 
 def load_server(saved: SavedRoles, ignore: Sequence[str] = ()) -> ModelServer:

@@ -1,8 +1,9 @@
 """The teachers of a run's roles: whose log-probs of a role's own tokens are part of its loss (on-policy distillation).
 
-A teacher is the base (`"frozen"`), a saved adapter on it (`"frozen:FOLDER"`), another model in this process (`"base:NAME"`), or a model behind a vLLM
-server (`{"url": ..., "model": ...}`). Those in this process are scored like rows of an adapter, once per iteration, before the update. What is kept of them
-are hidden states, from which `multirole.update.distillation` computes distributions: with 1024 numbers per token instead of 152k.
+A teacher is the base (`"frozen"`), a saved adapter on it (`"frozen:FOLDER"`), another model in this process (`"base:NAME"`, on the Hub also
+`"base:NAME@REVISION"`), or a model behind a vLLM server (`{"url": ..., "model": ...}`). Those in this process are scored like rows of an adapter, once per
+iteration, before the update. What is kept of them are hidden states, from which `multirole.update.distillation` computes distributions: with 1024 numbers per
+token instead of 152k.
 """
 
 import itertools
@@ -18,7 +19,7 @@ from torch import Tensor
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 from trl.trainer.utils import add_fused_lm_head, create_model_from_path
 
-from multirole.bases.gguf_folder import local_base
+from multirole.bases.gguf_folder import local_base, split_revision
 from multirole.engines.endpoint import AT_ONCE, RETRIES, SECONDS, Endpoint, check_endpoint
 from multirole.engines.protocol import EngineError
 from multirole.extras import needed_by
@@ -236,8 +237,8 @@ def load_other(
     role: str, name: str, passes: ModelPasses, args: MultiRoleGRPOConfig, tokenizer: PreTrainedTokenizerBase
 ) -> LocalTeacher:
     """Load another model as the teacher of a role. ValueError if it cannot be loaded, or if its vocabulary is not that of `tokenizer`."""
-    folder = local_base(name)
-    options = {"trust_remote_code": args.trust_remote_code}
+    folder, revision = split_revision(local_base(name))
+    options = {"trust_remote_code": args.trust_remote_code} | ({"revision": revision} if revision else {})
     try:
         of_teacher = AutoTokenizer.from_pretrained(folder, **options).get_vocab()
     except OSError as error:

@@ -420,7 +420,7 @@ class MultiRoleGRPOTrainer(StockHooks):
         # the adapters also change within an iteration
         weights = version, self._n_steps
         if replays is not None:
-            self.args.check(replaying_credit="A fork", endpoint_roles=self.partners.facts["endpoint_roles"])
+            self.args.check(replaying_credit="A fork")
         players = self.partners.players(self.policy if policy is None else policy, version)
         self.rollout.versions = self.partners.versions(version)
         return self.player.play(self.peft_model, version, weights, attempts, iteration, players, replays)
@@ -550,7 +550,7 @@ class MultiRoleGRPOTrainer(StockHooks):
         self.passes = ModelPasses(self.peft_model, self.adapters, self.accelerator, self.args, self.is_sharded)
         self.run_state.kernels = self._choose_kernels()
         self.correction = Correction.from_args(self.args)
-        self.args.check(is_sharded=self.is_sharded, teachers=self.teachers.facts["teachers"])
+        self.args.check(is_sharded=self.is_sharded)
         self.teachers.set_up(self.passes, self.args, self._tokenizer, (self.epsilon_low, self.epsilon_high))
         if not self.is_sharded:
             with self.accelerator.autocast():
@@ -580,12 +580,7 @@ class MultiRoleGRPOTrainer(StockHooks):
             render = self.clock.bind(render)
         maker = engine or load_engine(args.engine, self.peft_model, self.passes.is_float32)
         engine_class = (maker if isinstance(maker, type) else type(maker)).__name__
-        args.check(
-            is_sharded=self.is_sharded,
-            engine_class=engine_class,
-            plays_during_update=plays_during_update(maker),
-            **self.partners.facts,
-        )
+        args.check(engine_class=engine_class, plays_during_update=plays_during_update(maker))
         self.engine = self.partners.with_endpoints(engine or maker.from_trainer(self), self)
         # one thread, one tokenizer
         tokenizer = copy.deepcopy(self._tokenizer) if args.max_staleness else self._tokenizer

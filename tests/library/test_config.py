@@ -1,5 +1,6 @@
 """`MultiRoleGRPOConfig`: what it takes from TRL's, what it refuses and why, and how batch sizes translate."""
 
+import copy
 import inspect
 import re
 from dataclasses import fields
@@ -11,6 +12,7 @@ from trl import GRPOConfig, TrlParser
 from multirole.option_rules import CHOICES, FACTS, REFUSED, RULES, broken_rules
 from multirole.options import MultiRoleGRPOConfig
 from multirole.trl_parts import GRPOTrainer
+from multirole.workflows import Single
 
 OTHER = {  # a value of each refused option that is not the one allowed
     "top_p": 0.9, "top_k": 5, "min_p": 0.1, "repetition_penalty": 1.1, "generation_kwargs": {"do_sample": True},
@@ -101,6 +103,25 @@ def test_rules_that_need_a_fact_wait_for_it():
     args.check(is_sharded=False, engine_class="Engine", plays_during_update=True)
     with pytest.raises(ValueError, match="FSDP2 shards it"):
         args.check(is_sharded=True, engine_class="Engine", plays_during_update=True)
+
+
+def test_rules_read_facts_of_several_calls():
+    args = config()
+    args.check(past_roles=["judge"], frozen_adapter_roles=[])
+    with pytest.raises(ValueError, match="FSDP2"):
+        copy.copy(args).check(is_sharded=True)
+    args.check()  # forgets them
+    args.check(is_sharded=True)
+
+
+def test_a_trainer_gives_every_fact(make_library_trainer):
+    """A rule that reads a fact that nobody gives would never be applied."""
+    known = make_library_trainer(Single(), num_generations=4, generation_batch_size=8).args.__dict__["_facts"]
+    assert FACTS.keys() - known.keys() == {
+        "changed",
+        "asked_steps",
+        "is_stream",
+    }  # of every call, of some options, of streams
 
 
 @pytest.mark.parametrize(

@@ -234,6 +234,19 @@ def test_another_base_teaches_as_the_base_does(make_library_trainer, tokenizer, 
     assert rows[teacher][0].teacher_states.size(1) == 48 and (gradients[2] - gradients[0]).norm() > 1e-3
 
 
+def test_another_base_is_loaded_at_its_revision(make_library_trainer, monkeypatch):
+    asked = []
+
+    def from_pretrained(name, **options):
+        asked.append((name, options["revision"]))
+        raise OSError("no such name")
+
+    monkeypatch.setattr("multirole.teachers.AutoTokenizer.from_pretrained", from_pretrained)
+    with pytest.raises(ValueError, match="'base:toy/base@1a2b' of the role 'generator' cannot be loaded"):
+        make_library_trainer(Single(), teacher={"generator": "base:toy/base@1a2b"})
+    assert asked == [("toy/base", "1a2b")]
+
+
 def train_taught(folder, teacher):
     """Train two roles, one of them taught, and save the adapters and what was logged."""
     policy = {"generator": "a", "aggregator": "b"}

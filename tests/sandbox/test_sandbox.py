@@ -242,17 +242,18 @@ def test_missing_containment_is_refused_unless_allowed(monkeypatch: pytest.Monke
     assert "seccomp" in sandbox.require()
 
 
-def test_a_trusted_function_uses_packages_that_only_this_process_has_on_its_path(tmp_path, monkeypatch) -> None:
-    """Such as wheels that were unpacked into a folder of PYTHONPATH, on a machine where nothing can be installed."""
+def test_a_trusted_function_imports_what_this_process_would(tmp_path, monkeypatch) -> None:
+    """Such as wheels that were unpacked into a folder of PYTHONPATH, where nothing can be installed; of two copies, the first on the path."""
     beside, elsewhere = tmp_path / "beside", tmp_path / "elsewhere"
     beside.mkdir()
     elsewhere.mkdir()
     (elsewhere / "doubling.py").write_text("def double(number): return 2 * number")
+    (elsewhere / "yaml.py").write_text("ONE = 1")  # it is installed, too
     (beside / "trusted.py").write_text(
-        "from doubling import double\ndef preload(): pass\ndef judge(number): return double(number)"
+        "from doubling import double\nfrom yaml import ONE\ndef preload(): pass\ndef judge(number): return double(number) + ONE"
     )
     monkeypatch.syspath_prepend(elsewhere)
-    assert sandbox.call(beside, "trusted", "judge", [[4]], LIMITS) == [("passed", b"8")]
+    assert sandbox.call(beside, "trusted", "judge", [[4]], LIMITS) == [("passed", b"9")]
 
 
 def test_invalid_arguments_are_value_errors() -> None:

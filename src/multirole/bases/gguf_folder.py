@@ -50,6 +50,13 @@ def local_base(model: str) -> str:
     return str(converted(Path(model).expanduser())) if is_gguf(model) else model
 
 
+def split_revision(base: str) -> tuple[str, str | None]:
+    """Return the name of a base and its revision, which a name on the Hub may end with: "Qwen/Qwen3-0.6B@025f7769"."""
+    name, _, revision = base.partition("@")
+    is_name = revision and not Path(base).expanduser().exists()
+    return (name, revision) if is_name else (base, None)
+
+
 def cache_folder(digest: str) -> Path:
     """Return where the folder of a file with this SHA-256 is kept."""
     from huggingface_hub import cached_assets_path

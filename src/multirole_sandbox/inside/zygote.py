@@ -52,7 +52,7 @@ def preload(module: str, folders: list[str]) -> None:
     """Import the modules that programs use, and make the interpreter state the same in every process."""
     prelude.load()
     if module:
-        sys.path += [folder for folder in folders if folder not in sys.path]
+        sys.path[:] = dict.fromkeys([*folders, *sys.path])  # as where it is called, so that it imports the same copies
         __import__(module)
         sys.modules[module].preload()
     sys.modules["random"].seed(0)
