@@ -274,6 +274,9 @@ RULES = [
          "`role_order` must be a list of roles, such as ['generator', 'aggregator'], got {role_order!r}."),
     Rule(lambda role_order, roles: set(listed(role_order) or ()) <= set(roles),
          lambda role_order, roles: f"`role_order` names {sorted(set(listed(role_order)) - set(roles))}, but the roles are {list(roles)}."),
+    Rule(lambda role_order, partner_roles: not set(listed(role_order) or ()) & set(partner_roles),
+         lambda role_order, partner_roles: (
+             f"`role_order` gives iterations to {sorted(set(listed(role_order)) & set(partner_roles))}, which `policy` does not train. Leave them out.")),
     Rule(lambda target_kl: target_kl is None or (isinstance(target_kl, (int, float)) and target_kl > 0),
          "`target_kl` must be a positive number of nats per token, such as 0.05, got {target_kl!r}."),
     Rule(lambda updates, step_tokens: (updates == "tokens") == (step_tokens is not None),

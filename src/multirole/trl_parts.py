@@ -140,6 +140,7 @@ PRIVATE = (
     Private(HF, "predict", "overridden", "an evaluation of the dataset; only metrics, no predictions", "7220207e2dd42725"),
     Private(HF, "evaluation_loop", "overridden", "episodes on the evaluation problems, scored by the reward functions", "35a11f83d269fdca a0fe4d6536f8a84a"),
     Private(HF, "_load_from_checkpoint", "overridden", "refuses checkpoints of other adapters or another policy map", "4711d0506786db15 a2804e8d93a297e3"),
+    Private(HF, "_load_callback_state", "overridden", "leaves the trainer's own callbacks as they are", "2d0eae17b14b314d"),
     Private(HF, "_load_best_model", "overridden", "loads every adapter, as a resumed run does", "0e183d55a9db7414"),
     Private(GRPO, "_save_checkpoint", "overridden", "`save_total_limit` goes by steps, not by the clock; the adapters that play iterations in flight are saved", "ec91bde123649111"),
     Private(HF, "_push_from_checkpoint", "overridden", "also copies the adapters' folders", "b336b2f27274f0a5 2523da925347bd9a"),
@@ -693,6 +694,9 @@ class StockHooks(GRPOTrainer):
             self.partners.past_numbers,
         )  # fmt: skip
         with loading_on_host(self.peft_model):
+            if "default" in adapters and len(adapters) > 1 and not self.is_fsdp_enabled:
+                # PEFT saves it in the folder itself, where transformers does not look if there are subfolders
+                self.peft_model.load_adapter(resume_from_checkpoint, "default", is_trainable="default" in self.adapters)
             super()._load_from_checkpoint(resume_from_checkpoint, model)
         if self.player.ahead is not None:
             self.player.ahead.load(Path(resume_from_checkpoint))
@@ -706,6 +710,15 @@ class StockHooks(GRPOTrainer):
         """Compute with the kernels that an earlier run has recorded (`run_state.kernels`), if any: a choice of this start may give other bits."""
         if recorded:
             self.run_state.kernels = choose_kernels(self.passes.base, self.passes.is_half, recorded)
+
+    def _load_callback_state(self) -> None:
+        """Restore the user's callbacks. The trainer's own have read their state from the checkpoint, and stay the objects that it knows."""
+        saved = self.state.stateful_callbacks
+        self.state.stateful_callbacks = {
+            k: v for k, v in saved.items() if k not in (PolicyMap.__name__, TokenBudget.__name__)
+        }
+        super()._load_callback_state()
+        self.state.stateful_callbacks = saved
 
     def _load_best_model(self) -> None:
         logger.info("Loading the best adapters from %s (%s).", self.state.best_model_checkpoint, self.state.best_metric)

@@ -43,6 +43,7 @@ def test_the_order_decides_whose_adapter_moves(make_diagnosed_trainer):
 def test_a_shared_adapter_takes_one_role_s_rows(make_diagnosed_trainer):
     trainer = make_diagnosed_trainer(Voting(), policy="sp", role_order="aggregator, generator", **SMALL)
     assert trainer.args.role_order == ["aggregator", "generator"]
+    trainer.args.role_order = "aggregator,generator"  # set later, it stays text
     for iteration, (role, steps) in enumerate((("aggregator", 1), ("generator", 3))):
         taken = one_update(trainer, episodes_of(trainer.workflow.roles, n_episodes=4), iteration)
         assert len(taken) == steps and {row.turn.role for step in taken for row in step.rows} == {role}

@@ -13,9 +13,9 @@ import pytest
 import torch
 from datasets import Dataset
 from json_server import JsonServer
-from peft import LoraConfig, PeftModel
+from peft import LoraConfig, PeftModel, get_peft_model
 from scripted_engine import ScriptedEngine
-from toy_qwen3 import toy_base
+from toy_qwen3 import toy_base, toy_tokenizer
 from trainers import slow_but
 from transformers import AutoModelForCausalLM
 
@@ -88,7 +88,7 @@ def saved(tmp_path_factory) -> Path:
 def train(tmp_path):
     """train(policy, resume=None, **config) -> the trainer and what it trained; by default two iterations of two problems."""
 
-    def make(policy, resume=None, train=True, **config):
+    def make(policy, resume=None, train=True, model=None, **config):
         usual = {
             "generation_batch_size": 8, "num_generations": 4, "max_prompt_tokens": 200, "max_completion_length": 12, "max_steps": 2, "save_steps": 1,
             "learning_rate": 1e-2,
@@ -96,8 +96,9 @@ def train(tmp_path):
         }  # fmt: skip
         watch = Watch()
         trainer = MultiRoleGRPOTrainer(
-            toy_base(), Talk(*policy), by_tokens, MultiRoleGRPOConfig(str(tmp_path / "out"), policy=policy, **usual | config),
-            Dataset.from_dict({"prompt": [f"question {i}" for i in range(8)]}), peft_config=LORA, callbacks=[watch],
+            model or toy_base(), Talk(*policy), by_tokens, MultiRoleGRPOConfig(str(tmp_path / "out"), policy=policy, **usual | config),
+            Dataset.from_dict({"prompt": [f"question {i}" for i in range(8)]}), peft_config=None if model else LORA, callbacks=[watch],
+            processing_class=toy_tokenizer(),
         )  # fmt: skip
         if train:
             trainer.train(resume_from_checkpoint=resume)
@@ -172,6 +173,32 @@ def test_a_run_with_partners_resumes_as_an_uninterrupted_one(train, saved):
         ValueError, match=r"has past selves by `past_every` and `past_selves` \[1, 2\], but this run has \[1, 3\]"
     ):
         train(policy, resume=f"{whole.args.output_dir}/checkpoint-2", **options | {"past_selves": 3})
+
+
+def test_an_adapter_of_the_users_resumes_beside_partners(train, saved):
+    """PEFT writes the adapter "default" into the checkpoint itself, and the partners' beside it, where transformers looks first."""
+    policy = {"solver": "a", "judge": f"frozen:{saved}", "opponent": "past:a"}
+
+    def trained(resume=None):
+        torch.manual_seed(0)
+        model = get_peft_model(AutoModelForCausalLM.from_pretrained(toy_base()), LORA)
+        return train(policy, resume=resume, model=model, max_steps=4)[0]
+
+    whole = trained()
+    resumed = trained(f"{whole.args.output_dir}/checkpoint-2")
+    assert whole.adapters == ["default"]
+    for name, value in lora_of(whole).items():
+        assert torch.equal(lora_of(resumed)[name], value), name
+
+
+def test_callbacks_of_the_user_are_restored_beside_the_trainers(train):
+    """`restore_callback_states_from_checkpoint` makes callbacks anew. The trainer's own stay the objects that it counts with."""
+    policy = {"solver": "a", "judge": "frozen"}
+    options = {"max_sampled_tokens": 10**6, "restore_callback_states_from_checkpoint": True, "max_steps": 4}
+    whole, _ = train(policy, **options)
+    resumed, _ = train(policy, resume=f"{whole.args.output_dir}/checkpoint-2", **options)
+    assert resumed.budget.spent == whole.budget.spent and resumed.budget in resumed.callback_handler.callbacks
+    assert resumed.run_state in resumed.callback_handler.callbacks
 
 
 def test_which_past_selves_there_are_follows_from_the_iteration():
@@ -394,6 +421,11 @@ def test_a_parsed_map_parses_to_itself():
             {"x": "a", "y": "frozen"},
             {"past_every": 3},
             "`past_every=3` and `past_selves=4` are for roles that past selves play",
+        ),
+        (
+            {"x": "a", "y": "frozen"},
+            {"role_order": ["x", "y"]},
+            "`role_order` gives iterations to ['y'], which `policy` does not train",
         ),
         ({"x": "a", "y": "past:a"}, {"max_staleness": 1}, "copies the past selves that play ['y']"),
         ({"x": "a", "y": "frozen:nowhere"}, {}, "'frozen:nowhere', but there is no adapter_config.json in this folder"),

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from multirole.option_rules import listed
 from multirole.options import MultiRoleGRPOConfig
 from multirole.types import Episode, Turn
 
@@ -120,11 +121,12 @@ def optimizer_steps(rows: list[Row], args: MultiRoleGRPOConfig) -> list[MiniBatc
     )
 
 
-def rows_in_turn(rows: list[Row], role_order: Sequence[str] | None, iteration: int) -> list[Row]:
+def rows_in_turn(rows: list[Row], role_order: Sequence[str] | str | None, iteration: int) -> list[Row]:
     """Return the rows that an iteration (from 0) trains: those of the role whose turn it is in `role_order`, or all of them."""
-    if not role_order:
+    order = listed(role_order)  # text, if the option was set after the configuration was made
+    if not order:
         return rows
-    return [row for row in rows if row.turn.role == role_order[iteration % len(role_order)]]
+    return [row for row in rows if row.turn.role == order[iteration % len(order)]]
 
 
 def plan_steps(rows: list[Row], adapters: list[str], args: MultiRoleGRPOConfig) -> Steps:
