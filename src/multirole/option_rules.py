@@ -90,7 +90,7 @@ FACTS = {
     "frozen_adapter_roles": "those that saved adapters play",
     "past_roles": "those that past selves play",
     "endpoint_roles": "those that servers play",
-    "replaying_credit": "name of an estimator that plays episodes again, or None",
+    "replaying_credit": "name of a callback that plays episodes again, or None",
     "teachers": "role -> its teacher as text, of the roles that have one",
     "local_teachers": "the roles that the base, or an adapter on it, teaches",
     "server_teachers": "the roles that servers teach",
@@ -244,8 +244,8 @@ RULES = [
          "`init_lora_weights={base_change!r}` moves a part of the base's weights into the new adapters, so neither the base nor another adapter can "
          "play {local_partners} on it. Use True."),
     Rule(lambda replaying_credit, endpoint_roles: not (replaying_credit and endpoint_roles),
-         "{replaying_credit} replays episodes, and the endpoints that play {endpoint_roles} would have to be asked again for each of them. Use another "
-         "`credit`, such as 'outcome'."),
+         "{replaying_credit} replays episodes, and the endpoints that play {endpoint_roles} would have to be asked again for each of them. Do "
+         "without it; of the values of `credit`, 'outcome' replays none."),
     # teachers
     Rule(lambda distillation_weight: distillation_weight is None or (
              isinstance(distillation_weight, dict) and all(isinstance(weight, (int, float)) and weight >= 0 for weight in distillation_weight.values())),
@@ -279,6 +279,9 @@ RULES = [
              f"`role_order` gives iterations to {sorted(set(listed(role_order)) & set(partner_roles))}, which `policy` does not train. Leave them out.")),
     Rule(lambda target_kl: target_kl is None or (isinstance(target_kl, (int, float)) and target_kl > 0),
          "`target_kl` must be a positive number of nats per token, such as 0.05, got {target_kl!r}."),
+    Rule(lambda target_kl, updates, num_iterations: target_kl is None or updates != "one" or num_iterations > 1,
+         "`target_kl={target_kl}` is asked before each step of an adapter in an iteration but its first, and `updates='one'` takes one step. Leave "
+         "it out, or write updates='per_batch'."),
     Rule(lambda updates, step_tokens: (updates == "tokens") == (step_tokens is not None),
          "`step_tokens` must be set if `updates='tokens'` and only then, got {step_tokens} with updates={updates!r}: `updates='tokens'` needs "
          "`step_tokens`, such as 4096, and nothing else uses it."),

@@ -7,7 +7,6 @@ from typing import Any, cast
 from peft import PeftModel
 
 from multirole.callbacks import Trainer
-from multirole.credit.estimator import CreditEstimator
 from multirole.engines.endpoint import RECORD, Endpoint, ReplyRecord, WithEndpoints, check_endpoint
 from multirole.engines.protocol import Engine
 from multirole.inputs.adapters import check_base_alone, check_frozen, load_frozen
@@ -43,7 +42,7 @@ class Partners:
 
     def check(self, args: MultiRoleGRPOConfig, callbacks: Iterable[Any]) -> None:
         """Refuse partners that cannot play, before a model is loaded (ValueError): a folder without an adapter, a server that does not answer."""
-        replaying = [type(c).__name__ for c in callbacks if isinstance(c, CreditEstimator) and c.replays_episodes]
+        replaying = [type(c).__name__ for c in callbacks if getattr(c, "replays_episodes", False)]
         args.check(replaying_credit=next(iter(replaying), None))
         check_frozen(frozen_folders(self.policy))
         for role in self.facts["endpoint_roles"]:

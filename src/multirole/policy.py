@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from multirole.engines.endpoint import Endpoint, parse_endpoint
+from multirole.saving.layout import SAVED_PREFIX
 from multirole.workflows import WORKFLOWS
 
 SHARED = "shared"
@@ -144,7 +145,7 @@ def adapters_played(policy: Mapping[str, str]) -> list[str]:
 
 def frozen_name(value: str) -> str:
     """Return the name in the model of the adapter `"frozen:FOLDER"`."""
-    return f"{PREFIX}frozen_{hashlib.sha256(value.encode()).hexdigest()[:8]}"
+    return f"{SAVED_PREFIX}{hashlib.sha256(value.encode()).hexdigest()[:8]}"
 
 
 def past_adapters(policy: Mapping[str, str]) -> list[str]:

@@ -23,18 +23,30 @@ logger = logging.getLogger(__name__)
 
 def rate_at(trainer: Trainer, tick: float) -> float:
     """Return the learning rate of the trainer's schedule at a tick, which may lie beyond its end. Raises TypeError for one without a formula."""
-    schedule = trainer.lr_scheduler
+    schedule = with_formula(trainer.lr_scheduler)
+    factor: Any = schedule.lr_lambdas[0]  # whose type in torch takes whole steps only
+    return float(schedule.base_lrs[0]) * factor(tick)
+
+
+def with_formula(schedule: Any) -> LambdaLR:
+    """Return a schedule that is a function of the step; TypeError for another one."""
     if not isinstance(schedule, LambdaLR):
         raise TypeError(
             f"`lr_ticks` and `max_sampled_tokens` need a schedule that is a function of the step, got a {type(schedule).__name__}. Use "
             "`lr_scheduler_type='cosine'`, 'linear' or 'constant_with_warmup'."
         )
-    factor: Any = schedule.lr_lambdas[0]  # whose type in torch takes whole steps only
-    return float(schedule.base_lrs[0]) * factor(tick)
+    return schedule
+
+
+class ReadsSchedule(MultiRoleCallback):
+    """A callback that asks the schedule for other steps than HF's, and refuses one that cannot tell them before anything is sampled."""
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, *, lr_scheduler: Any, **_: Any) -> None:
+        with_formula(lr_scheduler)
 
 
 @dataclass
-class ScheduleClock(MultiRoleCallback):
+class ScheduleClock(ReadsSchedule):
     """Callback that gives an iteration several ticks of the schedule, shared by its adapters: see `MultiRoleGRPOConfig.lr_ticks`."""
 
     ticks: int
@@ -53,7 +65,7 @@ class ScheduleClock(MultiRoleCallback):
         return rate_at(trainer, tick if self.wraps else min(tick, trainer.state.max_steps))
 
 
-class TokenBudget(MultiRoleCallback, ExportableState):
+class TokenBudget(ReadsSchedule, ExportableState):
     """Callback that ends training at a budget of sampled tokens, and counts what was spent: see `MultiRoleGRPOConfig.max_sampled_tokens`.
 
     The counts are saved in the `trainer_state.json` of every checkpoint.

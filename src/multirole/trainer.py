@@ -257,7 +257,8 @@ class MultiRoleGRPOTrainer(StockHooks):
         args = self.args
         rows = episode_rows(episodes, self.partners.trained, args.mask_truncated_completions)
         if not rows:
-            has_sampled = bool(self.state.num_input_tokens_seen)
+            # partners sample, too; the optimizer's moments say, also after a resume, whether a step was taken
+            has_sampled = bool(self.optimizer.state if self.partners.roles else self.state.num_input_tokens_seen)
             report_no_turns(episodes, self.state.global_step + 1, args.max_prompt_tokens, has_sampled)
         for callback in self.multirole_callbacks:
             rows = require_value(callback.on_rows(self, rows), callback, "on_rows", "the rows to train")

@@ -62,7 +62,7 @@ from multirole.saving.checkpoints import (
     resume_argument,
     rotating_by_step,
 )
-from multirole.saving.layout import SERVING, last_checkpoint, owes_evaluation, saved_args
+from multirole.saving.layout import SERVING, last_checkpoint, owes_evaluation, saved_args, step_of
 from multirole.saving.model_card import write_card
 from multirole.schedule import TokenBudget
 from multirole.types import Episode
@@ -337,6 +337,7 @@ class StockHooks(GRPOTrainer):
         if resume_from_checkpoint is True and (last := last_checkpoint(Path(self.args.output_dir))):
             resume_from_checkpoint = str(last)
         self.forget_unlogged()
+        self.partners.past.begin()
         eval_on_start = self.args.eval_on_start
         with self._ended_by_budget(resume_from_checkpoint):
             try:
@@ -455,6 +456,10 @@ class StockHooks(GRPOTrainer):
             episode.reward, episode.advantage = reward, advantage
         if self.underway.turn_rewards is not None:
             self._compare_roles(episodes, self.underway.turn_rewards)
+        if self.log_completions:
+            column = self._logs["advantages"]
+            for i, episode in enumerate(episodes, start=len(column) - len(episodes)):
+                column[i] = math.nan if episode.turn_advantages else episode.advantage
         for callback in self.multirole_callbacks:
             callback.on_rollout_end(self, episodes)
         return episodes
@@ -723,6 +728,7 @@ class StockHooks(GRPOTrainer):
     def _load_best_model(self) -> None:
         logger.info("Loading the best adapters from %s (%s).", self.state.best_model_checkpoint, self.state.best_metric)
         self._load_from_checkpoint(str(self.state.best_model_checkpoint))
+        self.partners.past.loaded_at = step_of(Path(str(self.state.best_model_checkpoint)))
 
 
 if __name__ == "__main__":

@@ -143,6 +143,15 @@ def test_replays_count_and_evaluations_do_not(make, tokenizer):
     assert counts["outcome"] == TOKENS < counts["branches"]
 
 
+@pytest.mark.parametrize("options", [{"max_sampled_tokens": 10**6}, {"lr_ticks": 2}], ids=str)
+def test_a_schedule_without_a_formula_is_refused_before_anything_is_sampled(make, options):
+    trainer, _ = make(**options)
+    trainer.args.lr_scheduler_type = "reduce_lr_on_plateau"
+    with pytest.raises(TypeError, match="got a ReduceLROnPlateau. Use `lr_scheduler_type='cosine'`"):
+        trainer.train()
+    assert trainer.rollout.sampled_tokens == 0
+
+
 def test_asking_for_a_rate_moves_no_clock(make):
     """With two ticks per iteration the second adapter's rate is that of the second, however often a callback asks."""
 

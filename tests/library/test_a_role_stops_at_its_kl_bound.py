@@ -68,3 +68,5 @@ def test_a_bound_that_is_no_number_of_nats_is_refused():
     for bound in (0, -1.0):
         with pytest.raises(ValueError, match="`target_kl` must be a positive number of nats per token"):
             MultiRoleGRPOConfig("unused", use_cpu=True, target_kl=bound)
+    with pytest.raises(ValueError, match="`updates='one'` takes one step. Leave it out"):
+        MultiRoleGRPOConfig("unused", use_cpu=True, target_kl=0.1, updates="one")

@@ -6,7 +6,7 @@ import pytest
 import torch
 from trainers import slow_but
 
-from multirole import MultiRoleCallback, RoleDiagnostics, Single
+from multirole import MultiRoleCallback, RoleDiagnostics, Single, Voting
 from multirole.types import Answer, Reward, user
 
 EMPTY = 1
@@ -143,6 +143,20 @@ def test_a_run_that_never_has_a_turn_ends(make_library_trainer):
         ValueError, match=r"of iteration 10 has a turn.* In 4 of 4 .*`max_prompt_tokens` \(1\): raise it"
     ):
         one_problem(make_library_trainer, Single(), max_prompt_tokens=1, max_steps=20).train()
+
+
+class OnlyGenerators(Voting):
+    """The workflow never calls the aggregator."""
+
+    async def run(self, problem, call):
+        return Answer((await call("generator", [user(problem.question)])).text)
+
+
+def test_a_run_whose_trained_role_never_has_a_turn_ends(make_library_trainer):
+    """Although a partner samples in it."""
+    trainer = one_problem(make_library_trainer, OnlyGenerators(), policy="generator=frozen,aggregator=a")
+    with pytest.raises(ValueError, match="No episode of iteration 1 has a turn of a role that is trained"):
+        trainer.train()
 
 
 def test_an_evaluation_without_a_scored_episode_is_logged(make_library_trainer):

@@ -473,6 +473,17 @@ def test_roles_that_are_not_trained_get_no_shapley_value(make_library_trainer, m
     assert len({row.advantage for row in rows}) > 1
 
 
+@pytest.mark.parametrize("credit", ["branches", "leave_one_out"])
+def test_branches_are_played_of_the_role_in_turn_alone(make_library_trainer, monkeypatch, credit):
+    """Two branches, so one replay for each of the aggregator's turns; the generators' are not trained in this iteration."""
+    trainer = make_library_trainer(
+        Voting(), None, graded_by_length, credit=credit, credit_branches=2, policy="ip", role_order=["aggregator", "generator"],
+        num_generations=4, generation_batch_size=4, max_completion_length=8,
+    )  # fmt: skip
+    _, _, replays, _ = played(trainer, monkeypatch)
+    assert len(replays) == 4
+
+
 def test_two_estimators_that_read_grades_have_each_turn_graded_once(make_library_trainer, monkeypatch):
     trainer = make_library_trainer(
         Voting(), None, graded_by_length, credit="critic", process_reward=0.5, num_generations=4, generation_batch_size=4,

@@ -19,7 +19,7 @@ from toy_qwen3 import toy_base, toy_tokenizer
 from trainers import slow_but
 from transformers import AutoModelForCausalLM
 
-from multirole import MultiRoleCallback, MultiRoleGRPOConfig, MultiRoleGRPOTrainer
+from multirole import MultiRoleCallback, MultiRoleGRPOConfig, MultiRoleGRPOTrainer, RoleValue
 from multirole.engines import endpoint
 from multirole.engines.endpoint import Reply, ReplyRecord, WithEndpoints
 from multirole.engines.protocol import EngineError, Request
@@ -88,7 +88,7 @@ def saved(tmp_path_factory) -> Path:
 def train(tmp_path):
     """train(policy, resume=None, **config) -> the trainer and what it trained; by default two iterations of two problems."""
 
-    def make(policy, resume=None, train=True, model=None, **config):
+    def make(policy, resume=None, train=True, model=None, callbacks=(), **config):
         usual = {
             "generation_batch_size": 8, "num_generations": 4, "max_prompt_tokens": 200, "max_completion_length": 12, "max_steps": 2, "save_steps": 1,
             "learning_rate": 1e-2,
@@ -97,7 +97,7 @@ def train(tmp_path):
         watch = Watch()
         trainer = MultiRoleGRPOTrainer(
             model or toy_base(), Talk(*policy), by_tokens, MultiRoleGRPOConfig(str(tmp_path / "out"), policy=policy, **usual | config),
-            Dataset.from_dict({"prompt": [f"question {i}" for i in range(8)]}), peft_config=None if model else LORA, callbacks=[watch],
+            Dataset.from_dict({"prompt": [f"question {i}" for i in range(8)]}), peft_config=None if model else LORA, callbacks=[watch, *callbacks],
             processing_class=toy_tokenizer(),
         )  # fmt: skip
         if train:
@@ -189,6 +189,31 @@ def test_an_adapter_of_the_users_resumes_beside_partners(train, saved):
     assert whole.adapters == ["default"]
     for name, value in lora_of(whole).items():
         assert torch.equal(lora_of(resumed)[name], value), name
+
+
+def test_a_second_run_begins_with_its_own_past_selves(train):
+    trainer, watch = train({"solver": "a", "opponent": "past:a"}, past_every=1, past_selves=2, max_steps=3)
+    start = of_adapter(lora_of(trainer), "adapter_a")
+    trainer.train()
+    first = of_adapter(watch.weights[1], "adapter_a_past_0")
+    assert all(torch.equal(first[key], value) for key, value in start.items())
+    assert any(not torch.equal(of_adapter(watch.weights[1], "adapter_a_past_1")[key], start[key]) for key in start)
+
+
+def test_past_selves_of_the_best_checkpoint_play_after_it_was_loaded(train):
+    trainer, _ = train({"solver": "a", "opponent": "past:a"}, past_every=1, past_selves=3, max_steps=3)
+    assert sorted(trainer.partners.past.versions(3).values()) == [1, 2, 3]
+    trainer.state.best_model_checkpoint = f"{trainer.args.output_dir}/checkpoint-1"
+    trainer._load_best_model()
+    assert sorted(trainer.partners.past.versions(3).values()) == [0, 1]
+    assert [len(names) for names in trainer.partners.past.playing(3).values()] == [2]
+
+
+def test_a_checkpoint_with_a_saved_adapter_says_why_it_does_not_fit(train, saved):
+    """The policy map may be the same: a teacher's adapter is in the checkpoint, too."""
+    whole, _ = train({"solver": "a"}, teacher={"solver": f"frozen:{saved}"})
+    with pytest.raises(ValueError, match="Resume with the same `policy` and `teacher`"):
+        train({"solver": "a"}, resume=f"{whole.args.output_dir}/checkpoint-1")
 
 
 def test_callbacks_of_the_user_are_restored_beside_the_trainers(train):
@@ -454,3 +479,5 @@ def test_partners_that_cannot_be_reached_are_refused_before_anything_is_loaded(t
     server.status = 200
     with pytest.raises(ValueError, match=r"LeaveOneOutCredit replays episodes, and the endpoints that play \['y'\]"):
         train({"x": "a", "y": {"url": server.url, "model": "m"}}, train=False, credit="leave_one_out")
+    with pytest.raises(ValueError, match="RoleValue replays episodes"):
+        train({"x": "a", "y": {"url": server.url, "model": "m"}}, train=False, callbacks=[RoleValue()])

@@ -106,7 +106,8 @@ def test_opposed_rewards_sum_to_zero(score):
     def opposed(episodes, **_):
         return [{"first": value, "second": -value} for value in map(math.sin, range(1, len(episodes) + 1))]
 
-    episodes = score(opposed, scale_rewards="group")
+    episodes = score(opposed, scale_rewards="group", log_completions=True)
+    assert all(map(math.isnan, score.trainer._logs["advantages"]))  # the table has one per episode
     for episode in episodes:
         of_role = {turn.role: episode.advantage_of(turn) for turn in episode.turns}
         assert of_role["first"] == -of_role["second"] != 0
@@ -127,6 +128,14 @@ def test_turns_are_compared_with_the_means_of_the_roles_episodes():
     assert advantages[0][:2] == pytest.approx([0.0, -2 / std]) and advantages[1] == pytest.approx([1 / std])
     assert advantages[0][2] == 0.0  # no other episode has a judge
     assert share == pytest.approx(1 / 3)  # of (episode, role) pairs, the judge's
+
+
+@pytest.mark.parametrize("scale_rewards", ["group", "batch", "none"])
+def test_turns_of_a_single_episode_are_not_compared_with_each_other(scale_rewards):
+    of_turns = [torch.tensor([[2.0], [0.0]]), torch.ones(1, 1), torch.zeros(1, 1), torch.ones(1, 1)]
+    roles = [["judge", "judge"], ["worker"], ["worker"], ["worker"]]
+    advantages, _ = role_advantages(of_turns, roles, torch.ones(1), 4, scale_rewards, "sum_then_normalize")
+    assert advantages[0] == [0.0, 0.0] and advantages[1][0] > 0 > advantages[2][0]
 
 
 def test_a_role_without_a_reward_is_not_trained(score):

@@ -98,7 +98,9 @@ def trainer_of(rollout, n=1, score=score, max_staleness=0, version=3):
         workflow=rollout.workflow,
         play=play,
         score=score_played,
-        args=SimpleNamespace(num_generations=n, mask_truncated_completions=False, max_staleness=max_staleness),
+        args=SimpleNamespace(
+            num_generations=n, mask_truncated_completions=False, max_staleness=max_staleness, role_order=None
+        ),
         state=SimpleNamespace(global_step=version),
         policy=policy,
         adapters=list(policy),

@@ -123,9 +123,10 @@ def _deviation(values: Tensor, n: int) -> tuple[Tensor, Tensor]:
         return of_groups.repeat_interleave(n, dim=0)[:, None]  # (N, 1, K)
 
     of_episodes = _mean_over_turns(values)  # (N, K)
+    count = (~grouped(of_episodes).isnan()).sum(1)  # (P, K)
     deviation = values - spread(grouped(of_episodes).nanmean(1))
-    variance = grouped(_mean_over_turns(deviation**2)).nanmean(1)  # (P, K)
-    count = (~grouped(of_episodes).isnan()).sum(1)
+    deviation = deviation.masked_fill(spread(count < 2), 0.0)  # an episode alone has nothing to be compared with
+    variance = grouped(_mean_over_turns(deviation**2)).nanmean(1)
     correction = torch.where(count > 1, count / (count - 1), torch.nan)
     return deviation, spread(torch.sqrt(variance * correction))
 

@@ -40,11 +40,11 @@ class ZeroRewardWarning:
 
 
 def report_no_turns(episodes: list[Episode], number: int, max_prompt_tokens: int, has_sampled: bool) -> None:
-    """Warn of an iteration, counted from 1, in which no episode has a turn; ValueError where the run has sampled nothing so far and probably never will."""
+    """Warn of an iteration, counted from 1, in which no trained role has a turn; ValueError where none had one so far and probably never will."""
     n_long = n_overflows(episodes)
     failures = [episode.failure for episode in episodes if episode.failure is not None]
     message = (
-        f"No episode of iteration {number} has a turn, so there is nothing to train."
+        f"No episode of iteration {number} has a turn{' of a role that is trained' * any(e.turns for e in episodes)}, so there is nothing to train."
         + f" In {n_long} of {len(episodes)} episodes the first prompt is longer than `max_prompt_tokens` ({max_prompt_tokens}): raise "
         "it, or shorten the prompts."
         * bool(n_long)

@@ -199,6 +199,8 @@ class RoleValue(MultiRoleCallback):
         how, n_draws: see `role_values`.
     """
 
+    replays_episodes = True
+
     def __init__(self, n_problems: int = 64, how: Iterable[How] = get_args(How), n_draws: int = 1) -> None:
         if n_problems < 2 or n_draws < 1:
             raise ValueError(

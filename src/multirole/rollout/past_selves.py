@@ -27,14 +27,25 @@ class PastSelves:
         model: gets the copies as adapters, `<adapter>_past_<place>`, with the adapters' present weights.
         adapters: whose past selves are played.
         every, n: see the module.
+
+    Attributes:
+        loaded_at: the iteration after which the copies were saved that have been loaded since training ended; None if none were.
     """
 
     def __init__(self, model: PeftModel, adapters: Sequence[str], every: int, n: int) -> None:
         self.model, self.every, self.n = model, every, n
+        self.loaded_at: int | None = None
         self.places = {adapter: [f"{adapter}_past_{place}" for place in range(n)] for adapter in adapters}
         for adapter, names in self.places.items():
             for name in names:
                 model.add_adapter(name, model.peft_config[adapter])
+        self.begin()
+
+    def begin(self) -> None:
+        """Begin a training run: every copy gets the present weights, which play until it is made again or loaded from a checkpoint."""
+        self.loaded_at = None
+        for adapter, names in self.places.items():
+            for name in names:
                 self._copy(adapter, name)
 
     @property
@@ -44,13 +55,16 @@ class PastSelves:
 
     def playing(self, iteration: int) -> dict[str, tuple[str, ...]]:
         """Return adapter -> the copies that are played after `iteration` iterations."""
-        n = len(versions_at(iteration, self.every, self.n))
+        n = len(self._versions_at(iteration))
         return {adapter: tuple(names[:n]) for adapter, names in self.places.items()}
 
     def versions(self, iteration: int) -> Mapping[str, int]:
         """Return copy -> the number of iterations after which it was made."""
-        versions = versions_at(iteration, self.every, self.n)
+        versions = self._versions_at(iteration)
         return {name: version for names in self.places.values() for name, version in zip(names, versions, strict=False)}
+
+    def _versions_at(self, iteration: int) -> list[int]:
+        return versions_at(iteration if self.loaded_at is None else self.loaded_at, self.every, self.n)
 
     def end_iteration(self, iteration: int) -> None:
         """Copy the present weights, if it is time, after the updates of an iteration, counted from 1."""

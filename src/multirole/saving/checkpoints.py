@@ -16,7 +16,14 @@ from transformers import TrainerCallback
 from transformers.trainer_callback import ExportableState
 
 from multirole.chat.templates import StartClock
-from multirole.saving.layout import OWES_EVALUATION, newest_of, numbered_checkpoints, saved_adapters, saved_args
+from multirole.saving.layout import (
+    OWES_EVALUATION,
+    SAVED_PREFIX,
+    newest_of,
+    numbered_checkpoints,
+    saved_adapters,
+    saved_args,
+)
 
 OF_WHOLE, OF_SHARDED = "optimizer.pt", "pytorch_model_fsdp*"
 """Files of a checkpoint whose model was whole in each process, and of one whose model FSDP2 had sharded."""
@@ -78,6 +85,8 @@ def check_checkpoint(
     if missing := adapters - saved:
         raise ValueError(f"{folder} holds the adapters {sorted(saved)} and none for {sorted(missing)}. {advice}")
     if unknown := saved - model_adapters:
+        if all(name.startswith(SAVED_PREFIX) for name in unknown):
+            advice = "Saved adapters played or taught a role in it. Resume with the same `policy` and `teacher`, or train into another folder."
         raise ValueError(f"{folder} also holds the adapters {sorted(unknown)}, which this run does not have. {advice}")
     if (before := saved_args(folder).get("policy", policy)) != policy:
         raise ValueError(f"{folder} was trained with the policy map {before}, but this run has {policy}. {advice}")

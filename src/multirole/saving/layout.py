@@ -8,6 +8,8 @@ from typing import Any
 NAME = re.compile(r"checkpoint-\d+")
 SERVING = "serving.json"
 """File beside saved adapters that tells how they were used in training: the roles, the sampling and the prompts (`multirole.serve`)."""
+SAVED_PREFIX = "adapter_frozen_"
+"""How the name of a saved adapter begins that plays or teaches a role, in the model and in its checkpoints."""
 STATE_OF_RUN = "PolicyMap"
 """Name of the callback (`checkpoints.PolicyMap`) whose state a checkpoint's `trainer_state.json` holds."""
 

@@ -121,12 +121,16 @@ def optimizer_steps(rows: list[Row], args: MultiRoleGRPOConfig) -> list[MiniBatc
     )
 
 
+def role_in_turn(role_order: Sequence[str] | str | None, iteration: int) -> str | None:
+    """Return the role that an iteration (from 0) trains alone; None without an order, where it trains all."""
+    order = listed(role_order)  # text, if the option was set after the configuration was made
+    return order[iteration % len(order)] if order else None
+
+
 def rows_in_turn(rows: list[Row], role_order: Sequence[str] | str | None, iteration: int) -> list[Row]:
     """Return the rows that an iteration (from 0) trains: those of the role whose turn it is in `role_order`, or all of them."""
-    order = listed(role_order)  # text, if the option was set after the configuration was made
-    if not order:
-        return rows
-    return [row for row in rows if row.turn.role == order[iteration % len(order)]]
+    role = role_in_turn(role_order, iteration)
+    return rows if role is None else [row for row in rows if row.turn.role == role]
 
 
 def plan_steps(rows: list[Row], adapters: list[str], args: MultiRoleGRPOConfig) -> Steps:

@@ -11,13 +11,13 @@ from multirole.options import MultiRoleGRPOConfig
 from multirole.rollout.forks import play_forks, trained_roles
 from multirole.rollout.replay import Fork, same_turn
 from multirole.types import Episode
-from multirole.update.rows import Row
+from multirole.update.rows import Row, role_in_turn
 
 
 class BranchCredit(CreditEstimator):
     """A = (R - mean) / (std + 1e-6) over `n_branches` replies to the same prompt (AT-GRPO, arXiv:2510.11062), all of which are trained.
 
-    Every turn is forked: it gets `n_branches` - 1 other replies. The rest of the episode is replayed with its seeds, so that the rewards of a
+    Every turn that is trained is forked: it gets `n_branches` - 1 other replies. The rest of the episode is replayed with its seeds, so that the rewards of a
     group differ by one turn and what follows from it. AT-GRPO's tree goes on from the best branch; here the episode goes on as it was
     sampled, so that its turns stay samples of the policy. Its local rewards are not implemented. Where no branch could be scored, the advantage is 0.
 
@@ -45,7 +45,8 @@ class BranchCredit(CreditEstimator):
         return compared(rewards, [0] * len(rewards))
 
     def on_rollout_end(self, trainer: Trainer, episodes: list[Episode]) -> None:
-        trained = trained_roles(trainer)
+        role = role_in_turn(trainer.args.role_order, trainer.state.global_step)
+        trained = trained_roles(trainer) if role is None else [role]
         forks = [
             Fork(episode, turn, "resample", draw)
             for episode in episodes
