@@ -49,7 +49,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages from outside docs/, a page with the API, and the page of the results with all files that it links to."""
     for source, page in PAGES.items():
         files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
-    ordered = sorted(multirole.__all__, key=lambda name: not name.startswith("MultiRole"))
+    ordered = sorted(multirole.__dir__(), key=lambda name: not name.startswith("MultiRole"))
     names = [
         f"::: multirole.{name}" + "\n    options: {members: false}" * (name in WITHOUT_MEMBERS) for name in ordered
     ]
@@ -90,5 +90,5 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
 
 def on_page_content(html: str, **_: Any) -> str:
     """Link names in the style of TRL's docstrings, such as [`Workflow`]."""
-    known = "|".join(multirole.__all__)
+    known = "|".join(multirole.__dir__())
     return re.sub(rf"\[<code>({known})</code>\]", r'<a href="api.html#multirole.\1"><code>\1</code></a>', html)

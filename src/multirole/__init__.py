@@ -3,7 +3,7 @@
 The names below are imported at their first use, so that `import multirole` and the command line start fast.
 """
 
-# ruff: noqa: F401, PLE0604
+# ruff: noqa: F401
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -75,7 +75,9 @@ _HOME = {
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names}
 
-__all__ = [*_MODULE_OF]
+_OPTIONAL = ("from_openai", "MCPTools", "from_textarena", "from_verifiers")
+"""Names that need an extra; `from multirole import *` would need them all."""
+__all__ = [name for name in _MODULE_OF if name not in _OPTIONAL]
 
 
 def __getattr__(name: str) -> Any:
@@ -88,4 +90,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return __all__
+    return [*_MODULE_OF]

@@ -92,6 +92,7 @@ FACTS = {
     "endpoint_roles": "those that servers play",
     "replaying_credit": "name of a callback that plays episodes again, or None",
     "teachers": "role -> its teacher as text, of the roles that have one",
+    "loaded_teachers": "the same, of those whose weight is not 0",
     "local_teachers": "the roles that the base, or an adapter on it, teaches",
     "server_teachers": "the roles that servers teach",
     "n_new_adapters": "number of adapters that are added to the base",
@@ -262,9 +263,10 @@ RULES = [
     Rule(lambda server_teachers, temperature: not server_teachers or temperature == 1,
          "Servers teach {server_teachers}, and tell log-probs at temperature 1, but `temperature` is {temperature}. Set it to 1, or load the teacher "
          "here, with 'frozen:FOLDER' or 'base:NAME'."),
-    Rule(lambda is_sharded, teachers: not (is_sharded and teachers),
-         lambda is_sharded, teachers: f"FSDP2 shards the model, and teachers were not made to work with it, but `teacher` has one for {list(teachers)}. "
-                                      "Train with data parallelism."),
+    Rule(lambda is_sharded, loaded_teachers: not (is_sharded and loaded_teachers),
+         lambda is_sharded, loaded_teachers: (
+             f"FSDP2 shards the model, and teachers were not made to work with it, but `teacher` has one for {list(loaded_teachers)}. "
+             "Train with data parallelism.")),
     Rule(lambda base_change, local_teachers: not (base_change and local_teachers),
          "`init_lora_weights={base_change!r}` moves a part of the base's weights into the new adapters, so neither the base nor another adapter can "
          "teach {local_teachers} on it. Use True."),
@@ -277,6 +279,12 @@ RULES = [
     Rule(lambda role_order, partner_roles: not set(listed(role_order) or ()) & set(partner_roles),
          lambda role_order, partner_roles: (
              f"`role_order` gives iterations to {sorted(set(listed(role_order)) & set(partner_roles))}, which `policy` does not train. Leave them out.")),
+    Rule(lambda role_order, role_beta: not role_order or set(role_beta or {}) <= set(listed(role_order)),
+         lambda role_order, role_beta: (
+             f"`role_beta` weighs the KL penalty of {sorted(set(role_beta) - set(listed(role_order)))}, to which `role_order` gives no iteration. Leave them out.")),
+    Rule(lambda role_order, teachers: not role_order or set(teachers) <= set(listed(role_order)),
+         lambda role_order, teachers: (
+             f"`teacher` names teachers of {sorted(set(teachers) - set(listed(role_order)))}, to which `role_order` gives no iteration. Leave them out.")),
     Rule(lambda target_kl: target_kl is None or (isinstance(target_kl, (int, float)) and target_kl > 0),
          "`target_kl` must be a positive number of nats per token, such as 0.05, got {target_kl!r}."),
     Rule(lambda target_kl, updates, num_iterations: target_kl is None or updates != "one" or num_iterations > 1,

@@ -190,6 +190,7 @@ class Teachers:
         self.by_role = {role: parsed[role] for role in self.weights}
         self.facts: dict[str, Any] = {
             "teachers": parsed,
+            "loaded_teachers": self.by_role,
             "local_teachers": [r for r, value in self.by_role.items() if value.startswith(FROZEN)],
             "server_teachers": [r for r, value in self.by_role.items() if value.startswith("{")],
         }

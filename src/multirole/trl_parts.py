@@ -719,6 +719,8 @@ class StockHooks(GRPOTrainer):
     def _load_callback_state(self) -> None:
         """Restore the user's callbacks. The trainer's own have read their state from the checkpoint, and stay the objects that it knows."""
         saved = self.state.stateful_callbacks
+        if self.budget is None:
+            saved.pop(TokenBudget.__name__, None)  # later checkpoints would repeat the counts of a part of the run
         self.state.stateful_callbacks = {
             k: v for k, v in saved.items() if k not in (PolicyMap.__name__, TokenBudget.__name__)
         }

@@ -131,6 +131,19 @@ def test_a_checkpoint_without_counts_is_refused(make, tmp_path):
         trainer.train(resume_from_checkpoint=str(tmp_path / "library" / "checkpoint-1"))
 
 
+def test_a_part_without_a_budget_is_not_forgotten(make):
+    """A run that goes on without a budget has counted no tokens there, so that it is not known what is left of a budget."""
+    options = {"save_strategy": "steps", "save_steps": 1}
+    first, _ = make(max_sampled_tokens=10 * TOKENS, max_steps=1, **options)
+    first.train()
+    folder = first.args.output_dir
+    second, _ = make(max_steps=2, **options)
+    second.train(resume_from_checkpoint=f"{folder}/checkpoint-1")
+    third, _ = make(max_sampled_tokens=20 * TOKENS, **options)
+    with pytest.raises(ValueError, match="checkpoint-2 is of a run without `max_sampled_tokens`"):
+        third.train(resume_from_checkpoint=f"{folder}/checkpoint-2")
+
+
 def test_replays_count_and_evaluations_do_not(make, tokenizer):
     counts = {}
     for credit in ("outcome", "branches"):

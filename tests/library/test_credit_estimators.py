@@ -512,6 +512,9 @@ def test_branches_have_no_grades_for_a_process_reward(name):
     args = MultiRoleGRPOConfig("unused", credit=name, process_reward=0.5, bf16=False, use_cpu=True)
     with pytest.raises(ValueError, match="`process_reward=0.5` grades .* other replies .* not graded"):
         credit_callbacks(args, [])
+    args.credit = "outcome"
+    with pytest.raises(ValueError, match="`process_reward=0.5` grades .* other replies .* not graded"):
+        credit_callbacks(args, [load_estimator(name)(2)])
 
 
 OWN = """

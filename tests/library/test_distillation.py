@@ -356,7 +356,7 @@ def test_a_teacher_that_cannot_teach_is_refused(train, server, tmp_path):
     strange.http.shutdown()
     refused("No server answers", teacher={"solver": {"url": "http://127.0.0.1:1/v1", "model": "m"}})
     with pytest.raises(ValueError, match="FSDP2 shards the model, and teachers"):
-        MultiRoleGRPOConfig(use_cpu=True, bf16=False).check(is_sharded=True, teachers={"solver": "frozen"})
+        MultiRoleGRPOConfig(use_cpu=True, bf16=False).check(is_sharded=True, loaded_teachers={"solver": "frozen"})
 
 
 def test_maps_are_read_from_text():

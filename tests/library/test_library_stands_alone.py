@@ -223,6 +223,7 @@ assert trainer.state.global_step == 1
 print(json.dumps(("trained", sorted(trainer.adapters), type(trainer.engine).__name__)))
 
 import multirole
+exec("from multirole import *")  # without what needs an extra
 assert multirole.__file__.startswith(site), multirole.__file__
 assert "vllm" not in sys.modules and "multirole_study" not in sys.modules
 """

@@ -79,3 +79,13 @@ def test_an_unknown_role_is_refused(make_library_trainer):
         ValueError, match=r"`role_order` names \['judge'\], but the roles are \['generator', 'aggregator'\]"
     ):
         make_library_trainer(Voting(), policy="ip", role_order=["generator", "judge"])
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("role_beta", {"aggregator": 0.1}), ("teacher", {"aggregator": "frozen"})],
+    ids=["role_beta", "teacher"],
+)
+def test_a_role_without_an_iteration_has_no_penalty_and_no_teacher(make_library_trainer, option, value):
+    with pytest.raises(ValueError, match=rf"`{option}` .*\['aggregator'\], to which `role_order` gives no iteration"):
+        make_library_trainer(Voting(), policy="ip", role_order=["generator"], **{option: value}, **SMALL)

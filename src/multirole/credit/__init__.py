@@ -57,17 +57,15 @@ def credit_callbacks(args: "MultiRoleGRPOConfig", callbacks: Iterable[Any]) -> "
     from multirole.credit.process_reward import ProcessReward
 
     named = [load_estimator(args.credit).from_args(args)]
-    if args.process_reward:
-        if named[0].has_branches:
-            raise ValueError(
-                f"`process_reward={args.process_reward}` grades the turns of sampled episodes, and `credit={args.credit!r}` also trains on other replies to "
-                "their prompts, which are not graded. Write process_reward=0, or another `credit`, such as 'outcome'."
-            )
-        named.append(ProcessReward(args.process_reward))
     for estimator in [*named, *(callback for callback in callbacks if isinstance(callback, CreditEstimator))]:
+        if args.process_reward and estimator.has_branches:
+            raise ValueError(
+                f"`process_reward={args.process_reward}` grades the turns of sampled episodes, and {type(estimator).__name__} also trains on other replies "
+                "to their prompts, which are not graded. Write process_reward=0, or another `credit`, such as 'outcome'."
+            )
         if args.max_staleness and estimator.replays_episodes:
             raise ValueError(
                 f"{type(estimator).__name__} replays episodes under the weights that played them, and `max_staleness={args.max_staleness}` "
                 "trains on older ones. Write max_staleness=0, or another `credit`, such as 'outcome'."
             )
-    return named
+    return [*named, ProcessReward(args.process_reward)] if args.process_reward else named
