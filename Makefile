@@ -14,7 +14,7 @@ STAMP := $(VENV)/setup.stamp
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 # the embedded scales need no network and must not wait for one
-export HF_HUB_OFFLINE ?= $(if $(filter-out tiny-%,$(SCALE))$(filter smollm2,$(MAKECMDGOALS)),0,1)
+export HF_HUB_OFFLINE ?= $(if $(filter-out tiny-%,$(SCALE))$(filter smollm2,$(MAKECMDGOALS))$(findstring scale,$(ARGS))$(findstring model,$(ARGS)),0,1)
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 export VLLM_ENABLE_V1_MULTIPROCESSING ?= 0
 export VLLM_LOGGING_LEVEL ?= WARNING

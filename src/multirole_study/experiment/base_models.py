@@ -127,7 +127,7 @@ def _named(model: str, may_download: bool) -> Path:
 
 def convert_pinned(scale: str, path: Path) -> Path:
     """Convert the GGUF file that may stand in for a scale's pinned model, and return its folder. Raises ValueError for another file."""
-    gguf = MODELS[scale].gguf
+    gguf = MODELS[scale].gguf if scale in MODELS else None
     if gguf is None:
         raise ValueError(
             f"The base of scale={scale!r} has no GGUF file that stands in for it. Use `-p model FILE` instead."
