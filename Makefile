@@ -23,9 +23,15 @@ export PYTHONHASHSEED ?= 0
 
 WORKFLOW ?= voting
 POLICY ?= sp
+GRID_GOALS = $(filter grid study grid-status,$(MAKECMDGOALS))
+# The grid and its study have the defaults of grid.yaml.
+of_grid = $(shell sed -n 's/^$1: *\([^ \#]*\).*/\1/p' grid.yaml)
+ifneq ($(GRID_GOALS),)
+  SCALE ?= $(call of_grid,scale)
+  RESULTS_DIR ?= $(call of_grid,results_dir)
+endif
 RESULTS_DIR ?= runs
 # A misspelt variable is an error, and so is one of another target: make alone would ignore it and train the default cell, or the whole grid.
-GRID_GOALS = $(filter grid study grid-status,$(MAKECMDGOALS))
 SETTINGS = SCALE RESULTS_DIR ARGS PYTHON VENV $(if $(filter cell,$(MAKECMDGOALS)),WORKFLOW POLICY TASK SEED ITERATIONS PRESET OUT) \
 	$(if $(GRID_GOALS),SEEDS STUDY JOBS)
 given = $(foreach v,$(.VARIABLES),$(if $(filter command line,$(origin $v)),$v))
