@@ -137,9 +137,10 @@ def frozen_folders(policy: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def adapters_played(policy: Mapping[str, str]) -> list[str]:
-    """Return the distinct adapters that an engine serves for a map: those that it trains, and its saved ones."""
-    return [*adapter_names(policy), *frozen_folders(policy)]
+def adapters_served(policy: Mapping[str, str], past_selves: int) -> list[str]:
+    """Return the distinct adapters that the model has and an engine serves for a map: those that it trains, its saved ones, and the copies for past selves."""
+    copies = [name for adapter in past_adapters(policy) for name in past_names(adapter, past_selves)]
+    return [*adapter_names(policy), *frozen_folders(policy), *copies]
 
 
 def frozen_name(value: str) -> str:
@@ -163,6 +164,11 @@ def player_of(value: str | None, past: Mapping[str, tuple[str, ...]]) -> str | t
         return None
     if value.startswith(FROZEN_ADAPTER):
         return frozen_name(value)
+def past_names(adapter: str, past_selves: int) -> list[str]:
+    """Return the names in the model of the copies of an adapter."""
+    return [f"{adapter}_past_{place}" for place in range(past_selves)]
+
+
     if value.startswith(PAST):
         return past[value.removeprefix(PAST)]
     return Endpoint.from_text(value) if value.startswith("{") else value

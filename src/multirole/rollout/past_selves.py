@@ -10,6 +10,8 @@ from collections.abc import Mapping, Sequence
 import torch
 from peft import PeftModel
 
+from multirole.policy import past_names
+
 
 def versions_at(iteration: int, every: int, n: int) -> list[int]:
     """Return the number of iterations after which each copy was made that is played after `iteration` iterations.
@@ -31,16 +33,11 @@ class PastSelves:
 
     def __init__(self, model: PeftModel, adapters: Sequence[str], every: int, n: int) -> None:
         self.model, self.every, self.n = model, every, n
-        self.places = {adapter: [f"{adapter}_past_{place}" for place in range(n)] for adapter in adapters}
+        self.places = {adapter: past_names(adapter, n) for adapter in adapters}
         for adapter, names in self.places.items():
             for name in names:
                 model.add_adapter(name, model.peft_config[adapter])
                 self._copy(adapter, name)
-
-    @property
-    def names(self) -> list[str]:
-        """The names of all copies."""
-        return [name for names in self.places.values() for name in names]
 
     def playing(self, iteration: int) -> dict[str, tuple[str, ...]]:
         """Return adapter -> the copies that are played after `iteration` iterations."""
