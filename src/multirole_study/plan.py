@@ -495,15 +495,21 @@ def check(cell: Cell, launch: Launch = ONE_PROCESS) -> Launch:
 
 
 def check_disk(cell: Cell, folder: Path) -> None:
-    """Raise ValueError if the disk is too small for what a run saves in `folder`; files already there are counted as free."""
+    """Raise ValueError if the disk is too small for what a run saves in `folder`; files already there are counted as free.
+
+    With a budget of sampled tokens, which may end the run long before `max_steps`, warn instead.
+    """
     existing = next(level for level in (folder.absolute(), *folder.absolute().parents) if level.exists())
     saved = [path for name in ("checkpoints", "adapters") for path in (folder / name).rglob("*") if path.is_file()]
     need, free = disk_need(cell), shutil.disk_usage(existing).free
     if free + sum(path.stat().st_size for path in saved) < need:
-        raise ValueError(
+        text = (
             f"{folder} has {free // 2**20} MiB free, but checkpoints and adapters of {cell.max_steps} iterations take "
             f"{-(-need // 2**20)} MiB. Use a results_dir on a larger disk, raise eval_steps, or free some space."
         )
+        if cell.max_sampled_tokens is None:
+            raise ValueError(text)
+        logger.warning("%s A run that spends max_sampled_tokens=%d before saves less.", text, cell.max_sampled_tokens)
 
 
 # ---- printed
