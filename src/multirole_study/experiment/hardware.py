@@ -141,7 +141,7 @@ def _gpu(cell: Cell, launch: Launch) -> Check:
         )
     if is_small(cell.scale) or cell.model is not None:
         return Check("a GPU", status)
-    instead = "Use scale='tiny-r' or 'smollm2' to try the same code here, or a small model of yours with `-p model FOLDER` (in Python model=FOLDER)."
+    instead = "Use scale='tiny-r', 'smollm2' or 'qwen-0.5b' to try the same code here, or a small model of yours with `-p model FOLDER` (in Python model=FOLDER)."
     return Check("a GPU", status, f"scale={cell.scale!r} needs one. {advice} {instead}")
 
 
