@@ -63,6 +63,21 @@ COORDINATES = ("workflow", "policy", "task", "scale", "seed", "preset")
 """The settings that place a cell in the matrix."""
 OF_OTHER_MAPS = ("role_order", "past_every", "past_selves")
 """The settings that fit the roles of one map and do not carry over to another workflow or policy."""
+USED_BY = {
+    "rounds": ("eval_opt",),
+    "n_voters": ("voting",),
+    "aggregator_fallback": ("voting",),
+    "n_workers": ("orch_workers",),
+    "box_rule": ("eval_opt", "voting"),
+}
+"""The settings of some of the built-in workflows, with these."""
+SCORED_BY = {
+    "malformed_reward": "malformed_reward",
+    "answer_fallback": "fallback",
+    "unboxed_reward": "fallback",
+    "code_reward": "reward",
+}
+"""The settings of some of the built-in tasks, with an attribute of these."""
 EVALUATION_NAMES = ("adapters", "checkpoints", "num_generations_eval")
 """The parameters that an evaluation has and a training lacks."""
 IPYTHON_NAMES = re.compile(r"In|Out|_+|_i+|_i?\d+|_[dio]h|_exit_code|__\w+__")
@@ -332,22 +347,23 @@ class Cell(Settings):
                 f"The run ends once it has sampled {self.max_sampled_tokens:,} tokens, over which its warm-up and schedule run: {self.max_steps} iterations "
                 f"are the most, and the warm-up takes {self.warmup_steps / self.max_steps:.0%} of the budget."
             )
-        used_by = {
-            "rounds": "eval_opt",
-            "n_voters": "voting",
-            "aggregator_fallback": "voting",
-            "n_workers": "orch_workers",
-        }
-        idle = [name for name, workflow in used_by.items() if name in self.changed() and self.workflow_name != workflow]
-        if "credit_branches" in self.changed() and not load_estimator(self.estimator).has_branches:
-            idle.append("credit_branches")
-        if idle:
+        if idle := list(filter(self._is_idle, self.changed())):
             said.append(
-                f"Not used by workflow={self.workflow_name!r} with credit={self.credit!r}: {', '.join(idle)}. Only the run's name changes."
+                f"Not used by workflow={self.workflow_name!r} and task={self.task_label!r} with credit={self.credit!r}: {', '.join(idle)}. Only the "
+                "run's name changes."
             )
         return said
 
     # ---- workflow, task and policy
+
+    def _is_idle(self, name: str) -> bool:
+        """Return whether a setting is of other workflows, tasks or estimators than this cell's."""
+        if name in SCORED_BY:
+            is_built_in = self._task is None and hasattr(self.make_task(), SCORED_BY[name])
+            return not is_built_in or (name == "unboxed_reward" and self.answer_fallback == "none")
+        if name == "credit_branches":
+            return not load_estimator(self.estimator).has_branches
+        return self.workflow_name not in USED_BY.get(name, (self.workflow_name,))
 
     @property
     def estimator(self) -> str:
@@ -494,8 +510,9 @@ class Cell(Settings):
         return launch.replace(**self.treatment)
 
     def sibling(self, workflow: str, policy: str) -> "Cell":
-        """Return the cell of another workflow and policy with the same changed options, except those that name roles or need partners."""
+        """Return the cell of another workflow and policy with the same changed options, except those of other workflows, of roles and of partners."""
         changed = {"fixed_launch", *self.changed()} - {*COORDINATES, *OF_OTHER_MAPS}
+        changed -= {name for name, workflows in USED_BY.items() if workflow not in workflows}
         options = {name: value for name, value in self if name in changed and not isinstance(value, dict)}
         return Cell(workflow, policy, self.task, self.scale, self.seed, self.preset, **options)
 
