@@ -107,8 +107,6 @@ def check_inputs(folder: Path, cell: Cell) -> None:
         raise ValueError(
             f"{folder} was trained beside other frozen adapters in folders with the same names. Rename the folders, or write to another `results_dir`."
         )
-    if cell.model is not None:
-        check_base_of_run(folder, cell)
     if cell.data is not None:
         recorded = read_provenance(folder)["dataset"]
         if recorded != json.loads(json.dumps(cell.make_task().describe())):
@@ -121,6 +119,24 @@ def _train(cell: Cell, launch: Launch, folder: Path, stop: Stop, callbacks: list
     """Train in a claimed folder until DONE; runs on each process."""
     is_main, recorder, outcome = processes().is_main_process, Recorder(folder), None
     if not torch.cuda.is_available():
+    check_files(folder, cell)
+    if cell.model is not None:
+        check_base_of_run(folder, cell)
+
+
+def check_adapters(folder: Path, run: Path) -> None:
+    """Raise ValueError if a finished evaluation played other adapters than the run now has at the same steps."""
+    recorded = read_provenance(folder).get("adapters_sha256", {})
+    present = checksums_of(run / "adapters", *recorded)
+    if differing := [name for name in present if present[name] != recorded[name]]:
+        raise ValueError(
+            f"{folder} evaluated other adapters than {run} has now: {', '.join(differing)} was trained again since. Move the evaluation's folder away to "
+            "repeat it, or write to another `results_dir`."
+        )
+
+
+def check_files(folder: Path, cell: Cell) -> None:
+    """Raise ValueError if a run had other rows or other frozen adapters, whose folders or files have the same name."""
         use_fitting_threads(shape_of(cell).parameters)
     with user_errors():
         checkpoint = gather_objects(newest_intact(folder) if is_main else None)[0]
@@ -196,7 +212,12 @@ def run_evaluation(evaluation: Evaluation, launch: Launch | str | Path = ONE_PRO
 def _play(evaluation: Evaluation, launch: Launch, folder: Path, steps: list[int]) -> None:
     """Evaluate every checkpoint and write the results."""
     cell, source, task = evaluation.cell, evaluation.source, evaluation.cell.make_task()
+            source = evaluation.source
+            run = None if source is None else folder_of(source, launch.results_dir)
     if not torch.cuda.is_available():
+                check_inputs(folder, evaluation.cell)
+                if run is not None:
+                    check_adapters(folder, run)
         use_fitting_threads(shape_of(cell).parameters)
     problems = task.problems("validation", cell.n_validation)
     names = steps_by_name(folder_of(source, launch.results_dir)) if source else {}
