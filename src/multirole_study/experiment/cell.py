@@ -524,7 +524,8 @@ class Cell(Settings):
                     f"`{name}` is an object of this process and cannot be sent to other processes. Write it as 'path/to/file.py:Name', "
                     "or start your script under torchrun with n_processes=1."
                 )
-        return dict(self)
+        chosen = {"scale"} if self._is_scale_by_size else set()  # which that process chooses again, and says so
+        return {name: value for name, value in self if name not in chosen}
 
     @classmethod
     @user_errors()
