@@ -212,3 +212,10 @@ def test_the_doctor_knows_answers_to_the_tasks_of_smollm2(task):
     trial = SimpleNamespace(cell=Cell("single", "sp", task, "smollm2"))
     finding = grading(trial)
     assert finding.holds and "[True, False, False]" in finding.measured
+
+
+def test_the_doctor_checks_no_answer_where_the_puzzle_has_none():
+    from multirole_study.doctor import grading
+
+    finding = grading(SimpleNamespace(cell=Cell("single", "sp", "gym:graph_color", "smollm2")))
+    assert finding.holds and finding.measured.startswith("not checked: gym_graph_color")
