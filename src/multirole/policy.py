@@ -108,6 +108,17 @@ def role_pairs(policy: str | Mapping[str, Any], option: str = "policy") -> list[
     return pairs
 
 
+def parse_role_weights(text: str, option: str) -> dict[str, float]:
+    """Return role -> weight from text such as "judge=0.1,solver=0", or from JSON; ValueError for anything else."""
+    try:
+        if text.lstrip().startswith("{"):
+            return json.loads(text)
+        pairs = (item.split("=") for item in text.split(","))
+        return {role.strip(): float(weight) for role, weight in pairs}
+    except ValueError as error:
+        raise ValueError(f"`{option}` must map roles to numbers, such as 'judge=0.1', got {text!r}.") from error
+
+
 def _stored(name: str) -> str:
     """Return the name under which an adapter is stored."""
     return name if name in UNPREFIXED or name.startswith(PREFIX) else PREFIX + name
@@ -153,6 +164,11 @@ def past_adapters(policy: Mapping[str, str]) -> list[str]:
     return list(dict.fromkeys(value.removeprefix(PAST) for value in policy.values() if value.startswith(PAST)))
 
 
+def past_names(adapter: str, past_selves: int) -> list[str]:
+    """Return the names in the model of the copies of an adapter."""
+    return [f"{adapter}_past_{place}" for place in range(past_selves)]
+
+
 def player_of(value: str | None, past: Mapping[str, tuple[str, ...]]) -> str | tuple[str, ...] | Endpoint | None:
     """Return what answers the calls of a role: the name of an adapter in the model, several to draw from, an endpoint, or None for the base.
 
@@ -164,11 +180,6 @@ def player_of(value: str | None, past: Mapping[str, tuple[str, ...]]) -> str | t
         return None
     if value.startswith(FROZEN_ADAPTER):
         return frozen_name(value)
-def past_names(adapter: str, past_selves: int) -> list[str]:
-    """Return the names in the model of the copies of an adapter."""
-    return [f"{adapter}_past_{place}" for place in range(past_selves)]
-
-
     if value.startswith(PAST):
         return past[value.removeprefix(PAST)]
     return Endpoint.from_text(value) if value.startswith("{") else value

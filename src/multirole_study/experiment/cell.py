@@ -18,7 +18,7 @@ from pydantic import PrivateAttr
 
 from multirole.credit import ESTIMATORS, load_estimator
 from multirole.option_rules import broken_rules
-from multirole.policy import adapter_names, parse_policy, partner_facts
+from multirole.policy import adapter_names, parse_policy, parse_role_weights, partner_facts
 from multirole.types import Workflow
 from multirole.workflows import WORKFLOWS
 from multirole_study.experiment.base_config import is_base, recorded_name, scale_of
@@ -293,6 +293,8 @@ class Cell(Settings):
         objects_by_name = {name: entry[0] for name, entry in user_objects.items() if entry is not None}
         roles = list(objects_by_name.get("workflow", WORKFLOWS.get(str(workflow), WORKFLOWS["voting"])()).roles)
         explicit = {name: value for name, value in with_current_names(settings).items() if value is not None}
+        if isinstance(weights := explicit.get("role_beta"), str) and not weights.lstrip().startswith("{"):
+            explicit["role_beta"] = parse_role_weights(weights, "role_beta")
         Settings.__init__(
             self, workflow=workflow, policy=parse_policy(policy, roles), task=task, scale=scale, seed=seed, preset=preset,
             **preset_values(workflow, task, scale, preset, explicit.get("data")) | explicit,
@@ -354,8 +356,6 @@ class Cell(Settings):
             )
         return said
 
-    # ---- workflow, task and policy
-
     def _is_idle(self, name: str) -> bool:
         """Return whether a setting is of other workflows, tasks or estimators than this cell's."""
         if name in SCORED_BY:
@@ -364,6 +364,8 @@ class Cell(Settings):
         if name == "credit_branches":
             return not load_estimator(self.estimator).has_branches
         return self.workflow_name not in USED_BY.get(name, (self.workflow_name,))
+
+    # ---- workflow, task and policy
 
     @property
     def estimator(self) -> str:
@@ -433,11 +435,6 @@ class Cell(Settings):
             return TinyChain(self.malformed_reward) if is_tiny(self.scale) else Math(self.data, self.malformed_reward)
         return TinyPipe(self.code_reward) if is_tiny(self.scale) else Code(self.data, self.code_reward)
 
-    @property
-    def kl_weights(self) -> dict[str, float]:
-        """The weight of the KL penalty by role."""
-        return dict.fromkeys(self.policy, self.beta) | (self.role_beta or {})
-
     # ---- names and records
 
     @property
@@ -447,14 +444,17 @@ class Cell(Settings):
 
     @cached_property  # with an underscore: `dict(self)` has all other attributes
     def _id(self) -> str:
+        def digest() -> list[str]:
+            return [hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:8]] * bool(changed)
+
         changed = with_old_names(self.changed())
         policy = self.policy_name if self.policy_name in ("sp", "ip") else "map"
-        digest = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:8]
         names, rest = [self.workflow_name, policy, self.task_label], [f"s{self.seed}"]
-        rest += [self.preset] * (self.preset != "paper") + [digest] * bool(changed)
-        if len("-".join([*names, *rest])) > MAX_ID_LENGTH:  # user-supplied names; the hash distinguishes them
+        rest += [self.preset] * (self.preset != "paper")
+        if len("-".join([*names, *rest, *digest()])) > MAX_ID_LENGTH:  # the hash has what is cut
             names = [name[:10] for name in names]
-        return "-".join([*names, *rest])
+            changed |= {"task": self.task} if self._gym is not None else {}
+        return "-".join([*names, *rest, *digest()])
 
     def changed(self) -> dict[str, object]:
         """Return what distinguishes this cell from others with the same coordinates.
