@@ -83,9 +83,10 @@ def _from_hub(name: HubName) -> Path:
 
     with suppress(LocalEntryNotFoundError):
         return Path(hf_hub_download(name.repo, "config.json", revision=name.revision, local_files_only=True))
+    errors: tuple[type[Exception], ...] = (*hub_errors(), ValueError)
     try:
         return Path(hf_hub_download(name.repo, "config.json", revision=name.revision))
-    except (*hub_errors(), ValueError) as error:
+    except errors as error:
         raise ValueError(
             f"`model={name.repo!r}` is no folder and no file here, and as a name on the Hub it has no config.json that can be read "
             f"({type(error).__name__}: {str(error).splitlines()[0]}). Pass an existing folder or GGUF file, or the name of a repository with "
