@@ -10,8 +10,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
-from multirole.option_rules import RULES, broken_rules, listed
-from multirole.policy import parse_role_weights
+from multirole.option_rules import RULES, broken_rules, listed, parse_role_weights
 
 
 def plain(value: Any) -> Any:

@@ -17,7 +17,7 @@ from multirole.policy import (
     adapters_served,
     frozen_folders,
     partner_facts,
-    past_adapters,
+    past_copies,
     player_of,
     trained_part,
 )
@@ -54,7 +54,7 @@ class Partners:
         if self.facts["local_partners"]:
             check_base_alone(model, "Let another base play it.")
         load_frozen(model, frozen_folders(self.policy))
-        self.past = PastSelves(model, past_adapters(self.policy), args.past_every, args.past_selves)
+        self.past = PastSelves(model, past_copies(self.policy, args.past_selves), args.past_every, args.past_selves)
         self.served = adapters_served(self.policy, args.past_selves)
 
     def with_endpoints(self, engine: Engine, trainer: Trainer) -> Engine:

@@ -108,17 +108,6 @@ def role_pairs(policy: str | Mapping[str, Any], option: str = "policy") -> list[
     return pairs
 
 
-def parse_role_weights(text: str, option: str) -> dict[str, float]:
-    """Return role -> weight from text such as "judge=0.1,solver=0", or from JSON; ValueError for anything else."""
-    try:
-        if text.lstrip().startswith("{"):
-            return json.loads(text)
-        pairs = (item.split("=") for item in text.split(","))
-        return {role.strip(): float(weight) for role, weight in pairs}
-    except ValueError as error:
-        raise ValueError(f"`{option}` must map roles to numbers, such as 'judge=0.1', got {text!r}.") from error
-
-
 def _stored(name: str) -> str:
     """Return the name under which an adapter is stored."""
     return name if name in UNPREFIXED or name.startswith(PREFIX) else PREFIX + name
@@ -150,7 +139,7 @@ def frozen_folders(policy: Mapping[str, str]) -> dict[str, str]:
 
 def adapters_served(policy: Mapping[str, str], past_selves: int) -> list[str]:
     """Return the distinct adapters that the model has and an engine serves for a map: those that it trains, its saved ones, and the copies for past selves."""
-    copies = [name for adapter in past_adapters(policy) for name in past_names(adapter, past_selves)]
+    copies = [name for names in past_copies(policy, past_selves).values() for name in names]
     return [*adapter_names(policy), *frozen_folders(policy), *copies]
 
 
@@ -159,14 +148,10 @@ def frozen_name(value: str) -> str:
     return f"{PREFIX}frozen_{hashlib.sha256(value.encode()).hexdigest()[:8]}"
 
 
-def past_adapters(policy: Mapping[str, str]) -> list[str]:
-    """Return the distinct adapters whose past selves a map plays."""
-    return list(dict.fromkeys(value.removeprefix(PAST) for value in policy.values() if value.startswith(PAST)))
-
-
-def past_names(adapter: str, past_selves: int) -> list[str]:
-    """Return the names in the model of the copies of an adapter."""
-    return [f"{adapter}_past_{place}" for place in range(past_selves)]
+def past_copies(policy: Mapping[str, str], past_selves: int) -> dict[str, list[str]]:
+    """Return adapter -> the names in the model of its copies, for the adapters whose past selves a map plays."""
+    adapters = [value.removeprefix(PAST) for value in policy.values() if value.startswith(PAST)]
+    return {adapter: [f"{adapter}_past_{place}" for place in range(past_selves)] for adapter in adapters}
 
 
 def player_of(value: str | None, past: Mapping[str, tuple[str, ...]]) -> str | tuple[str, ...] | Endpoint | None:

@@ -5,12 +5,10 @@ draws one of them by its seed. Which weights a copy holds follows from the numbe
 checkpoint like the adapters that are trained. So a resumed run plays the same ones.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from peft import PeftModel
-
-from multirole.policy import past_names
 
 
 def versions_at(iteration: int, every: int, n: int) -> list[int]:
@@ -26,14 +24,14 @@ class PastSelves:
     """The copies of several adapters.
 
     Args:
-        model: gets the copies as adapters, `<adapter>_past_<place>`, with the adapters' present weights.
-        adapters: whose past selves are played.
+        model: gets the copies as adapters with the adapters' present weights.
+        places: adapter whose past selves are played -> the names of its `n` copies.
         every, n: see the module.
     """
 
-    def __init__(self, model: PeftModel, adapters: Sequence[str], every: int, n: int) -> None:
+    def __init__(self, model: PeftModel, places: Mapping[str, list[str]], every: int, n: int) -> None:
         self.model, self.every, self.n = model, every, n
-        self.places = {adapter: past_names(adapter, n) for adapter in adapters}
+        self.places = dict(places)
         for adapter, names in self.places.items():
             for name in names:
                 model.add_adapter(name, model.peft_config[adapter])

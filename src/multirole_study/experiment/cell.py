@@ -17,8 +17,8 @@ from typing import Any, Literal
 from pydantic import PrivateAttr
 
 from multirole.credit import ESTIMATORS, load_estimator
-from multirole.option_rules import broken_rules
-from multirole.policy import adapter_names, parse_policy, parse_role_weights, partner_facts
+from multirole.option_rules import broken_rules, parse_role_weights
+from multirole.policy import adapter_names, parse_policy, partner_facts
 from multirole.types import Workflow
 from multirole.workflows import WORKFLOWS
 from multirole_study.experiment.base_config import is_base, recorded_name, scale_of
