@@ -14,7 +14,7 @@ STAMP := $(VENV)/setup.stamp
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
 # the embedded scales need no network and must not wait for one
-export HF_HUB_OFFLINE ?= $(if $(filter-out tiny-%,$(SCALE))$(filter smollm2,$(MAKECMDGOALS)),0,1)
+export HF_HUB_OFFLINE ?= $(if $(filter-out tiny-%,$(SCALE))$(filter smollm2,$(MAKECMDGOALS))$(findstring scale,$(ARGS))$(findstring model,$(ARGS)),0,1)
 export HF_HUB_DISABLE_TELEMETRY ?= 1
 export VLLM_ENABLE_V1_MULTIPROCESSING ?= 0
 export VLLM_LOGGING_LEVEL ?= WARNING
@@ -23,9 +23,15 @@ export PYTHONHASHSEED ?= 0
 
 WORKFLOW ?= voting
 POLICY ?= sp
+GRID_GOALS = $(filter grid study grid-status,$(MAKECMDGOALS))
+# The grid and its study have the defaults of grid.yaml.
+of_grid = $(shell sed -n 's/^$1: *\([^ \#]*\).*/\1/p' grid.yaml)
+ifneq ($(GRID_GOALS),)
+  SCALE ?= $(call of_grid,scale)
+  RESULTS_DIR ?= $(call of_grid,results_dir)
+endif
 RESULTS_DIR ?= runs
 # A misspelt variable is an error, and so is one of another target: make alone would ignore it and train the default cell, or the whole grid.
-GRID_GOALS = $(filter grid study grid-status,$(MAKECMDGOALS))
 SETTINGS = SCALE RESULTS_DIR ARGS PYTHON VENV $(if $(filter cell,$(MAKECMDGOALS)),WORKFLOW POLICY TASK SEED ITERATIONS PRESET OUT) \
 	$(if $(GRID_GOALS),SEEDS STUDY JOBS)
 given = $(foreach v,$(.VARIABLES),$(if $(filter command line,$(origin $v)),$v))

@@ -8,6 +8,7 @@ To add a rule, add a line. docs/trl_options.md shows the table `REFUSED`.
 """
 
 import inspect
+import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -177,6 +178,17 @@ def idle_correction(changed: Mapping[str, Any]) -> str | None:
     """Return an option of importance weights that was changed, or None; switching the correction off is no change where there is none."""
     names = (name for name in changed if name != "vllm_importance_sampling_correction")
     return first_of(names, "vllm_importance_sampling_")
+
+
+def parse_role_weights(text: str, option: str) -> dict[str, float]:
+    """Return role -> weight from text such as "judge=0.1,solver=0", or from JSON; ValueError for anything else."""
+    try:
+        if text.lstrip().startswith("{"):
+            return json.loads(text)
+        pairs = (item.split("=") for item in text.split(","))
+        return {role.strip(): float(weight) for role, weight in pairs}
+    except ValueError as error:
+        raise ValueError(f"`{option}` must map roles to numbers, such as 'judge=0.1', got {text!r}.") from error
 
 
 def listed(roles: Any) -> Any:

@@ -1,6 +1,5 @@
 """Define `MultiRoleGRPOConfig`: TRL's `GRPOConfig` and the options that several roles and adapters add to it."""
 
-import json
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -11,18 +10,7 @@ from transformers.trainer_utils import IntervalStrategy, SaveStrategy
 from transformers.utils import is_torch_bf16_gpu_available
 from trl import GRPOConfig
 
-from multirole.option_rules import RULES, broken_rules, listed
-
-
-def parse_role_weights(text: str, option: str) -> dict[str, float]:
-    """Return role -> weight from text such as "judge=0.1,solver=0", or from JSON; ValueError for anything else."""
-    try:
-        if text.lstrip().startswith("{"):
-            return json.loads(text)
-        pairs = (item.split("=") for item in text.split(","))
-        return {role.strip(): float(weight) for role, weight in pairs}
-    except ValueError as error:
-        raise ValueError(f"`{option}` must map roles to numbers, such as 'judge=0.1', got {text!r}.") from error
+from multirole.option_rules import RULES, broken_rules, listed, parse_role_weights
 
 
 def plain(value: Any) -> Any:

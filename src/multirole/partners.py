@@ -13,10 +13,10 @@ from multirole.inputs.adapters import check_base_alone, check_frozen, load_froze
 from multirole.options import MultiRoleGRPOConfig
 from multirole.policy import (
     adapter_names,
-    adapters_played,
+    adapters_served,
     frozen_folders,
     partner_facts,
-    past_adapters,
+    past_copies,
     player_of,
     trained_part,
 )
@@ -53,8 +53,8 @@ class Partners:
         if self.facts["local_partners"]:
             check_base_alone(model, "Let another base play it.")
         load_frozen(model, frozen_folders(self.policy))
-        self.past = PastSelves(model, past_adapters(self.policy), args.past_every, args.past_selves)
-        self.served = [*adapters_played(self.policy), *self.past.names]
+        self.past = PastSelves(model, past_copies(self.policy, args.past_selves), args.past_every, args.past_selves)
+        self.served = adapters_served(self.policy, args.past_selves)
 
     def with_endpoints(self, engine: Engine, trainer: Trainer) -> Engine:
         """Return the engine, or one that asks the endpoints as well."""

@@ -138,9 +138,10 @@ def frozen_folders(policy: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def adapters_played(policy: Mapping[str, str]) -> list[str]:
-    """Return the distinct adapters that an engine serves for a map: those that it trains, and its saved ones."""
-    return [*adapter_names(policy), *frozen_folders(policy)]
+def adapters_served(policy: Mapping[str, str], past_selves: int) -> list[str]:
+    """Return the distinct adapters that the model has and an engine serves for a map: those that it trains, its saved ones, and the copies for past selves."""
+    copies = [name for names in past_copies(policy, past_selves).values() for name in names]
+    return [*adapter_names(policy), *frozen_folders(policy), *copies]
 
 
 def frozen_name(value: str) -> str:
@@ -148,9 +149,10 @@ def frozen_name(value: str) -> str:
     return f"{SAVED_PREFIX}{hashlib.sha256(value.encode()).hexdigest()[:8]}"
 
 
-def past_adapters(policy: Mapping[str, str]) -> list[str]:
-    """Return the distinct adapters whose past selves a map plays."""
-    return list(dict.fromkeys(value.removeprefix(PAST) for value in policy.values() if value.startswith(PAST)))
+def past_copies(policy: Mapping[str, str], past_selves: int) -> dict[str, list[str]]:
+    """Return adapter -> the names in the model of its copies, for the adapters whose past selves a map plays."""
+    adapters = [value.removeprefix(PAST) for value in policy.values() if value.startswith(PAST)]
+    return {adapter: [f"{adapter}_past_{place}" for place in range(past_selves)] for adapter in adapters}
 
 
 def player_of(value: str | None, past: Mapping[str, tuple[str, ...]]) -> str | tuple[str, ...] | Endpoint | None:

@@ -113,7 +113,9 @@ def evaluate(argv: list[str]) -> int:
     from multirole_study import plan as planner
     from multirole_study.experiment.run import run_evaluation
 
-    run_evaluation(evaluation, planner.settled(evaluation.cell, launch))
+    with user_errors():
+        launch = planner.settled(evaluation.cell, launch)
+    run_evaluation(evaluation, launch)
     return 0
 
 

@@ -340,14 +340,16 @@ def adapters(trial: Trial) -> Finding:
 def grading(trial: Trial) -> Finding:
     """Check that this machine grades a right, a wrong and an empty answer of a built-in task correctly (code in the sandbox)."""
     task = trial.cell.make_task()
+    if "task_sha256" in trial.cell.to_dict():
+        return Finding(True, "not checked: a user-supplied task has no known answers", "nothing")
     if isinstance(task, Gym):
         problem = task.problems("validation", 1)[0]
+        if problem.reference["answer"] is None:
+            return Finding(True, f"not checked: {task.name} scores answers and has no reference", "nothing")
         right, wrong = (f"\\boxed{{{answer}}}" for answer in (problem.reference["answer"], "no answer"))
-    elif task.name in TRIAL_ANSWERS:
+    else:
         reference, right, wrong = TRIAL_ANSWERS[task.name]
         problem = Problem("doctor", task.name, "", reference)
-    else:
-        return Finding(True, "not checked: a user-supplied task has no known answers", "nothing")
     rewards = task.score([problem] * 3, [right, wrong, ""])
     verdicts = [bool(reward.is_correct) for reward in rewards]
     due = [True, False, False]
@@ -394,6 +396,7 @@ TRIAL_ANSWERS: dict[str, tuple[object, str, str]] = {
     ),
 }  # fmt: skip
 """Built-in task -> a reference, a right answer and a wrong one."""
+TRIAL_ANSWERS["programs"] = TRIAL_ANSWERS["functions"]
 
 
 # ---- computed: the whole examination

@@ -24,7 +24,7 @@ from typing import NamedTuple
 import psutil
 from tabulate import tabulate
 
-from multirole.policy import adapter_names, adapters_played
+from multirole.policy import adapter_names, adapters_served
 from multirole.update.passes.activation_memory import bytes_per_token, kept_tokens
 from multirole.workflows import WORKFLOWS
 from multirole_study import hours
@@ -186,6 +186,7 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
     on_gpu, names = kind == "GPU", adapter_names(cell.policy)
     shards = n if launch.is_sharded else 1
     base, adapter_bytes = BYTES[dtype_of(cell)] * s.parameters // shards, adapters(cell) // shards
+    held = served_adapters(cell) // shards
     row = cell.max_prompt_tokens + cell.max_completion_length
     tokens = max(launch.pass_tokens(cell.scale), row)  # a row longer than the budget is a micro-batch
     is_merged = dtype_of(cell) == "float32" and shards == 1
@@ -199,7 +200,7 @@ def plan(cell: Cell, launch: Launch = ONE_PROCESS, gpu_bytes: int | None = None)
     parts = [
         Part("process", PROCESS_BYTES, PROCESS_BYTES, "fixed" if on_gpu or n == 1 else "lower n_processes"),
         Part(f"frozen base, {dtype_of(cell)}", base, base, split),
-        Part("adapters, float32", adapter_bytes, adapter_bytes, rank),
+        Part("adapters, float32", held, held, rank),
         Part("AdamW moments, float32", 2 * adapter_bytes, 2 * adapter_bytes, rank),
         Part("gradients, float32", 0, gradients, rank),
         Part("buckets of DDP, float32", buckets, buckets, rank),
@@ -231,7 +232,7 @@ def own_engine(cell: Cell, s: Shape, engine: str, n_processes: int, lengths: str
     is one, with a float32 head and the unmerged adapters. The bound of the KV cache assumes that every row of the largest batch,
     evaluations included, has full length.
     """
-    names, n_bytes = adapters_played(cell.policy), BYTES[dtype_of(cell)]
+    n_bytes = BYTES[dtype_of(cell)]
     row = (cell.max_prompt_tokens + cell.max_completion_length) * n_bytes * s.kv_elements
     n_rows = min(largest_batch(cell) // n_processes, ENGINE_ROWS if engine == "transformers" else GENERATE_ROWS)
     parts = [Part("engine's KV cache, at most", n_rows * row, 0, lengths, is_bound=True)]
@@ -243,10 +244,12 @@ def own_engine(cell: Cell, s: Shape, engine: str, n_processes: int, lengths: str
     weights = head + n_bytes * s.vocab * s.hidden
     if dtype_of(cell) == "float32":
         parts.append(
-            Part("engine's merged weights", weights + 4 * (1 + len(names)) * matrices, 0, "use fewer adapters")
+            Part("engine's merged weights", weights + 4 * (1 + n_served(cell)) * matrices, 0, "use fewer adapters")
         )
     else:
-        parts.append(Part("engine's weights", weights + 2 * matrices + adapters(cell) // 2, 0, "use a smaller model"))
+        parts.append(
+            Part("engine's weights", weights + 2 * matrices + served_adapters(cell) // 2, 0, "use a smaller model")
+        )
     if s.parameters >= PREFIX_PARAMETERS:
         parts.append(Part("engine's prefix cache, at most", PREFIX_BYTES, 0, "fixed", is_bound=True))
     return parts
@@ -286,7 +289,7 @@ def vllm_engine(cell: Cell, launch: Launch, s: Shape, gpu_bytes: int) -> tuple[P
     length, b = cell.max_prompt_tokens + cell.max_completion_length, BYTES[dtype_of(cell)]
     row = b * s.kv_elements * length
     of_ends = 2 * cell.lora_r * (s.vocab + s.hidden)  # vLLM gives embeddings and head a place in every slot
-    slots = (len(adapters_played(cell.policy)) + 1) * (s.adapter_parameters(cell.lora_r) + of_ends)
+    slots = (n_served(cell) + 1) * (s.adapter_parameters(cell.lora_r) + of_ends)
     weight_bytes = b * (s.parameters + slots)
     rows, tokens = launch.vllm_max_num_seqs or MAX_GRAPH_ROWS, launch.vllm_max_num_batched_tokens or STEP_TOKENS[1]
     work, share = VLLM_GRAPHS + vllm_work(s, rows, tokens), round(launch.vllm_gpu_memory_utilization * gpu_bytes)
@@ -312,8 +315,18 @@ def tokens_kept(cell: Cell, launch: Launch, gpu_bytes: int) -> int:
 
 
 def adapters(cell: Cell) -> int:
-    """Return the bytes of all adapters in float32. AdamW's two moments take twice as many."""
+    """Return the bytes of the adapters that are trained, in float32. AdamW's two moments take twice as many."""
     return 4 * len(adapter_names(cell.policy)) * shape_of(cell).adapter_parameters(cell.lora_r)
+
+
+def served_adapters(cell: Cell) -> int:
+    """Return the bytes of all adapters of the model in float32, with those of partners."""
+    return 4 * n_served(cell) * shape_of(cell).adapter_parameters(cell.lora_r)
+
+
+def n_served(cell: Cell) -> int:
+    """Return the number of adapters of the model, with those of partners."""
+    return len(adapters_served(cell.policy, cell.past_selves))
 
 
 def n_parts(cell: Cell) -> int:
@@ -394,10 +407,10 @@ def vllm_batch(cell: Cell, launch: Launch, gpu_bytes: int) -> dict[str, int]:
 def disk_need(cell: Cell) -> int:
     """Return the bytes that a whole run saves: the newest checkpoints, the next one, and the adapters of every evaluated step.
 
-    A checkpoint has the adapters and AdamW's two moments in float32. Tables are much smaller and not counted.
+    A checkpoint has all adapters of the model, and AdamW's two moments of those that are trained, in float32. Tables are much smaller and not counted.
     """
-    n_evaluated = -(-cell.max_steps // cell.eval_steps)
-    return (N_KEPT + 1) * 3 * adapters(cell) + n_evaluated * adapters(cell) * BYTES[dtype_of(cell)] // 4
+    n_evaluated, saved = -(-cell.max_steps // cell.eval_steps), served_adapters(cell)
+    return (N_KEPT + 1) * (saved + 2 * adapters(cell)) + n_evaluated * saved * BYTES[dtype_of(cell)] // 4
 
 
 def has_estimate(cell: Cell) -> bool:
@@ -482,15 +495,21 @@ def check(cell: Cell, launch: Launch = ONE_PROCESS) -> Launch:
 
 
 def check_disk(cell: Cell, folder: Path) -> None:
-    """Raise ValueError if the disk is too small for what a run saves in `folder`; files already there are counted as free."""
+    """Raise ValueError if the disk is too small for what a run saves in `folder`; files already there are counted as free.
+
+    With a budget of sampled tokens, which may end the run long before `max_steps`, warn instead.
+    """
     existing = next(level for level in (folder.absolute(), *folder.absolute().parents) if level.exists())
     saved = [path for name in ("checkpoints", "adapters") for path in (folder / name).rglob("*") if path.is_file()]
     need, free = disk_need(cell), shutil.disk_usage(existing).free
     if free + sum(path.stat().st_size for path in saved) < need:
-        raise ValueError(
+        text = (
             f"{folder} has {free // 2**20} MiB free, but checkpoints and adapters of {cell.max_steps} iterations take "
             f"{-(-need // 2**20)} MiB. Use a results_dir on a larger disk, raise eval_steps, or free some space."
         )
+        if cell.max_sampled_tokens is None:
+            raise ValueError(text)
+        logger.warning("%s A run that spends max_sampled_tokens=%d before saves less.", text, cell.max_sampled_tokens)
 
 
 # ---- printed

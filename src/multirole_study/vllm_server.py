@@ -9,7 +9,7 @@ from importlib.util import find_spec
 import torch
 
 from multirole.engines.vllm_launch import serve_command, serve_environment
-from multirole.policy import adapters_played
+from multirole.policy import adapters_served
 from multirole_study.experiment.base_models import locate
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.hardware import dtype_of
@@ -29,7 +29,7 @@ def command_of(
     Raises ValueError for what `serve_command` refuses.
     """
     return serve_command(
-        str(locate(cell)), len(adapters_played(cell.policy)), cell.lora_r, cell.max_prompt_tokens + cell.max_completion_length,
+        str(locate(cell)), len(adapters_served(cell.policy, cell.past_selves)), cell.lora_r, cell.max_prompt_tokens + cell.max_completion_length,
         getattr(torch, dtype_of(cell)), host, port, more, gpu_memory_utilization=memory_share, **launch.vllm_sizes(),
     )  # fmt: skip
 

@@ -17,6 +17,7 @@ from multirole_study.experiment.evaluation import Evaluation, evaluation_paramet
 from multirole_study.experiment.launch import Launch
 from multirole_study.experiment.run_folder import differing_options, folder_of, open_folder
 from multirole_study.experiment.settings import UserError
+from multirole_study.tasks import Task
 
 ROOT = Path(__file__).parents[2]
 QUICK = ("names", "impossible together", "own workflows and tasks", "rows")
@@ -112,9 +113,44 @@ def test_a_setting_of_another_workflow_is_remarked_on():
         (remark,) = Cell(workflow, "sp", rounds=2, n_voters=2, n_workers=2, credit_branches=3).remarks()
         idle = [name for of, name in used.items() if of != workflow]
         unused = ", ".join([*idle, "credit_branches"])
-        assert remark.startswith(f"Not used by workflow={workflow!r} with credit='outcome': {unused}.")
+        assert remark.startswith(f"Not used by workflow={workflow!r} and task='math' with credit='outcome': {unused}.")
     assert Cell("single", "sp", n_voters=3).remarks() == []  # the default
     assert Cell("voting", "sp", n_voters=5, credit="branches", credit_branches=3).remarks() == []
+
+
+def test_a_setting_of_another_task_is_remarked_on():
+    rows = [{"prompt": "1+1?"}]
+    own = Task("sums", rows, rows, lambda completions, **_: [0.0] * len(completions))
+    scored = {
+        "malformed_reward": -0.5,
+        "answer_fallback": "last_number",
+        "unboxed_reward": 0.2,
+        "code_reward": "all_pass",
+    }
+    idle = {
+        ("math", "tiny-r"): ["answer_fallback", "unboxed_reward", "code_reward"],
+        ("code", "tiny-r"): ["malformed_reward", "answer_fallback", "unboxed_reward"],
+        ("gym:products", "tiny-r"): ["code_reward"],
+        ("code", "smollm2"): ["malformed_reward", "unboxed_reward"],  # its answer_fallback is the preset's
+        (own, "tiny-r"): [*scored],
+    }
+    for (task, scale), unused in idle.items():
+        (remark,) = Cell("eval_opt", "sp", task, scale, **scored).remarks()
+        assert f"with credit='outcome': {', '.join(unused)}. Only" in remark
+    (remark,) = Cell(
+        "voting", "sp", "gym:products", unboxed_reward=0.2
+    ).remarks()  # without a fallback no answer is unboxed
+    assert "'outcome': unboxed_reward. Only" in remark
+    (remark,) = Cell("single", "sp", box_rule="last_box").remarks()
+    assert "'outcome': box_rule. Only" in remark
+
+
+def test_memory_of_vllm_is_refused_for_an_engine_without_it():
+    with pytest.raises(
+        ValueError, match="`vllm_max_num_seqs=8` is for rollouts with vLLM, but `engine` is 'transformers'"
+    ):
+        Launch(vllm_max_num_seqs=8).check(Cell("voting", "sp", engine="transformers"))
+    Launch(vllm_max_num_seqs=8).check(Cell("voting", "sp"))
 
 
 def test_a_refusal_is_one_sentence_in_a_notebook():

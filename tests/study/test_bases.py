@@ -46,6 +46,7 @@ def test_the_settings_are_those_of_the_scale_of_its_size(file):
     chosen = Cell("voting", "ip", scale="smollm2", model=str(file))
     assert chosen.learning_rate == Cell("voting", "ip", scale="smollm2").learning_rate
     assert not [text for text in chosen.remarks() if "nearest" in text]
+    assert Cell(**cell.parameters()).remarks() == cell.remarks()  # by another process
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,15 @@
 """What the command line says to someone who writes a command wrongly, or whose terminal lacks a character."""
 
 import io
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from multirole_study import __main__ as command_line
+
+ROOT = Path(__file__).parents[2]
 
 
 def said(monkeypatch, capsys, *words: str) -> str:
@@ -52,3 +56,32 @@ def test_a_character_that_the_terminal_lacks_is_escaped_and_nothing_is_lost(monk
     assert command_line.main() == 0
     sys.stdout.flush()
     assert sys.stdout.buffer.getvalue() == b"\\u22122.5 points\n"
+
+
+def test_a_scale_without_a_gguf_file_of_its_own_is_answered_with_what_to_use(monkeypatch, capsys):
+    text = said(monkeypatch, capsys, "fetch", "tiny-r", "--gguf", "some.gguf")
+    assert text.endswith("has no GGUF file that stands in for it. Use `-p model FILE` instead.")
+
+
+def test_launch_options_of_an_evaluation_are_refused_in_a_sentence(monkeypatch, capsys, tmp_path):
+    words = ("-p", "adapters", "base", "-p", "vllm_server_evict", "true", "-p", "results_dir", str(tmp_path))
+    assert said(monkeypatch, capsys, "evaluate", *words).startswith(
+        "`vllm_server_evict=True` is for rollouts on vLLM's"
+    )
+
+
+@pytest.mark.parametrize(
+    ("variables", "offline"),
+    [
+        ([], "1"),
+        (["SCALE=tiny-r"], "1"),
+        (["ARGS=-p learning_rate 1e-3"], "1"),
+        (["SCALE=smollm2"], "0"),
+        (["ARGS=-p scale smollm2"], "0"),
+        (["ARGS=-p model owner/name"], "0"),
+    ],
+)
+def test_make_is_online_if_the_base_may_be_on_the_hub(variables, offline, monkeypatch):
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    command = ["make", "--eval=show:;@echo $$HF_HUB_OFFLINE", "show", *variables]
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout == f"{offline}\n"

@@ -5,6 +5,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ from multirole_cpu.engine import TransformersEngine
 from multirole_study import doctor
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.launch import Launch
+from multirole_study.tasks import Task
 from multirole_study.tasks.tiny_chain import TinyChain
 
 SMALL = {"n_problems": 2, "num_generations": 2, "max_completion_length": 24, "n_train": 16, "n_validation": 2}
@@ -335,6 +337,20 @@ def test_the_command_prints_findings_and_measurements_and_fails(monkeypatch, cap
     assert sum(" pass " in line for line in printed.splitlines()) == len(doctor.CHECKS) - 1
     assert f"At that rate {cell.max_steps} iterations take" in printed and "disk" in printed
     assert re.search(r"rollout \d\.\d\d GiB \(planned 2\.00\), update \d\.\d\d GiB \(planned 3\.00\)\.", printed)
+
+
+@pytest.mark.parametrize(
+    ("task", "scale"), [*product(["math", "code"], ["tiny-r", "0.6b"]), ("code", "smollm2"), ("code", "qwen-0.5b")]
+)
+def test_every_built_in_task_has_an_answer_that_the_doctor_knows(task, scale):
+    assert Cell("single", "sp", task, scale).make_task().name in doctor.TRIAL_ANSWERS
+
+
+def test_a_task_of_the_user_s_is_not_graded_with_a_built_in_task_s_answers():
+    rows = [{"prompt": "1+1?", "answer": "2"}]
+    own = Task("functions", rows, rows, lambda completions, answer, **_: [0.0] * len(completions))
+    finding = doctor.grading(SimpleNamespace(cell=Cell("single", "sp", own)))
+    assert finding.holds and "a user-supplied task has no known answers" in finding.measured
 
 
 def test_each_phase_has_a_separate_peak():

@@ -6,11 +6,14 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
+from paper_rows import write
 
+from multirole.files import sha256
 from multirole_study.experiment.cell import Cell
-from multirole_study.experiment.evaluation import Evaluation, named_steps, solver_of
-from multirole_study.experiment.run import run_cell, run_evaluation
-from multirole_study.experiment.run_folder import folder_of, is_done
+from multirole_study.experiment.evaluation import Evaluation, named_steps, solver_of, steps_by_name, steps_of
+from multirole_study.experiment.run import check_files, run_cell, run_evaluation
+from multirole_study.experiment.run_folder import folder_of, is_done, write_done
+from multirole_study.experiment.settings import UserError
 from multirole_study.paper.evaluation_tables import accuracy, judging
 from multirole_study.paper.grid import Grid
 
@@ -107,6 +110,60 @@ def test_what_fits_one_map_alone_does_not_carry_over(policy, options):
     cell = Cell("voting", policy, **options)
     assert Evaluation(cell, "base").cell.id == Evaluation(Cell("voting", "sp"), "base").cell.id
     assert Evaluation(cell, "transfer").source.id == Cell("single", "sp").id
+
+
+def test_a_transfer_is_of_the_run_without_the_settings_of_other_workflows(tmp_path):
+    cell = Cell("voting", "sp", n_voters=5, box_rule="last_box", rounds=2, learning_rate=1e-3)
+    evaluation = Evaluation(cell, "transfer")
+    assert evaluation.source.id == Cell("single", "sp", learning_rate=1e-3).id
+    with pytest.raises(ValueError, match="Train it first.* -p workflow single -p policy sp and the other parameters"):
+        steps_of(evaluation, tmp_path)
+
+
+def test_a_warm_up_that_fits_the_map_s_clock_alone_is_left_out():
+    """Isolated policies tick twice per iteration; the base and the single agent once."""
+    clock = {"lr_clock": "update_call", "max_steps": 60}
+    for adapters in ("base", "transfer"):
+        made = Evaluation(Cell("voting", "ip", warmup_steps=100, **clock), adapters)
+        assert made.cell == Cell("voting", "sp", **clock)
+        assert Evaluation(Cell("voting", "ip", warmup_steps=50, **clock), adapters).cell.warmup_steps == 50
+
+
+def test_without_accuracy_the_best_step_is_that_of_the_highest_reward(tmp_path):
+    rows = [
+        {"step": step, "correct": None, "reward": reward} for step, reward in ((0, 0.9), (5, 0.1), (10, 0.6), (15, 0.4))
+    ]
+    pd.DataFrame(rows).to_parquet(tmp_path / "eval.parquet")
+    assert steps_by_name(tmp_path) == {"early": 5, "best": 10, "terminal": 15}
+
+
+def test_a_finished_evaluation_of_adapters_that_were_trained_again_is_refused(tmp_path):
+    evaluation = Evaluation(Cell("voting", "sp"), "own", "5")
+    folder, name = evaluation.folder(tmp_path), "step_00005/shared/adapter_model.safetensors"
+    adapter = folder_of(evaluation.cell, tmp_path) / "adapters" / name
+    adapter.parent.mkdir(parents=True)
+    adapter.write_bytes(b"first")
+    folder.mkdir(parents=True)
+    pd.DataFrame({"step": [5], "reward": [1.0], "correct": [True]}).to_parquet(folder / "eval.parquet")
+    (folder / "provenance.json").write_text(json.dumps({"adapters_sha256": {name: sha256(adapter)}}))
+    write_done(folder)
+    assert run_evaluation(evaluation, tmp_path) == folder
+    adapter.write_bytes(b"second")
+    with pytest.raises(UserError, match="evaluated other adapters than .*step_00005.* was trained again since"):
+        run_evaluation(evaluation, tmp_path)
+
+
+def test_rows_of_another_file_with_the_run_s_name_are_not_evaluated(tmp_path):
+    """`own` repeats the validation, so its rows must be the run's."""
+    file = tmp_path / "rows.jsonl"
+    cell = Cell(
+        "voting", "sp", scale="0.6b", data=str(write(file, [{"prompt": f"{i}?", "solution": "1"} for i in range(20)]))
+    )
+    (tmp_path / "provenance.json").write_text(json.dumps({"dataset": cell.make_task().describe()}))
+    check_files(tmp_path, cell)
+    write(file, [{"prompt": f"{i}!", "solution": "1"} for i in range(20)])
+    with pytest.raises(ValueError, match="was trained on other rows of a file with the same name"):
+        check_files(tmp_path, cell)
 
 
 def test_early_best_and_terminal_follow_the_released_rule():

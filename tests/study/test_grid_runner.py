@@ -278,6 +278,20 @@ def test_make_paper_reads_one_folder_and_trains_nothing(variables, folder):
     assert not re.search("snakemake|_cell|pip install", done.stdout)
 
 
+@pytest.mark.parametrize(
+    ("variables", "folder"), [([], "'mine/smollm2'"), (["SCALE=tiny-r", "RESULTS_DIR=x"], "'x/tiny-r'")]
+)
+def test_make_grid_has_the_scale_and_the_folder_of_grid_yaml(variables, folder, tmp_path):
+    (tmp_path / "Makefile").write_text((ROOT / "Makefile").read_text())
+    (tmp_path / "grid.yaml").write_text("# scale: 4b\nscale: smollm2  # a remark\nresults_dir: mine\n")
+    command = ["make", "--dry-run", "--old-file=.venv/setup.stamp", "grid", *variables]
+    (tmp_path / ".venv").mkdir()
+    (tmp_path / ".venv" / "setup.stamp").touch()
+    printed = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout
+    results, scale = folder.strip("'").split("/")
+    assert f"scale='{scale}' results_dir='{results}'" in printed and folder in printed
+
+
 def test_a_study_of_credit_trains_its_arms_and_evaluates_nothing(checkout):
     """Its own grid's runs and the variants, all in one line, without evaluations, which a leaderboard does not read."""
     about = yaml.safe_load((ROOT / "studies/credit.yaml").read_text())

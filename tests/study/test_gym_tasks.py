@@ -86,6 +86,12 @@ def test_options_distinguish_runs_and_their_order_does_not():
     )
 
 
+def test_long_names_that_begin_alike_are_different_runs():
+    kinds = ("string_insertion", "string_splitting", "string_synthesis")
+    cells = [Cell("orch_workers", "sp", f"gym:{kind}", preset="released_code", max_steps=10) for kind in kinds]
+    assert len({cell.id for cell in cells}) == 3 and all(len(cell.id) <= 60 for cell in cells)
+
+
 def test_a_box_has_priority_over_the_last_number_which_earns_less():
     task = dataclasses.replace(parse(SMALL), malformed_reward=-0.1, fallback="last_number", unboxed_reward=0.5)
     problem = next(p for p in task.problems("train", 50) if p.reference["answer"] == "12")
@@ -212,3 +218,10 @@ def test_the_doctor_knows_answers_to_the_tasks_of_smollm2(task):
     trial = SimpleNamespace(cell=Cell("single", "sp", task, "smollm2"))
     finding = grading(trial)
     assert finding.holds and "[True, False, False]" in finding.measured
+
+
+def test_the_doctor_checks_no_answer_where_the_puzzle_has_none():
+    from multirole_study.doctor import grading
+
+    finding = grading(SimpleNamespace(cell=Cell("single", "sp", "gym:graph_color", "smollm2")))
+    assert finding.holds and finding.measured.startswith("not checked: gym_graph_color")

@@ -1,5 +1,6 @@
 """A run as one of several processes that a launcher has started: their number, and what each of them gets."""
 
+import subprocess
 from types import SimpleNamespace
 
 import pytest
@@ -10,6 +11,7 @@ from multirole_study.experiment import run
 from multirole_study.experiment.launch import Launch
 from multirole_study.experiment.run import run_cell
 from multirole_study.experiment.settings import UserError
+from multirole_study.inspector.live_page import LivePage
 
 
 def test_another_number_of_processes_than_the_launchers_is_refused(tmp_path, monkeypatch):
@@ -42,3 +44,34 @@ def test_every_process_gets_the_callbacks_of_a_run(tmp_path, monkeypatch):
     with pytest.raises(Given):
         run_cell(SMALL_RUN, tmp_path, [callback])
     assert callback in passed
+
+
+TWO = Launch(n_processes=2)
+
+
+@pytest.fixture
+def spawns(monkeypatch):
+    """Let a run of two processes start without checks; returns the list of what it has sent to them."""
+    sent = []
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    monkeypatch.setattr(run, "preflight", lambda *_: None)
+    monkeypatch.setattr(run, "spawn", lambda *arguments: sent.append(arguments))
+    return sent
+
+
+def test_callbacks_that_cannot_be_sent_to_other_processes_are_refused(spawns, tmp_path):
+    launch = TWO.replace(results_dir=str(tmp_path))
+    with pytest.raises(UserError, match=r"`callbacks` are objects of this process .* got \['TrainerCallback'\]"):
+        run_cell(SMALL_RUN, launch, [LivePage(), TrainerCallback()])
+    assert not spawns
+    run_cell(SMALL_RUN, launch, [LivePage()])  # which `multirole train` adds
+    assert len(spawns) == 1
+
+
+def test_a_failed_process_is_a_sentence(spawns, monkeypatch, tmp_path):
+    def spawn(*_):
+        raise subprocess.CalledProcessError(1, ["python"])
+
+    monkeypatch.setattr(run, "spawn", spawn)
+    with pytest.raises(UserError, match="A process of the run has failed, and its message is above. The same command"):
+        run_cell(SMALL_RUN, TWO.replace(results_dir=str(tmp_path)))

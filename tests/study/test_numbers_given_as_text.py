@@ -48,7 +48,15 @@ def test_a_learning_rate_in_yaml_is_the_number(text):
 
 
 @pytest.mark.parametrize(
-    "weights", ["{'aggregator': 1e-1}", '{"aggregator": 0.1}', {"aggregator": "1e-1"}, {"aggregator": 0.1}]
+    "weights",
+    [
+        "{'aggregator': 1e-1}",
+        '{"aggregator": 0.1}',
+        {"aggregator": "1e-1"},
+        {"aggregator": 0.1},
+        "aggregator=0.1",
+        " aggregator = 1e-1",
+    ],
 )
 def test_a_map_of_weights_takes_text_too(weights):
     assert Cell("voting", "sp", role_beta=weights).id == Cell("voting", "sp", role_beta={"aggregator": 0.1}).id

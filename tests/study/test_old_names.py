@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from trl import GRPOConfig, ModelConfig
 
+from multirole.inputs.arguments import kl_weights
 from multirole_study.__main__ import main
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import ARGUMENTS, training_args
@@ -56,7 +57,9 @@ def test_the_trainer_gets_the_settings_under_their_names(tmp_path):
     assert {name: getattr(args, name) for name in RENAMED if name in ARGUMENTS} == {
         n: v for n, v in RENAMED.items() if n != "lora_r"
     }
-    assert cell.kl_weights == {"generator": 0.1, "aggregator": 0.5} and args.role_beta == {"aggregator": 0.5}
+    assert kl_weights(args, cell.policy) == {"generator": 0.1, "aggregator": 0.5} and args.role_beta == {
+        "aggregator": 0.5
+    }
 
 
 def test_a_setting_with_both_names_is_refused():

@@ -105,6 +105,17 @@ def test_an_unreachable_hub_is_named_with_the_command(pin, tmp_path):
     assert f"`hf download someone/rows en/0.parquet en/1.parquet --repo-type dataset --revision {REVISION}`" in message
 
 
+def test_a_download_that_breaks_off_is_named_with_the_command(pin, monkeypatch):
+    """The errors of the Hub's client are no OSErrors."""
+
+    def download(*_, **__):
+        raise huggingface_hub.errors.HTTPError("peer closed connection")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", download)
+    with pytest.raises(DataError, match=r"could not be fetched \(peer closed connection\).*`hf download someone/rows"):
+        Math().problems("train")
+
+
 def test_missing_files_are_downloaded_at_the_pinned_revision(pin, tmp_path, monkeypatch):
     asked = []
 

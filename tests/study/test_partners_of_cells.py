@@ -4,8 +4,10 @@ import pytest
 from safetensors.torch import load_file
 from trainers import table
 
+from multirole_study import plan as planner
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.evaluation import Evaluation
+from multirole_study.experiment.preflight import preflight
 from multirole_study.experiment.record import frozen_checksums
 from multirole_study.experiment.run import run_cell, run_evaluation
 
@@ -35,6 +37,15 @@ def test_the_record_names_the_bytes_of_a_frozen_adapter(tmp_path):
     assert (
         set(first) == {"aggregator"} and frozen_checksums(cell) != first and not frozen_checksums(Cell("voting", "ip"))
     )
+
+
+def test_a_folder_without_an_adapter_is_refused_before_a_model_is_loaded(tmp_path):
+    cell = Cell("voting", f"generator=a,aggregator=frozen:{tmp_path}")
+    for check in (preflight, planner.check):
+        with pytest.raises(
+            ValueError, match="frozen adapters: not usable.* there is no adapter_config.json in this folder"
+        ):
+            check(cell)
 
 
 @pytest.mark.slow

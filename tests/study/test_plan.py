@@ -198,6 +198,27 @@ def test_disk_by_hand():
     assert disk_need(Cell("voting", "ip", scale="0.6b", eval_steps=120)) == (3 * 3 + 5 / 2) * adapter_bytes
 
 
+def test_copies_for_past_selves_are_planned_and_saved():
+    """The trained adapter and four copies: the engine merges a body for each and one for the base; only one has moments."""
+    cell = Cell("voting", "generator=a,aggregator=past:a", scale="qwen-0.5b", dtype="float32")
+    s = MODELS["qwen-0.5b"].shape
+    body, adapter_bytes = 4 * s.layers * s.linear, 4 * s.adapter_parameters(cell.lora_r)
+    parts = by_name(plan(cell))
+    assert parts["engine's merged weights"][0] == 8 * s.vocab * s.hidden + (1 + 5) * body
+    assert parts["adapters, float32"][0] == 5 * adapter_bytes
+    assert parts["AdamW moments, float32"][0] == 2 * adapter_bytes
+    n_evaluated = -(-cell.max_steps // cell.eval_steps)
+    assert disk_need(cell) == (3 * (5 + 2) + n_evaluated * 5) * adapter_bytes
+
+
+def test_a_budget_may_end_a_run_before_its_disk_is_full(monkeypatch, caplog, tmp_path):
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=2**20))
+    planner.check_disk(Cell("voting", "ip", max_steps=5000, max_sampled_tokens=10**6), tmp_path)
+    assert "1 MiB free" in caplog.text and "max_sampled_tokens=1000000" in caplog.text
+    with pytest.raises(ValueError, match="1 MiB free"):
+        planner.check_disk(Cell("voting", "ip", max_steps=5000), tmp_path)
+
+
 def test_activations_are_kept_if_they_fit_and_recomputed_otherwise():
     cell, small = Cell("voting", "sp", scale="0.6b"), Launch(micro_batch_tokens=10240)
     assert not settled(cell, small, 141 * GIB).recomputes("0.6b")

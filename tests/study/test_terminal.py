@@ -1,9 +1,11 @@
 """The lines that a run prints to the terminal."""
 
 import shlex
+from types import SimpleNamespace
 
 import pandas as pd
 
+from multirole_study.experiment import progress
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.progress import conclude, introduce, iteration_line, result_lines, validation_line
 
@@ -42,3 +44,19 @@ def test_the_lines_of_a_run_by_hand():
         "  before      accuracy 50.0 % ", "  best        accuracy 100.0 % ", "  after       accuracy 50.0 % ",
     ]  # fmt: skip
     assert result_lines(outcomes.assign(correct=None)) == []
+
+
+def test_the_time_left_is_that_of_a_budget_which_ends_the_run_before(monkeypatch, capsys):
+    """Resumed at iteration 10 with 400 of 1000 tokens: 200 more took 20 s, so the other 400 take 40 s, and 89 of 100 iterations 1780 s."""
+    monkeypatch.setattr(progress.time, "monotonic", iter([100.0, 120.0, 120.0]).__next__)
+    lines, state = progress.Progress(), SimpleNamespace(global_step=10, max_steps=100)
+    lines.on_train_begin(None, state, None)
+    iteration = SimpleNamespace(number=11, episodes=[], roles={}, seconds={"rollout": 20.0}, sampled_tokens=200)
+    for name in ("mean_reward", "accuracy", "overflow_rate"):
+        monkeypatch.setattr(progress, name, lambda episodes: 0.0)
+    budget = SimpleNamespace(budget=1000, spent={"sampled_tokens": 600})
+    lines.on_iteration_end(SimpleNamespace(state=state, budget=budget), iteration)
+    assert "0:40 left" in capsys.readouterr().out
+    lines.sampled = 0
+    lines.on_iteration_end(SimpleNamespace(state=state, budget=None), iteration)
+    assert "29:40 left" in capsys.readouterr().out

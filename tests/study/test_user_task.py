@@ -1,8 +1,10 @@
 """User-supplied tasks: rows from any source, a reward in TRL's signature, hidden tests, and the errors of failing ones."""
 
+import copy
 import json
 import sys
 from decimal import Decimal
+from functools import partial
 
 import datasets
 import numpy as np
@@ -11,6 +13,7 @@ from paper_rows import write
 
 from multirole.inputs.problems import check_dataset
 from multirole.types import Episode, Turn
+from multirole_sandbox import Limits
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.cell_trainer import TaskReward
 from multirole_study.experiment.preflight import load_problems, try_reward
@@ -389,3 +392,65 @@ def test_an_edited_template_is_another_run(tmp_path):
     path.write_text("Think. $question")
     assert before["prompts"].keys() == {"generator.md"} and described()["prompts"] != before["prompts"]
     assert "prompts" not in Task("t", [{"prompt": "1+1"}], [{"prompt": "2+2"}], len, prompts="math").describe()
+
+
+def weighted(weight):
+    return lambda completions, **_: [weight] * len(completions)
+
+
+class Weight:
+    def __init__(self, weight):
+        self.weight = weight
+
+    def __call__(self, completions, **_):
+        return [self.weight] * len(completions)
+
+
+def plain(completions, scale=1.0, **_):
+    return [SCALE * scale] * len(completions)
+
+
+SCALE = 1.0
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ([weighted(0.5)], [weighted(1.0)]),
+        ([partial(plain, scale=0.5)], [partial(plain, scale=1.0)]),
+        ([Weight(0.5)], [Weight(1.0)]),
+        ([Weight(0.5).__call__], [Weight(1.0).__call__]),
+        ([hidden_tests()], [hidden_tests(rule="all_pass")]),
+        ([hidden_tests()], [hidden_tests(limits=Limits(test_seconds=1.0))]),
+        ([correct], [correct, Weight(1.0)]),
+        ([correct, None, None], [correct, None, "math"]),
+    ],
+    ids=["closure", "partial", "object", "method", "rule", "limits", "extract", "prompts"],
+)
+def test_another_reward_or_set_of_prompts_is_another_run(one, other):
+    same, same_again, another = (
+        Cell("voting", "sp", Task("sums", ROWS, ROWS, *given)).id for given in (one, copy.deepcopy(one), other)
+    )
+    assert same == same_again != another
+
+
+def test_a_constant_that_a_reward_reads_is_part_of_the_run(monkeypatch):
+    before = Cell("voting", "sp", task(plain)).id
+    monkeypatch.setattr(sys.modules[__name__], "SCALE", 2.0)
+    assert Cell("voting", "sp", task(plain)).id != before
+
+
+def test_a_reward_without_source_is_refused_by_its_name():
+    namespace: dict = {}
+    exec("def reward(completions, **_): return [0.0] * len(completions)", namespace)  # noqa: S102
+    with pytest.raises(ValueError, match="must be defined in a file or a notebook.* that of reward cannot be read"):
+        Cell("voting", "sp", task(partial(namespace["reward"])))
+
+
+def test_rows_that_were_edited_are_read_again(tmp_path):
+    file = write(tmp_path / "rows.jsonl", ROWS)
+    sums = task(train=file)
+    before = Cell("single", "sp", sums).id
+    assert [len(sums.problems("train")), len(sums.problems("validation"))] == [5, 2]
+    write(file, ROWS[:3])
+    assert len(sums.problems("train")) == 3 and Cell("single", "sp", sums).id != before

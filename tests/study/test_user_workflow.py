@@ -10,6 +10,7 @@ from trainers import episodes_of, rows_of, table
 
 from multirole import Answer, Problem, user
 from multirole.callbacks import Iteration
+from multirole.openai_api.workflow import from_openai
 from multirole.workflows import WORKFLOWS
 from multirole_study import Task
 from multirole_study.experiment.cell import Cell
@@ -150,6 +151,50 @@ def test_a_workflow_reads_the_columns_of_its_rows(tmp_path, make_model, tokenize
     )  # fmt: skip
     trainer.play([(problem, 0) for problem in trainer.problems], 0)
     assert len(seen) == 4 and all(f"row {i}: {i}+1" in prompt for i, prompt in enumerate(seen))
+
+
+class Changes(Reads):
+    """A workflow that takes what it has read out of its row, and notes the run's sampling."""
+
+    def on_rollout_begin(self, tokenizer, sampling):
+        self.temperature = sampling.temperature
+
+    async def run(self, problem, call):
+        answer = await super().run(problem, call)
+        problem.reference["context"] = problem.reference["list"].pop()
+        return answer
+
+
+def test_a_workflow_may_change_its_row_and_has_the_event_of_a_rollout(tmp_path, make_model, tokenizer):
+    """Each episode has its own copy, and so has the reward function."""
+    rows = [{"prompt": f"{i}+1", "context": f"row {i}", "list": [i]} for i in range(2)]
+    task = Task("sums", rows, rows, lambda completions, **_: [0.0] * len(completions))
+    workflow = Changes()
+    trainer = make_trainer(
+        Cell(workflow, "sp", task, n_problems=2, num_generations=2, temperature=0.5), str(tmp_path), problems=(task.problems("train"), task.problems("validation")),
+        model=(make_model({"reader": "shared"}), tokenizer),
+        engine=ScriptedEngine(lambda key, r: ([tokenizer.eos_token_id], 1), tokenizer.eos_token_id),
+    )  # fmt: skip
+    for _ in range(2):
+        trainer.play([(problem, index) for problem in trainer.problems for index in range(2)], 0)
+    assert workflow.temperature == 0.5
+    assert [problem.reference for problem in task.problems("train")] == [
+        {"context": f"row {i}", "list": [i]} for i in range(2)
+    ]
+
+
+def test_two_agents_of_one_name_are_two_runs():
+    def agent_saying(word):
+        async def agent(question, client):
+            return word
+
+        return agent
+
+    ids = [
+        Cell(from_openai(agent_saying(word), ["solver"], name="agent"), "sp").id
+        for word in ("one", "one", "two", "three")
+    ]
+    assert ids[0] == ids[1] and len(set(ids)) == 3
 
 
 def test_two_objects_of_one_class_or_file_are_two_runs(tmp_path):

@@ -35,6 +35,8 @@ def test_the_command_has_the_sizes_of_the_cell_and_the_options_that_the_engine_n
     command = server.command_of(CELL, ONE_PROCESS, "127.0.0.1", 8001, ["--tensor-parallel-size", "2"])
     assert flag(command, "max-model-len") == str(CELL.max_prompt_tokens + CELL.max_completion_length)
     assert flag(command, "max-loras") == "4" and flag(command, "max-lora-rank") == "16"  # two adapters, old and new
+    past = server.command_of(Cell("voting", "generator=a,aggregator=past:a"), ONE_PROCESS, "127.0.0.1", 8001)
+    assert flag(past, "max-loras") == "10"  # the trained adapter and four copies, old and new
     assert flag(command, "dtype") == "float32" and flag(command, "port") == "8001"
     assert flag(command, "logprobs-mode") == "processed_logprobs" and flag(command, "generation-config") == "vllm"
     assert "--enable-lora" in command and command[-2:] == ["--tensor-parallel-size", "2"]

@@ -48,10 +48,10 @@ class OpenAIWorkflow:
     ) -> None:  # fmt: skip
         self.name, self.roles, self.structure = name, dict(roles), structure
         self.agent, self.patience, self.use_socket = agent, patience, use_socket
-        self.is_async = is_coroutine_function(agent)
+        self._is_async = is_coroutine_function(agent)
         self.endpoint = Endpoint(ignore)
-        self.sampling: Sampling | None = None
-        self.tokenizer: PreTrainedTokenizerBase | None = None
+        self._sampling: Sampling | None = None
+        self._tokenizer: PreTrainedTokenizerBase | None = None
         self._base_url = "" if use_socket else IN_MEMORY
         self._has_warned = False
 
@@ -64,11 +64,11 @@ class OpenAIWorkflow:
 
     def on_rollout_begin(self, tokenizer: PreTrainedTokenizerBase, sampling: Sampling) -> None:
         """Take the trainer's tokenizer and sampling parameters, which requests are compared with."""
-        self.tokenizer, self.sampling = tokenizer, sampling
+        self._tokenizer, self._sampling = tokenizer, sampling
 
     async def run(self, problem: Problem, call: Call) -> Answer:
         """Run one episode: call the agent and return its answer."""
-        session = Session(call, list(self.roles), self.sampling, self.tokenizer)
+        session = Session(call, list(self.roles), self._sampling, self._tokenizer)
         key = self.endpoint.open(session)
         try:
             answer = await self._answer_of(session, problem.messages if problem.history else problem.question, key)
@@ -111,14 +111,14 @@ class OpenAIWorkflow:
     async def _answer_of(self, session: Session, question: str | list[Message], key: str) -> Any:
         """Run the agent and return its answer; a synchronous one runs in a thread."""
         options: dict[str, Any] = {"api_key": key, "base_url": self.base_url, "max_retries": 0, "timeout": None}
-        if not self.is_async:
+        if not self._is_async:
             answer = await self._finish(
                 session, in_daemon_thread(lambda: self._run_in_thread(session, question, options))
             )
             if not inspect.iscoroutine(answer):
                 return answer
             answer.close()  # of a wrapper of a coroutine function, which needs the other client
-            self.is_async = True
+            self._is_async = True
         return await self._finish(session, asyncio.ensure_future(self._run_async(session, question, options)))
 
     async def _run_async(self, session: Session, question: str | list[Message], options: dict[str, Any]) -> Any:

@@ -5,7 +5,7 @@ draws one of them by its seed. Which weights a copy holds follows from the numbe
 checkpoint like the adapters that are trained. So a resumed run plays the same ones.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from peft import PeftModel
@@ -24,18 +24,18 @@ class PastSelves:
     """The copies of several adapters.
 
     Args:
-        model: gets the copies as adapters, `<adapter>_past_<place>`, with the adapters' present weights.
-        adapters: whose past selves are played.
+        model: gets the copies as adapters with the adapters' present weights.
+        places: adapter whose past selves are played -> the names of its `n` copies.
         every, n: see the module.
 
     Attributes:
         loaded_at: the iteration after which the copies were saved that have been loaded since training ended; None if none were.
     """
 
-    def __init__(self, model: PeftModel, adapters: Sequence[str], every: int, n: int) -> None:
+    def __init__(self, model: PeftModel, places: Mapping[str, list[str]], every: int, n: int) -> None:
         self.model, self.every, self.n = model, every, n
         self.loaded_at: int | None = None
-        self.places = {adapter: [f"{adapter}_past_{place}" for place in range(n)] for adapter in adapters}
+        self.places = dict(places)
         for adapter, names in self.places.items():
             for name in names:
                 model.add_adapter(name, model.peft_config[adapter])
@@ -47,11 +47,6 @@ class PastSelves:
         for adapter, names in self.places.items():
             for name in names:
                 self._copy(adapter, name)
-
-    @property
-    def names(self) -> list[str]:
-        """The names of all copies."""
-        return [name for names in self.places.values() for name in names]
 
     def playing(self, iteration: int) -> dict[str, tuple[str, ...]]:
         """Return adapter -> the copies that are played after `iteration` iterations."""

@@ -15,6 +15,7 @@ from multirole.bases.gguf_header import config_of as config_of_gguf
 from multirole.bases.gguf_header import is_gguf, read_header
 from multirole_study.embedded import embedded_model
 from multirole_study.experiment.presets import MODELS, TINY, Shape
+from multirole_study.hub import hub_errors
 
 NEEDED = ("config.json", "tokenizer_config.json")
 SIZES = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "vocab_size")
@@ -78,13 +79,14 @@ def complete_folder(folder: Path) -> Path:
 
 def _from_hub(name: HubName) -> Path:
     from huggingface_hub import hf_hub_download
-    from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError
+    from huggingface_hub.errors import LocalEntryNotFoundError
 
     with suppress(LocalEntryNotFoundError):
         return Path(hf_hub_download(name.repo, "config.json", revision=name.revision, local_files_only=True))
+    errors: tuple[type[Exception], ...] = (*hub_errors(), ValueError)
     try:
         return Path(hf_hub_download(name.repo, "config.json", revision=name.revision))
-    except (OSError, HTTPError, ValueError) as error:
+    except errors as error:
         raise ValueError(
             f"`model={name.repo!r}` is no folder and no file here, and as a name on the Hub it has no config.json that can be read "
             f"({type(error).__name__}: {str(error).splitlines()[0]}). Pass an existing folder or GGUF file, or the name of a repository with "

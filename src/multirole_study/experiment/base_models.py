@@ -27,6 +27,7 @@ from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.presets import MODELS, OTHER_BASES, SMOLLM2, TINY_BASES, PinnedModel, Shape, is_tiny
 from multirole_study.experiment.run_folder import read_config, read_provenance
 from multirole_study.experiment.storage import checksums_of
+from multirole_study.hub import hub_errors
 
 FILES = ["*.json", "*.safetensors", "*.txt", "*.jinja"]
 HUB_SECONDS = 5.0
@@ -127,7 +128,7 @@ def _named(model: str, may_download: bool) -> Path:
 
 def convert_pinned(scale: str, path: Path) -> Path:
     """Convert the GGUF file that may stand in for a scale's pinned model, and return its folder. Raises ValueError for another file."""
-    gguf = MODELS[scale].gguf
+    gguf = MODELS[scale].gguf if scale in MODELS else None
     if gguf is None:
         raise ValueError(
             f"The base of scale={scale!r} has no GGUF file that stands in for it. Use `-p model FILE` instead."
@@ -146,14 +147,11 @@ def _snapshot(pinned: PinnedModel | HubName, is_local: bool) -> Path | Exception
     """
     from huggingface_hub import snapshot_download
 
-    # HTTPError is the base of its client's errors, which are no OSErrors
-    from huggingface_hub.errors import HfHubHTTPError, HTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled
-
     try:
         folder = Path(snapshot_download(pinned.repo, revision=pinned.revision, allow_patterns=FILES,
                                         local_files_only=is_local, etag_timeout=HUB_SECONDS))  # fmt: skip
         return folder if _is_complete(folder) else FileNotFoundError(f"{folder} is an incomplete download")
-    except (HfHubHTTPError, LocalEntryNotFoundError, OfflineModeIsEnabled, OSError, HTTPError) as error:
+    except hub_errors() as error:
         return error
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal
 from pydantic import PrivateAttr
 
 from multirole.credit import ESTIMATORS, load_estimator
-from multirole.option_rules import broken_rules
+from multirole.option_rules import broken_rules, parse_role_weights
 from multirole.policy import adapter_names, parse_policy, partner_facts
 from multirole.types import Workflow
 from multirole.workflows import WORKFLOWS
@@ -63,6 +63,21 @@ COORDINATES = ("workflow", "policy", "task", "scale", "seed", "preset")
 """The settings that place a cell in the matrix."""
 OF_OTHER_MAPS = ("role_order", "past_every", "past_selves")
 """The settings that fit the roles of one map and do not carry over to another workflow or policy."""
+USED_BY = {
+    "rounds": ("eval_opt",),
+    "n_voters": ("voting",),
+    "aggregator_fallback": ("voting",),
+    "n_workers": ("orch_workers",),
+    "box_rule": ("eval_opt", "voting"),
+}
+"""The settings of some of the built-in workflows, with these."""
+SCORED_BY = {
+    "malformed_reward": "malformed_reward",
+    "answer_fallback": "fallback",
+    "unboxed_reward": "fallback",
+    "code_reward": "reward",
+}
+"""The settings of some of the built-in tasks, with an attribute of these."""
 EVALUATION_NAMES = ("adapters", "checkpoints", "num_generations_eval")
 """The parameters that an evaluation has and a training lacks."""
 IPYTHON_NAMES = re.compile(r"In|Out|_+|_i+|_i?\d+|_[dio]h|_exit_code|__\w+__")
@@ -278,6 +293,8 @@ class Cell(Settings):
         objects_by_name = {name: entry[0] for name, entry in user_objects.items() if entry is not None}
         roles = list(objects_by_name.get("workflow", WORKFLOWS.get(str(workflow), WORKFLOWS["voting"])()).roles)
         explicit = {name: value for name, value in with_current_names(settings).items() if value is not None}
+        if isinstance(weights := explicit.get("role_beta"), str) and not weights.lstrip().startswith("{"):
+            explicit["role_beta"] = parse_role_weights(weights, "role_beta")
         Settings.__init__(
             self, workflow=workflow, policy=parse_policy(policy, roles), task=task, scale=scale, seed=seed, preset=preset,
             **preset_values(workflow, task, scale, preset, explicit.get("data")) | explicit,
@@ -332,20 +349,21 @@ class Cell(Settings):
                 f"The run ends once it has sampled {self.max_sampled_tokens:,} tokens, over which its warm-up and schedule run: {self.max_steps} iterations "
                 f"are the most, and the warm-up takes {self.warmup_steps / self.max_steps:.0%} of the budget."
             )
-        used_by = {
-            "rounds": "eval_opt",
-            "n_voters": "voting",
-            "aggregator_fallback": "voting",
-            "n_workers": "orch_workers",
-        }
-        idle = [name for name, workflow in used_by.items() if name in self.changed() and self.workflow_name != workflow]
-        if "credit_branches" in self.changed() and not load_estimator(self.estimator).has_branches:
-            idle.append("credit_branches")
-        if idle:
+        if idle := list(filter(self._is_idle, self.changed())):
             said.append(
-                f"Not used by workflow={self.workflow_name!r} with credit={self.credit!r}: {', '.join(idle)}. Only the run's name changes."
+                f"Not used by workflow={self.workflow_name!r} and task={self.task_label!r} with credit={self.credit!r}: {', '.join(idle)}. Only the "
+                "run's name changes."
             )
         return said
+
+    def _is_idle(self, name: str) -> bool:
+        """Return whether a setting is of other workflows, tasks or estimators than this cell's."""
+        if name in SCORED_BY:
+            is_built_in = self._task is None and hasattr(self.make_task(), SCORED_BY[name])
+            return not is_built_in or (name == "unboxed_reward" and self.answer_fallback == "none")
+        if name == "credit_branches":
+            return not load_estimator(self.estimator).has_branches
+        return self.workflow_name not in USED_BY.get(name, (self.workflow_name,))
 
     # ---- workflow, task and policy
 
@@ -417,11 +435,6 @@ class Cell(Settings):
             return TinyChain(self.malformed_reward) if is_tiny(self.scale) else Math(self.data, self.malformed_reward)
         return TinyPipe(self.code_reward) if is_tiny(self.scale) else Code(self.data, self.code_reward)
 
-    @property
-    def kl_weights(self) -> dict[str, float]:
-        """The weight of the KL penalty by role."""
-        return dict.fromkeys(self.policy, self.beta) | (self.role_beta or {})
-
     # ---- names and records
 
     @property
@@ -431,14 +444,17 @@ class Cell(Settings):
 
     @cached_property  # with an underscore: `dict(self)` has all other attributes
     def _id(self) -> str:
+        def digest() -> list[str]:
+            return [hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:8]] * bool(changed)
+
         changed = with_old_names(self.changed())
         policy = self.policy_name if self.policy_name in ("sp", "ip") else "map"
-        digest = hashlib.sha256(json.dumps(changed, sort_keys=True).encode()).hexdigest()[:8]
         names, rest = [self.workflow_name, policy, self.task_label], [f"s{self.seed}"]
-        rest += [self.preset] * (self.preset != "paper") + [digest] * bool(changed)
-        if len("-".join([*names, *rest])) > MAX_ID_LENGTH:  # user-supplied names; the hash distinguishes them
+        rest += [self.preset] * (self.preset != "paper")
+        if len("-".join([*names, *rest, *digest()])) > MAX_ID_LENGTH:  # the hash has what is cut
             names = [name[:10] for name in names]
-        return "-".join([*names, *rest])
+            changed |= {"task": self.task} if self._gym is not None else {}
+        return "-".join([*names, *rest, *digest()])
 
     def changed(self) -> dict[str, object]:
         """Return what distinguishes this cell from others with the same coordinates.
@@ -494,8 +510,9 @@ class Cell(Settings):
         return launch.replace(**self.treatment)
 
     def sibling(self, workflow: str, policy: str) -> "Cell":
-        """Return the cell of another workflow and policy with the same changed options, except those that name roles or need partners."""
+        """Return the cell of another workflow and policy with the same changed options, except those of other workflows, of roles and of partners."""
         changed = {"fixed_launch", *self.changed()} - {*COORDINATES, *OF_OTHER_MAPS}
+        changed -= {name for name, workflows in USED_BY.items() if workflow not in workflows}
         options = {name: value for name, value in self if name in changed and not isinstance(value, dict)}
         return Cell(workflow, policy, self.task, self.scale, self.seed, self.preset, **options)
 
@@ -507,7 +524,8 @@ class Cell(Settings):
                     f"`{name}` is an object of this process and cannot be sent to other processes. Write it as 'path/to/file.py:Name', "
                     "or start your script under torchrun with n_processes=1."
                 )
-        return dict(self)
+        chosen = {"scale"} if self._is_scale_by_size else set()  # which that process chooses again, and says so
+        return {name: value for name, value in self if name not in chosen}
 
     @classmethod
     @user_errors()

@@ -1,6 +1,7 @@
 """Build a cell's model, reward and trainer from its settings, as a user of the library would by hand."""
 
 from collections.abc import Iterable, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from multirole.policy import adapter_names
 from multirole.roles.diagnostics import RoleDiagnostics
 from multirole.roles.skill import SkillWatch
 from multirole.trainer import MultiRoleGRPOTrainer
-from multirole.types import Answer, Episode, Problem, Reward, Workflow, structure_of, waits_outside
+from multirole.types import Answer, Episode, Problem, Reward, Workflow, begin_rollout, structure_of, waits_outside
 from multirole.update.processes import full_tensor, gather_objects, local_shard, processes
 from multirole_study.experiment.base_models import layer_class, locate
 from multirole_study.experiment.cell import Cell
@@ -149,9 +150,13 @@ class WithColumns:
         self.structure, self.waits_outside = structure_of(workflow), waits_outside(workflow)
         self.references = {problem.id: problem.reference for problem in problems}
 
+    def on_rollout_begin(self, tokenizer: Any, sampling: Any) -> None:
+        """Pass the event on to the workflow."""
+        begin_rollout(self.workflow, tokenizer, sampling)
+
     async def run(self, problem: Problem, call: Any) -> Answer:
-        """Play an episode of the workflow."""
-        return await self.workflow.run(replace(problem, reference=self.references[problem.id]), call)
+        """Play an episode of the workflow, on a copy of its row, which `run` may change."""
+        return await self.workflow.run(replace(problem, reference=deepcopy(self.references[problem.id])), call)
 
 
 def to_dataset(problems: list[Problem]) -> Dataset:

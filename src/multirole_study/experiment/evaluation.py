@@ -30,8 +30,8 @@ class Evaluation(Settings):
             adapter (same task, scale, seed and options) to the solver role and none to the others (paper Table 3);
             "transfer_all" gives it to every role.
         checkpoints: "all" saved ones, or a comma-separated list of steps (0 is the untrained model) and of
-            "early" (the checkpoint nearest to halfway between the first and best), "best" (highest validation accuracy after step 0; the earlier of equals)
-            and "terminal" (the last one). None takes `CHECKPOINTS`; the base model has no other than 0.
+            "early" (the checkpoint nearest to halfway between the first and best), "best" (highest validation accuracy after step 0, or mean reward
+            if the task defines no accuracy; the earlier of equals) and "terminal" (the last one). None takes `CHECKPOINTS`; the base model has no other than 0.
     """
 
     adapters: Literal["own", "base", "transfer", "transfer_all"] = option(
@@ -49,7 +49,10 @@ class Evaluation(Settings):
         if adapters == "base" or checkpoints is None:
             checkpoints = CHECKPOINTS.get(str(adapters), "all")
         if adapters != "own":  # the cell does not depend on the adapters, so that equal evaluations share a folder
-            cell = cell.replace(policy="sp", **dict.fromkeys(OF_OTHER_MAPS))
+            of_map = list(OF_OTHER_MAPS)
+            if cell.warmup_steps > cell.max_steps * (cell.lr_clock_ticks or 1):  # the ticks of one adapter's schedule
+                of_map.append("warmup_steps")
+            cell = cell.replace(policy="sp", **dict.fromkeys(of_map))
         Settings.__init__(
             self, cell=cell, adapters=adapters, checkpoints=checkpoints, num_generations_eval=num_generations_eval
         )
@@ -120,10 +123,10 @@ def solver_of(cell: Cell) -> str:
     return structure_of(workflow).solver or max(workflow.roles, key=lambda role: workflow.roles[role])
 
 
-def named_steps(accuracy: "pd.Series") -> dict[str, int]:
-    """Return the steps named early, best and terminal, given the validation accuracy indexed by step."""
-    steps = [step for step in accuracy.index if step > 0] or [0]  # a run that diverged before its first evaluation
-    best = max(steps, key=lambda step: (accuracy[step], -step))
+def named_steps(score: "pd.Series") -> dict[str, int]:
+    """Return the steps named early, best and terminal, given the validation accuracy, or mean reward, indexed by step."""
+    steps = [step for step in score.index if step > 0] or [0]  # a run that diverged before its first evaluation
+    best = max(steps, key=lambda step: (score[step], -step))
     middle = (steps[0] + best) / 2
     return {"early": min(steps, key=lambda step: abs(step - middle)), "best": best, "terminal": steps[-1]}
 
@@ -132,7 +135,9 @@ def steps_by_name(run: Path) -> dict[str, int]:
     """Return the steps of a finished run that are named early, best and terminal."""
     import pandas as pd
 
-    return named_steps(pd.read_parquet(run / "eval.parquet").groupby("step")["correct"].mean())
+    outcomes = pd.read_parquet(run / "eval.parquet", columns=["step", "reward", "correct"])
+    score = "correct" if outcomes["correct"].notna().any() else "reward"
+    return named_steps(outcomes.groupby("step")[score].mean())
 
 
 def steps_of(evaluation: Evaluation, results_dir: str | Path) -> list[int]:
@@ -142,9 +147,10 @@ def steps_of(evaluation: Evaluation, results_dir: str | Path) -> list[int]:
     run = folder_of(evaluation.source, results_dir)
     saved = saved_steps(run)
     if not is_done(run):
+        words = "the same" if evaluation.adapters == "own" else "-p workflow single -p policy sp and the other"
         raise ValueError(
             f"`adapters={evaluation.adapters!r}` needs the adapters of the run {run}, which is not finished. Train it first, with "
-            "`multirole train` or notebooks/train_cell.ipynb and the same parameters."
+            f"`multirole train` or notebooks/train_cell.ipynb and {words} parameters."
         )
     if evaluation.checkpoints == "all":
         return saved

@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from multirole.engines import VLLM_VERSIONS, auto_engine
 from multirole.extras import needed_by
+from multirole.policy import frozen_folders
 from multirole_study.experiment.base_models import is_served
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.launch import ONE_PROCESS, Launch, is_launched
@@ -103,6 +104,7 @@ def preflight_checks(cell: Cell, launch: Launch = ONE_PROCESS) -> list[Check]:
         Check("dtype", f"{dtype_of(cell)} base, float32 adapters", advice if is_unsupported_dtype else ""),
         Check("disk", f"{shutil.disk_usage(existing).free / GIB:.1f} GiB free at {existing}"),
         *([_staleness(cell)] if cell.max_staleness else []),
+        *([_frozen(cell)] if frozen_folders(cell.policy) else []),
     ]
 
 
@@ -118,6 +120,18 @@ def _staleness(cell: Cell) -> Check:
     if engine_of(cell) == "vllm_server" or engine_of(cell) == "transformers" and is_exact:
         return Check(name, status)
     return Check(name, status, "Use engine='vllm_server', or engine='transformers' (on a CPU with dtype='float32').")
+
+
+def _frozen(cell: Cell) -> Check:
+    """Check that the folders of frozen adapters hold some."""
+    from multirole.inputs.adapters import check_frozen  # this imports torch
+
+    folders = frozen_folders(cell.policy)
+    try:
+        check_frozen(folders)
+    except ValueError as error:
+        return Check("frozen adapters", "not usable", str(error))
+    return Check("frozen adapters", ", ".join(folders.values()))
 
 
 def _gpu(cell: Cell, launch: Launch) -> Check:
@@ -141,7 +155,7 @@ def _gpu(cell: Cell, launch: Launch) -> Check:
         )
     if is_small(cell.scale) or cell.model is not None:
         return Check("a GPU", status)
-    instead = "Use scale='tiny-r' or 'smollm2' to try the same code here, or a small model of yours with `-p model FOLDER` (in Python model=FOLDER)."
+    instead = "Use scale='tiny-r', 'smollm2' or 'qwen-0.5b' to try the same code here, or a small model of yours with `-p model FOLDER` (in Python model=FOLDER)."
     return Check("a GPU", status, f"scale={cell.scale!r} needs one. {advice} {instead}")
 
 

@@ -79,6 +79,12 @@ class Launch(Settings):
                 f"`n_problems` must be a multiple of the {self.n_processes} processes, which share the problems of an iteration, "
                 f"got {settings['n_problems']}."
             )
+        if of_vllm := [
+            name for name in changed if name in MEMORY_OF_VLLM and settings["engine"] in ("transformers", "generate")
+        ]:
+            problems.append(
+                f"`{of_vllm[0]}={changed[of_vllm[0]][0]!r}` is for rollouts with vLLM, but `engine` is {settings['engine']!r}. Leave it out."
+            )
         if self.is_sharded and self.n_processes == 1:
             problems.append(
                 "`sharding='fsdp2'` shards the base model over several processes, and `n_processes` is 1. Write a larger n_processes, "
@@ -107,9 +113,8 @@ class Launch(Settings):
 
 
 ONE_PROCESS = Launch()
-MEMORY_SETTINGS = (
-    "micro_batch_tokens", "gradient_checkpointing", "vllm_gpu_memory_utilization", "vllm_max_num_seqs", "vllm_max_num_batched_tokens"
-)  # fmt: skip
+MEMORY_OF_VLLM = ("vllm_gpu_memory_utilization", "vllm_max_num_seqs", "vllm_max_num_batched_tokens")
+MEMORY_SETTINGS = ("micro_batch_tokens", "gradient_checkpointing", *MEMORY_OF_VLLM)
 """Options that decide what a run keeps in memory. They may change when it is resumed."""
 
 

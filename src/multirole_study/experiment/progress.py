@@ -54,19 +54,23 @@ def introduce(cell: Cell, n_processes: int, folder: Path, counts: dict[str, int]
 class Progress(MultiRoleCallback):
     """Prints one line per iteration and per evaluation. Pass it last, because it reads other callbacks' measurements.
 
-    The time left is extrapolated from this session's iterations, evaluations included.
+    The time left is extrapolated from this session's iterations, evaluations included, or from its tokens where a budget ends the run before.
     """
 
     def on_train_begin(self, args: object, state: TrainerState, control: object, **_: object) -> None:
-        self.started, self.first = time.monotonic(), state.global_step
+        self.started, self.first, self.sampled = time.monotonic(), state.global_step, 0
 
     def on_iteration_end(self, trainer: Trainer, iteration: Iteration) -> None:
         number, planned, episodes = iteration.number, trainer.state.max_steps, iteration.episodes
-        left = round((time.monotonic() - self.started) / (number - self.first) * (planned - number))
+        elapsed, self.sampled = time.monotonic() - self.started, self.sampled + iteration.sampled_tokens
+        left = elapsed / (number - self.first) * (planned - number)
+        if trainer.budget is not None and self.sampled:
+            tokens_left = trainer.budget.budget - trainer.budget.spent["sampled_tokens"]
+            left = min(left, elapsed / self.sampled * max(0, tokens_left))
         tokens = {role: values["length_mean"] for role, values in iteration.roles.items()}
         seconds = sum(iteration.seconds.values())
         scored = mean_reward(episodes), accuracy(episodes)
-        say(iteration_line(number, planned, *scored, seconds, left, tokens, overflow_rate(episodes)))
+        say(iteration_line(number, planned, *scored, seconds, round(left), tokens, overflow_rate(episodes)))
 
     def on_episodes_evaluated(
         self, trainer: Trainer, episodes: list[Episode], metrics: dict[str, float], prefix: str

@@ -16,6 +16,7 @@ token for token on a CPU, and up to rounding of differently composed batches wit
 import json
 import logging
 import os
+import subprocess
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -76,6 +77,9 @@ def run_cell(
 
     A finished cell is not trained again. An interrupted cell continues from its newest intact checkpoint, with the same result
     as an uninterrupted run. Raises ValueError if another process runs it, and `Stopped` after a signal (`stop_signals`).
+
+    `callbacks` are for this process, and for those that a launcher started. The processes that `launch.n_processes` starts train the cell as
+    `multirole train` does, so they have only those that it adds (`added_by_train`).
     """
     launch = launch if isinstance(launch, Launch) else Launch(results_dir=str(launch))
     folder, is_main = folder_of(cell, launch.results_dir), processes().is_main_process
@@ -92,10 +96,24 @@ def run_cell(
             if is_launched():
                 launch = launch.by_launcher(processes().num_processes)
             launch.check(cell)
+            spawns = launch.n_processes > 1 and not is_launched()
+            if lost := [
+                type(c).__name__ for c in callbacks or [] if spawns and not getattr(c, "added_by_train", False)
+            ]:
+                raise ValueError(
+                    f"`callbacks` are objects of this process and cannot be sent to the {launch.n_processes} that `n_processes` starts, got {lost}. Leave "
+                    "them out, or start your script under torchrun with n_processes=1."
+                )
             preflight(cell, launch)
-        if launch.n_processes > 1 and not is_launched():
+        if spawns:
             stack.close()  # the first of the new processes claims the folder
-            spawn(cell.parameters(), launch, stop.run)
+            try:
+                spawn(cell.parameters(), launch, stop.run)
+            except subprocess.CalledProcessError as error:
+                raise UserError(
+                    f"A process of the run has failed, and its message is above. The same command continues from the newest checkpoint in {folder}, if "
+                    "there is one."
+                ) from error
         else:
             _train(cell, launch, folder, stop, callbacks or [])
     return folder
@@ -103,12 +121,28 @@ def run_cell(
 
 def check_inputs(folder: Path, cell: Cell) -> None:
     """Raise ValueError if a finished run had another base model, other rows or other frozen adapters, whose folders or files have the same name."""
+    check_files(folder, cell)
+    if cell.model is not None:
+        check_base_of_run(folder, cell)
+
+
+def check_adapters(folder: Path, run: Path) -> None:
+    """Raise ValueError if a finished evaluation played other adapters than the run now has at the same steps."""
+    recorded = read_provenance(folder).get("adapters_sha256", {})
+    present = checksums_of(run / "adapters", *recorded)
+    if differing := [name for name in present if present[name] != recorded[name]]:
+        raise ValueError(
+            f"{folder} evaluated other adapters than {run} has now: {', '.join(differing)} was trained again since. Move the evaluation's folder away to "
+            "repeat it, or write to another `results_dir`."
+        )
+
+
+def check_files(folder: Path, cell: Cell) -> None:
+    """Raise ValueError if a run had other rows or other frozen adapters, whose folders or files have the same name."""
     if (frozen := frozen_checksums(cell)) and read_provenance(folder).get("frozen", frozen) != frozen:
         raise ValueError(
             f"{folder} was trained beside other frozen adapters in folders with the same names. Rename the folders, or write to another `results_dir`."
         )
-    if cell.model is not None:
-        check_base_of_run(folder, cell)
     if cell.data is not None:
         recorded = read_provenance(folder)["dataset"]
         if recorded != json.loads(json.dumps(cell.make_task().describe())):
@@ -178,14 +212,20 @@ def run_evaluation(evaluation: Evaluation, launch: Launch | str | Path = ONE_PRO
         with user_errors():
             config = {name: value for name, value in evaluation if name != "cell"} | {"cell": evaluation.cell.to_dict()}
             stack.enter_context(open_folder(folder, config))
+            source = evaluation.source
+            run = None if source is None else folder_of(source, launch.results_dir)
             if is_done(folder):
+                check_inputs(folder, evaluation.cell)
+                if run is not None:
+                    check_adapters(folder, run)
                 outcomes = pd.read_parquet(folder / "eval.parquet", columns=["step", "reward", "correct"])
                 say("\n".join(evaluation_line(step, rows) for step, rows in outcomes.groupby("step")))
                 say(f"{folder} is already finished.")
                 return folder
             steps = steps_of(evaluation, launch.results_dir)
-            if evaluation.source is not None:
-                check_base_of_run(folder_of(evaluation.source, launch.results_dir), evaluation.cell)
+            if source is not None and run is not None:
+                check_base_of_run(run, evaluation.cell)
+                check_files(run, source)
             preflight(evaluation.cell, launch.replace(n_processes=1))
             write_text(folder / "config.json", json.dumps(config, indent=2))
         _play(evaluation, launch, folder, steps)

@@ -5,13 +5,17 @@ new run. A module whose name is already taken by another module is an error.
 """
 
 import ast
+import dataclasses
+import dis
+import functools
 import hashlib
 import importlib.util
 import inspect
 import re
 import sys
 import traceback
-from collections.abc import Collection, Iterator
+import types
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -43,23 +47,20 @@ def load_user_object(kind: str, source: object, builtin: Collection[str]) -> tup
             check_workflow(user_object)
         except TypeError as error:  # such as a structure that is made of tuples
             raise ValueError(f"The workflow {source!r} cannot be used: {error}") from error
-        about, code = str(user_object.roles), list[Any]([type(user_object)])
+        about = str(user_object.roles)
     else:
         for name in ("problems", "extract", "score", "describe"):
             if inspect.getattr_static(user_object, name, None) is None:
                 raise ValueError(
                     f"The task {source!r} has no `{name}`. Write a `multirole_study.tasks.Task`, or an object like it."
                 )
-        about, code = (
-            str(user_object.describe()),
-            [type(user_object), *filter(inspect.isfunction, vars(user_object).values())],
-        )
+        about = str(user_object.describe())
     name = inspect.getattr_static(user_object, "name", None) and user_object.name
     if not isinstance(name, str) or not re.fullmatch(r"[A-Za-z][A-Za-z0-9_]*", name) or name in builtin:
         raise ValueError(
             f"The name of a {kind} must be a plain identifier such as 'debate' that no built-in {kind} has, got {name!r}."
         )
-    return user_object, _digest(source, user_object, about, code)
+    return user_object, _digest(source, user_object, about)
 
 
 def load(spec: str, kind: str) -> Any:
@@ -87,26 +88,124 @@ def load(spec: str, kind: str) -> Any:
     return members[name]
 
 
-PLAIN = (str, int, float, bool, type(None))
-"""Kinds of attributes that are part of an object's digest."""
-
-
-def _digest(source: object, user_object: object, about: str, code: list[Any]) -> str:
-    """Return the SHA-256 of a description (roles, or a task's row checksums), of the files or source code, and of what tells objects apart.
-
-    That is the object's name in its file or, for an object of this process, its public plain attributes.
-    """
+def _digest(source: object, user_object: object, about: str) -> str:
+    """Return the SHA-256 of a description (roles, or a task's row checksums), and of the files or, for an object of this process, of its `_content`."""
     if isinstance(source, str):
         path, _, name = source.rpartition(":")
         return _digest_of_files(Path(path).expanduser().resolve(), f"{about} {name}".encode())
-    attributes = sorted(getattr(user_object, "__dict__", {}).items())
-    plain = {name: value for name, value in attributes if not name.startswith("_") and isinstance(value, PLAIN)}
+    seen: dict[int, object] = {}
+    parts: list[object] = []
+    for name, value in [("the class", type(user_object)), *_attributes(user_object)]:
+        try:
+            parts.append([name, _content(value, seen)])
+        except OSError as error:
+            raise ValueError(
+                f"{source!r} must be defined in a file or a notebook, because its source code is part of the run's id, and that of {name} "
+                f"cannot be read ({error})."
+            ) from error
+    return hashlib.sha256(f"{about} {parts}".encode()).hexdigest()
+
+
+# ---- objects of this process
+
+PLAIN = (str, int, float, bool, type(None))
+"""Kinds of values that are part of an object's digest as they are."""
+
+
+def _content(value: object, seen: dict[int, object]) -> object:
+    """Return what distinguishes a value from others of its kind, as nested lists of text that are the same in every process.
+
+    Functions and classes have their source and the values that they read from outside; partials, bound methods, dataclasses and objects that can
+    be called have their parts. Other objects are None, because nothing is known of them. `seen` holds what was met before. Raises
+    OSError if a source cannot be read.
+    """
+    if isinstance(value, PLAIN):
+        return repr(value)
+    if id(value) in seen:
+        return f"object {list(seen).index(id(value))}"
+    seen[id(value)] = value
+
+    def each(values: Iterable[object]) -> list[object]:
+        return [_content(one, seen) for one in values]
+
+    def parts_of(item: object) -> list[object]:
+        return [_content(type(item), seen), *([name, _content(part, seen)] for name, part in _attributes(item))]
+
+    match value:
+        case Mapping():
+            return [each(pair) for pair in value.items()]
+        case list() | tuple():
+            return each(value)
+        case set() | frozenset():
+            return sorted(map(repr, each(value)))
+        case functools.partial():
+            return each((value.func, value.args, value.keywords))
+        case types.MethodType():
+            return [_content(value.__func__, seen), parts_of(value.__self__)]
+        case types.FunctionType():
+            return [inspect.getsource(value), *each(_read_by(value))]
+        case type():
+            own = [base for base in value.__mro__ if base.__module__ == value.__module__]
+            members = [
+                item
+                for base in own
+                for name, item in vars(base).items()
+                if not name.startswith("__") or inspect.isfunction(item)
+            ]
+            methods = [
+                item for item in members if inspect.isfunction(item) and _source_of(item)
+            ]  # others were generated, as by `dataclass`
+            if not any(map(_source_of, own)) and not methods:
+                raise OSError(f"the source of class {value.__qualname__} is not available")
+            return [[*map(_source_of, own)], each(item for item in members if isinstance(item, PLAIN)), each(methods)]
+    if dataclasses.is_dataclass(value) or callable(value):
+        wrapped = getattr(value, "__wrapped__", None)  # as in `functools.cache`
+        return [getattr(value, "__qualname__", ""), _content(wrapped, seen), *parts_of(value)]
+    return None
+
+
+def _attributes(item: Any) -> list[tuple[str, object]]:
+    """Return the public attributes of an object, and its private functions, by name; without what a dataclass has filled in, which may be the machine's."""
+    fields = dataclasses.fields(item) if dataclasses.is_dataclass(item) else ()
+    filled = {one.name: repr(one.default_factory()) for one in fields if one.default_factory is not dataclasses.MISSING}
+    attributes = [
+        (name, value)
+        for name, value in sorted(getattr(item, "__dict__", {}).items())
+        if name not in filled or repr(value) != filled[name]
+    ]
+    return [(name, value) for name, value in attributes if not name.startswith("_") or inspect.isfunction(value)]
+
+
+def _source_of(item: Any) -> str:
+    """Return the source of a function or class, the name of one that is not written in Python, or "" if there is none, as of a notebook's classes."""
     try:
-        return hashlib.sha256(f"{about} {plain} {[inspect.getsource(item) for item in code]}".encode()).hexdigest()
-    except OSError as error:
-        raise ValueError(
-            f"{source!r} must be defined in a file or a notebook, because its source code is part of the run's id."
-        ) from error
+        return inspect.getsource(item)
+    except TypeError:
+        return f"{item.__module__}.{item.__qualname__}"
+    except OSError:
+        return ""
+
+
+def _read_by(function: types.FunctionType) -> list[object]:
+    """Return the values that a function has or reads: its defaults, what it closes over, and from its module constants, functions and classes."""
+    closed = [
+        cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()
+    ]  # empty before its variable is set
+    known = [function.__globals__.get(name) for name in sorted(_globals_read(function.__code__))]
+    own = [
+        value
+        for value in known
+        if isinstance(value, PLAIN)
+        or (isinstance(value, types.FunctionType | type) and value.__module__ == function.__module__)
+    ]
+    return [function.__defaults__, function.__kwdefaults__, *closed, *own]
+
+
+def _globals_read(code: types.CodeType) -> set[str]:
+    """Return the global names that code reads, without those of Python such as `__file__`."""
+    names = {str(one.argval) for one in dis.get_instructions(code) if one.opname == "LOAD_GLOBAL"}
+    inner = [_globals_read(constant) for constant in code.co_consts if isinstance(constant, types.CodeType)]
+    return {name for name in names.union(*inner) if not name.startswith("__")}
 
 
 # ---- modules in the same folder

@@ -28,6 +28,9 @@ class LivePage(MultiRoleCallback):
     written is logged, and training goes on.
     """
 
+    added_by_train = True
+    """`multirole train` adds one in every process (`run_cell`)."""
+
     def __init__(self) -> None:
         self.started, self.spent = time.monotonic(), 0.0  # s
         self.n_pages = 0

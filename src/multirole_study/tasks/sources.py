@@ -24,6 +24,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from multirole.types import Problem
+from multirole_study.hub import hub_errors
 from multirole_study.tasks.splits import check_split
 
 SPLIT_SEED = 42
@@ -77,7 +78,7 @@ class Source:
                 Path(huggingface_hub.hf_hub_download(self.repo, name, repo_type="dataset", revision=self.revision))
                 for name in names
             ]
-        except OSError as error:  # the base class of the Hub's errors
+        except hub_errors() as error:
             raise DataError(
                 f"The files of {self.repo} at revision {self.revision} are not in the cache "
                 f"{huggingface_hub.constants.HF_HUB_CACHE} and could not be fetched ({error}). Fill it where there is a "

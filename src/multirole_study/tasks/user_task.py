@@ -59,24 +59,31 @@ class Task:
             raise TypeError(
                 f"The `reward` of task {name!r} must be one function, got {reward!r}. Let it return the sum of several."
             )
-        self.name, self.reward, self._extract = name, reward, extract or (lambda text: text.strip() or None)
+        self.name, self.reward, self.extractor = name, reward, extract or (lambda text: text.strip() or None)
         self._prompts = str(prompts or "")
+        is_own = not folder_of(self._prompts).is_relative_to(folder_of("").parent)
+        self.prompt_set = "" if is_own else folder_of(self._prompts).name
+        """The set of the library's templates; "" for a folder of one's own, which `describe` has."""
         self._data: dict[str, Data] = {"train": train, "validation": validation}
         self._problems: dict[str, list[Problem]] = {}
+        self._read_at: list[tuple[int, int]] = []
+        """Time and size of each file of rows when it was read."""
         self._places: dict[str, str] = {}
         """Problem id -> place of its row, for error messages."""
 
     def problems(self, split: str, count: int | None = None) -> list[Problem]:
         """Return the first `count` problems of "train" or "validation", or all of them, in the order of the rows."""
         check_split(split)
+        files = [file_of_rows(data).stat() for data in self._data.values() if isinstance(data, (str, Path))]
+        if self._read_at != (read_at := [(file.st_mtime_ns, file.st_size) for file in files]):
+            self._problems, self._places, self._read_at = {}, {}, read_at
         if split not in self._problems:
             self._problems[split] = self._read(split)
         return take(self._problems[split], split, count)
 
     def describe(self) -> dict[str, object]:
         """Return the task's name, the source, count and SHA-256 of each split's rows, and the SHA-256 of each of its own templates."""
-        folder = folder_of(self._prompts)
-        paths = [] if folder.is_relative_to(folder_of("").parent) else sorted(folder.glob("*.md"))
+        paths = [] if self.prompt_set else sorted(folder_of(self._prompts).glob("*.md"))
         templates = {path.name: hashlib.sha256(path.read_bytes()).hexdigest() for path in paths}
         splits = {split: self._describe(split) for split in self._data}
         return {"name": self.name} | splits | ({"prompts": templates} if templates else {})
@@ -84,7 +91,7 @@ class Task:
     def extract(self, text: str) -> str | None:
         """Return the answer in a text, or None. Raises RewardError if `extract` raises or returns another type."""
         try:
-            answer = self._extract(text)
+            answer = self.extractor(text)
         except (Exception, SystemExit) as error:
             raise RewardError(f"The `extract` of task {self.name!r} raised {error!r} on {text[:80]!r}.") from error
         if answer is not None and not isinstance(answer, str):
