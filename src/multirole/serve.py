@@ -26,6 +26,7 @@ from multirole.access import API_KEY, check_host, read_key
 from multirole.bases.gguf_folder import local_base, split_revision
 from multirole.chat.templates import Renderer, StartClock, chat_template
 from multirole.engines import load_engine
+from multirole.engines.context import Context
 from multirole.engines.protocol import Sampling
 from multirole.openai_api.arguments import add_serving_arguments
 from multirole.openai_api.serving import ModelServer, listening
@@ -155,9 +156,10 @@ def load_server(saved: SavedRoles, ignore: Sequence[str] = ()) -> ModelServer:
     ends = saved.eos_token_ids or _ends(base.generation_config.eos_token_id, tokenizer.eos_token_id)
     longest = saved.max_prompt_tokens + saved.sampling.max_tokens
     engine = load_engine("auto", model, is_float32=True).from_model(model, ends, tokenizer.pad_token_id or 0, longest)
+    context = Context.of(model)
     return ModelServer(
         engine, tokenizer, saved.policy, saved.sampling, saved.max_prompt_tokens, saved.render, tuple(dict.fromkeys(ignore)),
-        strip_thoughts=saved.strip_thoughts,
+        strip_thoughts=saved.strip_thoughts, context=None if context is None else context.tokens,
     )  # fmt: skip
 
 

@@ -28,6 +28,7 @@ from multirole.chat.messages import normalised
 from multirole.chat.replies import THOUGHT_TAGS, opens_thought, text_outside_thoughts
 from multirole.chat.templates import Renderer, chat_template, check_tools, control_tokens, takes_several_calls
 from multirole.chat.tool_calls import parse_reply
+from multirole.engines.context import Context
 from multirole.engines.endpoint import Endpoint
 from multirole.engines.protocol import Completion, Engine, Request, RequestRefused, Sampling
 from multirole.rollout.call_order import UnplacedTurn, are_sequential, current_branch, place_turns
@@ -253,6 +254,7 @@ class Rollout:
     on_episode_end: Callable[[Episode], object] = lambda episode: None
     strip_thoughts: bool = True  # cut thoughts out of the turns' texts
     n_embeddings: int | None = None  # of the model; a prompt with another token is refused
+    context: Context | None = None  # of the base
     version: int | None = None  # of the adapters that the engine has, for the turns
     versions: Mapping[str | None, int | None] = field(default_factory=dict)  # of adapters that have another one
     reads_calls: bool = True  # of tools, in replies; a trial without a tokenizer reads none
@@ -439,6 +441,8 @@ class Rollout:
         def send(request: Request) -> asyncio.Future[Completion]:
             if is_interrupted.is_set():
                 raise RolloutStopped
+            if self.context is not None and request.endpoint is None:
+                self.context.check(request)
             key = next(self._keys)
             try:
                 self.engine.add(key, request)
