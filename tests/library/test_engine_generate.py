@@ -17,7 +17,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, Phi3Config, P
 
 from multirole import MultiRoleCallback, MultiRoleGRPOConfig, MultiRoleGRPOTrainer, Voting
 from multirole.engines.context import Context, check_rope
-from multirole.engines.generate import GenerateEngine, computing
+from multirole.engines.generate import GenerateEngine, computing, scored
 from multirole.engines.protocol import Request, RequestRefused
 from multirole_cpu.engine import TransformersEngine
 
@@ -413,3 +413,9 @@ def test_positions_that_depend_on_the_batch_are_refused(tokenizer, tmp_path):
             check_rope(each, 65)
     with pytest.raises(ValueError, match=r"rope_type='longrope'"):
         train(Phi3ForCausalLM(config), tokenizer, tmp_path, {})
+
+
+def test_a_row_is_scored_from_the_logits_of_its_completion():
+    model, seen = decoder("qwen2", VOCAB, EOS).eval(), []
+    model.lm_head.register_forward_hook(lambda module, given, logits: seen.append(logits.shape[1]))
+    assert len(scored(model, Request([2, 3, 4, 5], None, 0, 8, 1.0), [6, 7])) == 2 and seen == [3]
