@@ -19,7 +19,7 @@ from starlette.routing import Route
 from transformers import PreTrainedTokenizerBase
 
 from multirole.access import RequireKey, check_host
-from multirole.chat.templates import Renderer, chat_template, check_tools, template_options
+from multirole.chat.templates import Renderer, chat_template, check_tools, reply_form, template_options
 from multirole.chat.tool_calls import parse_reply
 from multirole.engines.protocol import Completion, Engine, Request, Sampling
 from multirole.openai_api.app import Endpoint
@@ -210,12 +210,14 @@ class ModelServer:
         text = _before(asked.stop, self._text(ids, prompt_ids))
         turn = Turn(role, 0, 0, prompt_ids, ids, done.logprobs[: len(ids)], text, reason)
         if tools:
-            reply = parse_reply(self.tokenizer, turn, tools)
+            reply = parse_reply(self.tokenizer, turn, tools, reply_form(self.tokenizer, self.render))
             turn.reply = replace(reply, text=_before(asked.stop, reply.text))
         return turn
 
     def _text(self, ids: list[int], prompt_ids: list[int]) -> str:
-        return reply_text(self.tokenizer, ids, prompt_ids) if self.strip_thoughts else decode_reply(self.tokenizer, ids)
+        if not self.strip_thoughts:
+            return decode_reply(self.tokenizer, ids)
+        return reply_text(self.tokenizer, ids, prompt_ids, reply_form(self.tokenizer, self.render))
 
     def _stop_check(self, stop: tuple[str, ...], prompt_ids: list[int]) -> Callable[[list[int]], bool]:
         """Return a function that tells whether the text of a reply's first tokens has one of the texts in `stop`, which the last of them ends.

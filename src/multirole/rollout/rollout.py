@@ -26,8 +26,15 @@ from transformers import PreTrainedTokenizerBase
 from multirole import watched_thread
 from multirole.chat.messages import normalised
 from multirole.chat.replies import THOUGHT_TAGS, opens_thought, text_outside_thoughts
-from multirole.chat.templates import Renderer, chat_template, check_tools, control_tokens, takes_several_calls
-from multirole.chat.tool_calls import parse_reply
+from multirole.chat.templates import (
+    Renderer,
+    chat_template,
+    check_tools,
+    control_tokens,
+    reply_form,
+    takes_several_calls,
+)
+from multirole.chat.tool_calls import ToolForm, parse_reply
 from multirole.engines.context import Context
 from multirole.engines.endpoint import Endpoint
 from multirole.engines.protocol import Completion, Engine, Request, RequestRefused, Sampling
@@ -177,12 +184,17 @@ def prompt_seed(seed: int, iteration: int, problem: str, episode: int, role: str
 
 
 def reply_text(
-    tokenizer: PreTrainedTokenizerBase, token_ids: list[int], prompt_ids: Sequence[int] | None = None
-) -> str:
+    tokenizer: PreTrainedTokenizerBase, token_ids: list[int], prompt_ids: Sequence[int] | None = None,
+    form: ToolForm | None = None,
+) -> str:  # fmt: skip
     """Return the text of a reply outside thoughts; "" for a thought that the token limit cut off.
 
-    Some templates open the thought in the prompt, so `prompt_ids` tells whether the reply starts inside one.
+    Some templates open the thought in the prompt, so `prompt_ids` tells whether the reply starts inside one. `form` says how the model replies, by
+    default as the tokenizer's chat template writes it.
     """
+    in_channels = (form or reply_form(tokenizer)).text_in_channels(tokenizer, token_ids)
+    if in_channels is not None:
+        return in_channels
     text = decode_reply(tokenizer, token_ids)
     if prompt_ids is None:
         return text_outside_thoughts(text)
@@ -204,7 +216,7 @@ def _special_ids(tokenizer: PreTrainedTokenizerBase, n_tokens: int) -> tuple[fro
     if not isinstance(tokenizer.added_tokens_decoder, dict):  # mistral-common's
         return frozenset(), frozenset()
     ids = {token.content: i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-    tags = frozenset(ids[tag] for pair in THOUGHT_TAGS for tag in pair if tag in ids)
+    tags = frozenset(i for text, i in ids.items() if any(tag.startswith(text) for pair in THOUGHT_TAGS for tag in pair))
     return frozenset({*ids.values(), *tokenizer.all_special_ids}), tags
 
 
@@ -370,6 +382,11 @@ class Rollout:
         self._waiting.clear()
         while unfinished:
             unfinished -= {key for key, _ in self.engine.step()}
+
+    @property
+    def _form(self) -> ToolForm:
+        """How the model replies to the prompts."""
+        return reply_form(self.tokenizer, self.render)
 
     def _encode(self, messages: list[Message], tools: list[dict[str, Any]]) -> list[int]:
         """Return the prompt's ids. Equal prompts are encoded once per rollout: same-role slots and the n episodes share them."""
@@ -623,7 +640,9 @@ class Rollout:
                 version = step.version if isinstance(step, Turn) else None
                 turn = Turn(role, slot or 0, round, prompt_ids, *self._known_reply(step), version=version)
             if tools:
-                turn.reply = parse_reply(self.tokenizer, turn, tools) if self.reads_calls else Reply(turn.text)
+                turn.reply = (
+                    parse_reply(self.tokenizer, turn, tools, self._form) if self.reads_calls else Reply(turn.text)
+                )
             if slot is None:
                 unplaced[role].append(UnplacedTurn(turn, nth, current_branch(), began, time.monotonic_ns()))
             episode.turns.append(turn)
@@ -706,7 +725,7 @@ class Rollout:
             ids, *_ = self._known_reply(text)
             return ids, [math.nan] * len(ids), text, done.finish_reason
         if self.strip_thoughts:
-            text = reply_text(self.tokenizer, done.token_ids, prompt_ids)
+            text = reply_text(self.tokenizer, done.token_ids, prompt_ids, self._form)
         else:
             text = decode_reply(self.tokenizer, done.token_ids)
         return done.token_ids, done.logprobs, text, done.finish_reason
