@@ -41,6 +41,7 @@ from multirole.engines.protocol import Completion, Engine, Request, RequestRefus
 from multirole.rollout.call_order import UnplacedTurn, are_sequential, current_branch, place_turns
 from multirole.rollout.event_loop import (
     EngineSelector,
+    WorkflowError,
     cancel_tasks,
     last_line,
     new_loop,
@@ -105,10 +106,6 @@ def is_encodable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-class WorkflowError(RuntimeError):
-    """A workflow's own code failed; the message names it, the problem and the lines of that code, the cause is its error."""
 
 
 def is_interrupt(error: BaseException) -> bool:
