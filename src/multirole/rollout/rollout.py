@@ -9,6 +9,7 @@ import asyncio
 import copy
 import hashlib
 import itertools
+import json
 import logging
 import math
 import time
@@ -385,14 +386,22 @@ class Rollout:
         """How the model replies to the prompts."""
         return reply_form(self.tokenizer, self.render)
 
-    def _encode(self, messages: list[Message], tools: list[dict[str, Any]]) -> list[int]:
-        """Return the prompt's ids. Equal prompts are encoded once per rollout: same-role slots and the n episodes share them."""
-        key = repr((messages, tools)) if tools else repr(messages)
+    def _encode(self, messages: list[Message], tools: list[dict[str, Any]], is_remote: bool = False) -> list[int]:
+        """Return the prompt's ids. Equal prompts are encoded once per rollout: same-role slots and the n episodes share them.
+
+        The ids of a prompt for an endpoint only seed and count: what the base's template refuses is encoded as JSON.
+        """
+        key = repr((messages, tools, is_remote))
         if key not in self._encoded:
             if tools and self.reads_calls:
                 check_tools(self.tokenizer, self.render)
             options = {"tools": tools} if tools else {}
-            ids = self.render(self.tokenizer, messages, **options)
+            try:
+                ids = self.render(self.tokenizer, messages, **options)
+            except ValueError:
+                if not is_remote:
+                    raise
+                ids = control_tokens(self.tokenizer).encode_text(json.dumps(messages))
             if not isinstance(ids, list) or not set(map(type, ids)) <= {int}:
                 raise TypeError(
                     f"`render` must return the prompt's token ids as a list of integers, got {type(ids).__name__}. With "
@@ -597,12 +606,12 @@ class Rollout:
             stop_if_over()
             self._progress, began = self._clock, time.monotonic_ns()
             self._check_turn(messages, next(numbers))
-            prompt_ids = self._encode(messages, tools)
             is_remote = isinstance(self.policy[role], Endpoint)
             if is_remote and tools:
                 raise ValueError(
                     f"`call({role!r}, tools=...)`: the role is behind an endpoint, whose tool calls are not read. Leave `tools` out."
                 )
+            prompt_ids = self._encode(messages, tools, is_remote)
             if len(prompt_ids) > self.max_prompt_tokens and not is_remote:
                 n_tokens = len(prompt_ids)
                 self._warn_of_overflow(
