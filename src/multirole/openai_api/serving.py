@@ -149,8 +149,10 @@ class ModelServer:
 
     def app(self) -> RequireKey:
         """Return the ASGI application. It must be called in the event loop that serves."""
-        served = RequestSampling(choices_of, REFUSALS, template_options(self.render) or {})
-        session = Session(self._call, list(self.policy), tokenizer=self.tokenizer, served=served)
+        served, options = RequestSampling(choices_of, REFUSALS), template_options(self.render)
+        session = Session(
+            self._call, list(self.policy), tokenizer=self.tokenizer, served=served, template_options=options
+        )
         endpoint = Endpoint(self.ignore, default=session)
         endpoint.app.router.routes.append(Route("/health", _healthy, methods=["GET"]))
         return RequireKey(endpoint.app)

@@ -302,7 +302,7 @@ class Rollout:
         self._encoded.clear()
         self._n_failed = 0
         self._unplaced.clear()
-        begin_rollout(self.workflow, self.tokenizer, sampling)
+        begin_rollout(self.workflow, self.tokenizer, sampling, self.render)
         self._progress = self._clock
         # a thread that was left behind has its own
         self._waiting, self._is_interrupted = {}, Event()
