@@ -15,7 +15,7 @@ from peft import LoraConfig, get_peft_model
 from toy_qwen3 import save_toy_base, toy_tokenizer
 from transformers import AutoModelForCausalLM, GPT2Config
 
-from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, Voting
+from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, Voting, serve
 from multirole.chat.templates import chat_template
 from multirole.engines.generate import GenerateEngine
 from multirole.engines.protocol import Request, Sampling
@@ -416,3 +416,16 @@ def test_an_error_of_the_engine_is_answered_and_the_next_request_is_served(serve
         with pytest.raises((InternalServerError, ZeroDivisionError)):
             ask(server, {})
     assert server._waiting == {}
+
+
+def test_a_base_with_code_of_its_own_is_loaded_where_that_is_asked_for(saved, monkeypatch):
+    folder, _ = saved
+    seen, load = [], AutoModelForCausalLM.from_pretrained
+    monkeypatch.setattr(
+        serve.AutoModelForCausalLM,
+        "from_pretrained",
+        lambda *a, **options: seen.append(options["trust_remote_code"]) or load(*a, **options),
+    )
+    for trust in (False, True):
+        load_server(base_alone(str(folder / "base")), trust_remote_code=trust)
+    assert seen == [False, True]
