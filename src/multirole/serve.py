@@ -26,6 +26,7 @@ from multirole.access import API_KEY, check_host, read_key
 from multirole.bases.gguf_folder import local_base, split_revision
 from multirole.chat.templates import Renderer, StartClock, chat_template
 from multirole.engines import load_engine
+from multirole.engines.context import Context
 from multirole.engines.protocol import Sampling
 from multirole.openai_api.arguments import add_serving_arguments
 from multirole.openai_api.serving import ModelServer, listening
@@ -130,14 +131,13 @@ def base_alone(base: str | None) -> SavedRoles:
     return SavedRoles({}, {BASE: None}, base, Sampling(UNKNOWN_TOKENS, 1.0), UNKNOWN_TOKENS, revision=revision)
 
 
-def load_server(saved: SavedRoles, ignore: Sequence[str] = ()) -> ModelServer:
+def load_server(saved: SavedRoles, ignore: Sequence[str] = (), trust_remote_code: bool = False) -> ModelServer:
     """Load base and adapters into an engine. `ignore` names request fields that are dropped. ValueError if they cannot be loaded."""
     folder_or_name = local_base(saved.base)
+    options = {"revision": saved.revision or "main", "trust_remote_code": trust_remote_code}
     try:
-        tokenizer = AutoTokenizer.from_pretrained(saved.tokenizer or folder_or_name, revision=saved.revision or "main")
-        base = AutoModelForCausalLM.from_pretrained(
-            folder_or_name, dtype=torch.float32, revision=saved.revision or "main"
-        )
+        tokenizer = AutoTokenizer.from_pretrained(saved.tokenizer or folder_or_name, **options)
+        base = AutoModelForCausalLM.from_pretrained(folder_or_name, dtype=torch.float32, **options)
     except OSError as error:
         raise ValueError(
             f"The base model {saved.base!r} cannot be loaded: {error}\nPass a folder of this machine, or a name on the Hub, with `--model`."
@@ -155,9 +155,10 @@ def load_server(saved: SavedRoles, ignore: Sequence[str] = ()) -> ModelServer:
     ends = saved.eos_token_ids or _ends(base.generation_config.eos_token_id, tokenizer.eos_token_id)
     longest = saved.max_prompt_tokens + saved.sampling.max_tokens
     engine = load_engine("auto", model, is_float32=True).from_model(model, ends, tokenizer.pad_token_id or 0, longest)
+    context = Context.of(model)
     return ModelServer(
         engine, tokenizer, saved.policy, saved.sampling, saved.max_prompt_tokens, saved.render, tuple(dict.fromkeys(ignore)),
-        strip_thoughts=saved.strip_thoughts,
+        strip_thoughts=saved.strip_thoughts, context=None if context is None else context.tokens,
     )  # fmt: skip
 
 
@@ -167,12 +168,12 @@ def _ends(of_base: int | list[int] | None, of_tokenizer: int | None) -> list[int
     return list(dict.fromkeys([*ends, *([] if of_tokenizer is None else [of_tokenizer])]))
 
 
-def serve(saved: SavedRoles, host: str, port: int, ignore: Sequence[str] = ()) -> None:
+def serve(saved: SavedRoles, host: str, port: int, ignore: Sequence[str] = (), trust_remote_code: bool = False) -> None:
     """Serve trained roles until a signal arrives. ValueError if the address is in use, or others can reach it without a key."""
     check_host(host)
     listening(host, port).close()  # before the model is loaded
     disable_progress_bar()
-    server = load_server(saved, ignore)
+    server = load_server(saved, ignore, trust_remote_code)
 
     def announce(url: str) -> None:
         key = "any" if read_key() is None else f"that of {API_KEY}"
@@ -202,7 +203,7 @@ def main() -> None:
     options = parser.parse_args()
     try:
         saved = read_saved(options.folder, options.model) if options.folder else base_alone(options.model)
-        serve(saved, options.host, options.port, options.ignore)
+        serve(saved, options.host, options.port, options.ignore, options.trust_remote_code)
     except ValueError as error:
         sys.exit(str(error))
 

@@ -28,6 +28,7 @@ from multirole.callbacks import Iteration, OptimizerStep, require_value
 from multirole.chat.templates import Renderer, chat_template, check_chats
 from multirole.credit import credit_callbacks
 from multirole.engines import check_engine, load_engine
+from multirole.engines.context import Context, check_rope
 from multirole.engines.protocol import Engine, Sampling
 from multirole.inputs.adapters import changes_base, load_processor, named_adapters, train_only, with_adapters
 from multirole.inputs.arguments import check_arguments, facts_before_loading, kl_weights, use_one_gpu
@@ -579,6 +580,7 @@ class MultiRoleGRPOTrainer(StockHooks):
             check_chats(render, self._tokenizer, workflow, tried)
         else:
             render = self.clock.bind(render)
+        check_rope(self.peft_model.config, args.max_prompt_tokens + args.max_completion_length)
         maker = engine or load_engine(args.engine, self.peft_model, self.passes.is_float32)
         engine_class = (maker if isinstance(maker, type) else type(maker)).__name__
         args.check(engine_class=engine_class, plays_during_update=plays_during_update(maker))
@@ -589,7 +591,7 @@ class MultiRoleGRPOTrainer(StockHooks):
             workflow, self.engine, tokenizer, self.partners.players(self.policy, 0), is_answer, args.seed, args.max_prompt_tokens,
             render=render, max_turns=args.max_turns, turn_seeds=args.turn_seeds, max_failed_episodes=args.max_failed_episodes,
             on_episode_end=self._end_episode, strip_thoughts=args.strip_thoughts,
-            n_embeddings=len(self.peft_model.get_input_embeddings().weight), versions=self.partners.versions(0),
+            n_embeddings=len(self.peft_model.get_input_embeddings().weight), context=Context.of(self.peft_model), versions=self.partners.versions(0),
         )  # fmt: skip
         sampling = Sampling(args.max_completion_length, args.temperature)
         self.player = Player(self.rollout, sampling, functools.partial(return_freed_memory, self.passes.base))

@@ -213,7 +213,7 @@ class Workflow(Protocol):
 
     `roles` maps each role to its multiplicity, the number of slots it fills in one stage (paper sec 3). Optional attributes: `structure`
     (a `Structure`), `waits_outside`, which is True if all episodes may at once wait for tools or other threads for more than a minute, and
-    `on_rollout_begin(tokenizer, sampling)`, which is called before the episodes of a rollout.
+    `on_rollout_begin(tokenizer, sampling)`, which is called before the episodes of a rollout, with `render=` if it takes that.
     """
 
     name: str
@@ -295,10 +295,10 @@ def waits_outside(workflow: Any) -> bool:
     return getattr(workflow, "waits_outside", False)
 
 
-def begin_rollout(workflow: Any, tokenizer: Any, sampling: Any) -> None:
+def begin_rollout(workflow: Any, tokenizer: Any, sampling: Any, render: Any) -> None:
     """Call the workflow's optional method `on_rollout_begin(tokenizer, sampling)`, before its episodes are played."""
     if (method := getattr(workflow, "on_rollout_begin", None)) is not None:
-        method(tokenizer, sampling)
+        method(tokenizer, sampling, **({"render": render} if accepts(method, "render") else {}))
 
 
 def check_structure(workflow: Any) -> None:

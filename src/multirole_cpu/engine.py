@@ -174,18 +174,19 @@ class TransformersEngine:
         """Admit waiting requests that fit, advance every running row by one token, and return the finished rows.
 
         If memory does not suffice, all unfinished requests start again, fewer at once. Their seeds decide what they sample, so replies stay the same.
+        Another error drops all requests.
         """
         unfinished, reason = dict(self.running), ""
         try:
             return self._step()
-        except (RuntimeError, MemoryError) as error:
-            if not is_out_of_memory(error):
+        except BaseException as error:
+            self.prefixes, self.clock, self.logits = None, 0, self.logits.new_empty(0, 0)
+            for state in (self.running, self.served, self.waiting, self.groups, self.pools):
+                state.clear()
+            if not isinstance(error, RuntimeError | MemoryError) or not is_out_of_memory(error):
                 raise
             reason = str(error)
         # the traceback, with the tensors that it held, is gone only now
-        self.prefixes, self.clock, self.logits = None, 0, self.logits.new_empty(0, 0)
-        for state in (self.running, self.waiting, self.groups, self.pools):
-            state.clear()
         clear_device_cache(garbage_collection=True)
         self.max_rows = too_large(min(self.max_rows, len(unfinished)), self.max_length, reason)
         for key, request in unfinished.items():

@@ -75,18 +75,21 @@ _seconds = 0.0
 _is_unsafe_allowed = False
 
 
-def grade(program: str, tests: list[dict], rule: str = "fraction", limits: Limits | None = None) -> Verdict:
+def grade(program: str | None, tests: list[dict], rule: str = "fraction", limits: Limits | None = None) -> Verdict:
     """Grade one program; see `grade_batch`."""
     return grade_batch([program], [tests], rule, limits)[0]
 
 
 def grade_batch(
-    programs: Sequence[str], tests: Sequence[list[dict] | str], rule: str = "fraction", limits: Limits | None = None
+    programs: Sequence[str | None],
+    tests: Sequence[list[dict] | str],
+    rule: str = "fraction",
+    limits: Limits | None = None,
 ) -> list[Verdict]:
     """Grade each program with its list of tests, in any form that `normalise_tests` accepts. Thread-safe.
 
     Every test is run. The reward is the share of passed tests under the rule "fraction", and 1 or 0 under "all_pass". An
-    empty program has the reason "no_code". Raises ValueError for malformed tests and SandboxError if the sandbox does not
+    empty program, or None, has the reason "no_code". Raises ValueError for malformed tests and SandboxError if the sandbox does not
     work; a program never causes an exception.
     """
     if rule not in RULES:
@@ -120,7 +123,7 @@ class _Problem:
         self.shapes = _SHAPES if are_wrapped(tests) else _SHAPES[:1]
         self.runs = [(i, keys) for i, test in enumerate(tests) for keys in _key_types(test)]
 
-    def job(self, program: str) -> Job:
+    def job(self, program: str | None) -> Job:
         """Return the runs of one program as a job."""
         tests = [self.tests[i] for i, _ in self.runs]
         return Job(

@@ -29,7 +29,7 @@ class Job:
     output_bytes: the length that an output must be allowed to have, beyond that of `Limits`.
     """
 
-    program: str
+    program: str | None
     inputs: list[bytes]
     functions: list[str]
     judge: Callable[[int, bytes], str]
@@ -40,6 +40,7 @@ class Job:
         self.reasons = [""] * len(self.inputs)
         self.integer_keys = self.integer_keys or [False] * len(self.inputs)
         self.left = set(range(len(self.inputs)))
+        self.program = self.program or ""
         self.source = self.program.encode("utf-8", "surrogatepass")
         if not self.program.strip():
             self.end("no_code")

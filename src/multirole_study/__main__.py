@@ -225,7 +225,8 @@ def serve(argv: list[str]) -> int:
         check_host(options.host)
         from multirole_study.serve import serve_folder
 
-        serve_folder(options.folder, options.step, options.host, options.port, options.model, options.ignore)
+        where = options.host, options.port
+        serve_folder(options.folder, options.step, *where, options.model, options.ignore, options.trust_remote_code)
     return 0
 
 

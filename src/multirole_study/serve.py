@@ -40,13 +40,14 @@ def roles_of_run(folder: Path, step: int | None, model: str | None) -> SavedRole
 
 
 def serve_folder(
-    folder: Path | None, step: int | None, host: str, port: int, model: str | None, ignore: Sequence[str] = ()
-) -> None:
+    folder: Path | None, step: int | None, host: str, port: int, model: str | None, ignore: Sequence[str] = (),
+    trust_remote_code: bool = False,
+) -> None:  # fmt: skip
     """Serve a run, saved adapters or, without a folder, a base alone, until a signal arrives. ValueError for another folder, and for what `serve` refuses."""
     if folder is None:
-        return serve(base_alone(model), host, port, ignore)
+        return serve(base_alone(model), host, port, ignore, trust_remote_code)
     if (folder / "config.json").is_file():
-        return serve(roles_of_run(folder, step, model), host, port, ignore)
+        return serve(roles_of_run(folder, step, model), host, port, ignore, trust_remote_code)
     if step is not None:
         raise ValueError(f"`--step` chooses among the evaluations of a run, and {folder} is none. Leave it out.")
-    return serve(read_saved(folder, model), host, port, ignore)
+    return serve(read_saved(folder, model), host, port, ignore, trust_remote_code)

@@ -10,12 +10,12 @@ import httpx
 import pytest
 import torch
 from datasets import Dataset
-from openai import AsyncOpenAI, BadRequestError
+from openai import AsyncOpenAI, BadRequestError, InternalServerError
 from peft import LoraConfig, get_peft_model
 from toy_qwen3 import save_toy_base, toy_tokenizer
 from transformers import AutoModelForCausalLM, GPT2Config
 
-from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, Voting
+from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, Voting, serve
 from multirole.chat.templates import chat_template
 from multirole.engines.generate import GenerateEngine
 from multirole.engines.protocol import Request, Sampling
@@ -393,3 +393,39 @@ def test_a_base_that_the_quick_engine_does_not_know_is_served_by_generate(saved,
         {"model": "adapter_a", "messages": [{"role": "user", "content": "1"}], "temperature": 0, "logprobs": True},
     )
     assert 1 <= len(reply.choices[0].logprobs.content) <= 4
+
+
+def test_a_conversation_beyond_the_bases_context_is_refused_and_a_reply_ends_there(tmp_path):
+    """GPT-2 has learned positions, and no others."""
+    base = AutoModelForCausalLM.from_config(
+        GPT2Config(vocab_size=300, n_embd=16, n_layer=1, n_head=2, n_positions=64, bos_token_id=None, eos_token_id=299)
+    )
+    base.save_pretrained(tmp_path)
+    toy_tokenizer().save_pretrained(tmp_path)
+    server = load_server(base_alone(str(tmp_path)))
+    with pytest.raises(BadRequestError, match="63 at most") as refused:
+        ask(server, {"model": "base", "messages": [{"role": "user", "content": "x" * 100}]})
+    assert refused.value.code == "context_length_exceeded"
+    (reply,) = ask(server, {"model": "base", "messages": [{"role": "user", "content": "1"}], "seed": 1, "stop": None})
+    assert reply.usage.total_tokens <= 64
+
+
+def test_an_error_of_the_engine_is_answered_and_the_next_request_is_served(server, monkeypatch):
+    with monkeypatch.context() as broken:
+        broken.setattr(server.engine, "step", lambda: 1 / 0)
+        with pytest.raises((InternalServerError, ZeroDivisionError)):
+            ask(server, {})
+    assert server._waiting == {}
+
+
+def test_a_base_with_code_of_its_own_is_loaded_where_that_is_asked_for(saved, monkeypatch):
+    folder, _ = saved
+    seen, load = [], AutoModelForCausalLM.from_pretrained
+    monkeypatch.setattr(
+        serve.AutoModelForCausalLM,
+        "from_pretrained",
+        lambda *a, **options: seen.append(options["trust_remote_code"]) or load(*a, **options),
+    )
+    for trust in (False, True):
+        load_server(base_alone(str(folder / "base")), trust_remote_code=trust)
+    assert seen == [False, True]

@@ -1,5 +1,6 @@
 """The engine "generate" samples any decoder with any adapter: its log-probs are the model's own, recomputed without a cache."""
 
+import logging
 import random
 
 import pytest
@@ -12,10 +13,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from toy_qwen3 import toy_model
 from trainers import SUMS, slow_but
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, Phi3Config, Phi3ForCausalLM
 
 from multirole import MultiRoleCallback, MultiRoleGRPOConfig, MultiRoleGRPOTrainer, Voting
-from multirole.engines.generate import GenerateEngine, computing
-from multirole.engines.protocol import Request
+from multirole.engines.context import Context, check_rope
+from multirole.engines.generate import GenerateEngine, computing, scored
+from multirole.engines.protocol import Request, RequestRefused
 from multirole_cpu.engine import TransformersEngine
 
 VOCAB, EOS = 97, 1
@@ -350,3 +353,69 @@ def test_a_batch_that_does_not_fit_runs_in_smaller_ones(monkeypatch, caplog, lar
         return
     assert [d.token_ids for d in run_all(engine, requests)] == [d.token_ids for d in expected]
     assert engine.max_rows == 3 and "From now on at most 3 run at once" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("family", "context"),
+    [("gpt2", (512, True)), ("opt", (512, True)), ("gptj", (512, True)), ("qwen2", (32768, False)), ("bloom", None), ("mamba", None)],
+)  # fmt: skip
+def test_the_context_of_a_base_is_what_its_positions_allow(family, context):
+    found = Context.of(decoder(family, VOCAB, EOS))
+    assert (found and (found.tokens, found.is_learned)) == context
+
+
+def test_requests_beyond_the_context_are_refused_or_warned_of_once(caplog):
+    fits, beyond = (Request([2] * n, None, 0, 4, 1.0) for n in (12, 13))
+    learned, rope = Context(16, is_learned=True), Context(16, is_learned=False)
+    with caplog.at_level(logging.WARNING):
+        for context in (learned, rope):
+            context.check(fits)
+        assert not caplog.text
+        for _ in range(2):
+            rope.check(beyond)
+    assert caplog.text.count("replies may get worse") == 1
+    with pytest.raises(
+        RequestRefused, match="prompt of 13 tokens and a reply of up to 4 .* than the 16 tokens for which"
+    ):
+        learned.check(beyond)
+
+
+def test_a_prompt_beyond_learned_positions_ends_training_with_a_sentence(tokenizer, tmp_path):
+    config = GPT2Config(vocab_size=len(tokenizer), n_embd=16, n_layer=1, n_head=2, n_positions=16, bos_token_id=None)
+    with pytest.raises(RequestRefused, match="more than the 16 tokens for which this base has positions"):
+        train(GPT2LMHeadModel(config), tokenizer, tmp_path, {}, engine="generate")
+
+
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [8.0] * 4, "original_max_position_embeddings": 64, "factor": 8.0,
+}  # fmt: skip
+
+
+def test_positions_that_depend_on_the_batch_are_refused(tokenizer, tmp_path):
+    """Phi-3's: in a batch with a row of more than 64 tokens, short rows have other positions than alone."""
+    sizes = {
+        "hidden_size": 48,
+        "intermediate_size": 80,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 6,
+        "num_key_value_heads": 2,
+    }
+    config = Phi3Config(
+        vocab_size=len(tokenizer), pad_token_id=tokenizer.pad_token_id, max_position_embeddings=512, original_max_position_embeddings=64,
+        rope_parameters=LONGROPE, **sizes,
+    )  # fmt: skip
+    dynamic = LlamaConfig(
+        **sizes, max_position_embeddings=64, rope_parameters={"rope_type": "dynamic", "factor": 4.0, "rope_theta": 1e4}
+    )
+    for each in (config, dynamic):
+        check_rope(each, 64)
+        with pytest.raises(ValueError, match="may have 65 tokens .* more than 64 this base computes other positions"):
+            check_rope(each, 65)
+    with pytest.raises(ValueError, match=r"rope_type='longrope'"):
+        train(Phi3ForCausalLM(config), tokenizer, tmp_path, {})
+
+
+def test_a_row_is_scored_from_the_logits_of_its_completion():
+    model, seen = decoder("qwen2", VOCAB, EOS).eval(), []
+    model.lm_head.register_forward_hook(lambda module, given, logits: seen.append(logits.shape[1]))
+    assert len(scored(model, Request([2, 3, 4, 5], None, 0, 8, 1.0), [6, 7])) == 2 and seen == [3]

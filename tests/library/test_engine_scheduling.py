@@ -9,6 +9,7 @@ import torch
 from engine_checks import POLICY, make_requests, run_all
 
 from multirole.engines import sampling
+from multirole.engines.generate import GenerateEngine
 from multirole.engines.protocol import Request
 from multirole.engines.sampling import sample, uniform
 from multirole_cpu import engine as transformers_engine
@@ -190,3 +191,17 @@ def test_a_single_request_that_does_not_fit_ends_with_what_to_change(engine, tok
         torch.OutOfMemoryError, match="for a single request of at most 1024 tokens .*`max_prompt_tokens`"
     ):
         run_all(engine, make_requests(3, len(tokenizer)))
+
+
+@pytest.mark.parametrize(("kind", "where"), [(TransformersEngine, "_decode"), (GenerateEngine, "_generate")])
+def test_after_an_error_an_engine_takes_adapters_and_requests(kind, where, make_model, tokenizer, monkeypatch):
+    model, requests = make_model(POLICY), make_requests(4, len(tokenizer))
+    engine = kind(tokenizer.eos_token_id)
+    engine.publish(model, 0)
+    expected = [done.token_ids for done in run_all(engine, requests)]
+    with monkeypatch.context() as broken:
+        broken.setattr(kind, where, lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run_all(engine, requests)
+    engine.publish(model, 1)
+    assert [done.token_ids for done in run_all(engine, requests)] == expected

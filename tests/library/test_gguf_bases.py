@@ -20,6 +20,9 @@ from multirole.bases import gguf_folder
 from multirole.bases.gguf_folder import LLAMA3_ROPES, local_base, origin_of
 from multirole.bases.gguf_header import read_header
 
+SPLIT = b"\x0b" + bytes(7) + b"split.count\x02\0\0\0\x02\0"
+"""A field of a header, of type uint16."""
+
 TEXT = "It cost 1,234.50 then.\n\n  def f(x):\n\treturn x  # don't 你好"
 CHAT = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Yes."}, {"role": "user", "content": "12?"}]
 
@@ -104,6 +107,7 @@ def test_what_cannot_be_converted_is_refused_by_its_header(tmp_path, cache):
         "within the header": (content[: header.start // 2], "truncated: its header cannot be read"),
         "at its end": (content[: header.start], f"has {header.start} bytes of {len(content)}"),
         "within the tensors": (content[:-500], "is truncated"),
+        "one part of a model": (content[:16] + (len(header.fields) + 1).to_bytes(8, "little") + SPLIT + content[24:], "is one of 2 parts of a model"),
         "of a tokenizer of another kind": (content.replace(b"gpt2", b"bert"), "has a tokenizer of kind 'bert'"),
         "of another architecture": (content.replace(b"architecture\x08\0\0\0\x05\0\0\0\0\0\0\0qwen3", b"architecture\x08\0\0\0\x05\0\0\0\0\0\0\0gemma"),
                                     "architecture 'gemma', and llama, qwen2, qwen3 can be converted"),

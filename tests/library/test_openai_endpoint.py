@@ -20,12 +20,13 @@ from scripted_engine import ScriptedEngine
 from trainers import build_model
 
 from multirole import Voting, from_openai
+from multirole.chat.templates import chat_template
 from multirole.engines.protocol import Sampling
 from multirole.openai_api.app import MAX_BODY_BYTES, Endpoint
 from multirole.openai_api.serving import ModelServer, listening
 from multirole.openai_api.session import Session
-from multirole.rollout.rollout import PromptOverflow, WorkflowError
-from multirole.types import Turn, user
+from multirole.rollout.rollout import PromptOverflow, Rollout, WorkflowError
+from multirole.types import Problem, Turn, user
 from multirole.workflows.prompts import render
 from multirole.workflows.voting import list_candidates, parse_selection
 
@@ -311,6 +312,39 @@ def test_neutral_values_and_ignored_fields_are_accepted():
         assert Open(ignore=list(ignored)).send(json=ASK | ignored).status_code == 200
     with pytest.raises(ValueError, match=r"`ignore` names \['model'\]"):
         Endpoint(ignore=["model"])
+
+
+def test_options_of_the_template_that_the_trainer_has_are_accepted(tokenizer):
+    """An agent's code is the same in training and behind `multirole serve`."""
+
+    async def agent(question, client):
+        body = {"chat_template_kwargs": {"enable_thinking": True}}
+        ask = client.chat.completions.create(model="solver", messages=[user(question)], extra_body=body)
+        return (await ask).choices[0].message.content
+
+    engine = ScriptedEngine(lambda key, request: ([7, tokenizer.eos_token_id], 1), tokenizer.eos_token_id)
+    attempt = [(Problem("p", "", "q", None), 0)]
+    for thinks in (True, False):
+        renderer = functools.partial(chat_template, enable_thinking=thinks)
+        rollout = Rollout(
+            from_openai(agent, ["solver"]), engine, tokenizer, {"solver": None}, bool, 0, 900, render=renderer
+        )
+        if thinks:
+            assert rollout.run(attempt, 0, Sampling(10, 1.0))[0].answer.text == tokenizer.decode([7])
+        else:
+            with pytest.raises(WorkflowError, match="`chat_template_kwargs=.* is refused"):
+                rollout.run(attempt, 0, Sampling(10, 1.0))
+
+
+def test_without_parallel_calls_the_first_one_counts():
+    two = "".join(f'<tool_call>{{"name": "add", "arguments": {{"a": {a}}}}}</tool_call>' for a in (1, 2))
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {}}}]
+    for options, n in (({}, 2), ({"parallel_tool_calls": False}, 1)):
+        (choice,) = Open(two).send(json=ASK | {"tools": tools} | options).json()["choices"]
+        assert [json.loads(c["function"]["arguments"]) for c in choice["message"]["tool_calls"]] == [
+            {"a": 1},
+            {"a": 2},
+        ][:n]
 
 
 def test_all_that_is_refused_is_said_at_once():

@@ -3,6 +3,7 @@
 No token of a partner is trained, no tensor of one moves, and the weights that play it are those that the map names.
 """
 
+import asyncio
 import json
 import re
 from dataclasses import replace
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from chat_tokenizers import FAMILIES
 from datasets import Dataset
 from json_server import JsonServer
 from peft import LoraConfig, PeftModel, get_peft_model
@@ -21,12 +23,13 @@ from transformers import AutoModelForCausalLM
 
 from multirole import MultiRoleCallback, MultiRoleGRPOConfig, MultiRoleGRPOTrainer, RoleValue
 from multirole.engines import endpoint
-from multirole.engines.endpoint import Reply, ReplyRecord, WithEndpoints
-from multirole.engines.protocol import EngineError, Request
+from multirole.engines.endpoint import Endpoint, Reply, ReplyRecord, WithEndpoints
+from multirole.engines.protocol import EngineError, Request, RequestRefused, Sampling
 from multirole.inputs.adapters import add_adapters
 from multirole.policy import adapter_names, frozen_name, parse_policy
 from multirole.rollout.past_selves import versions_at
-from multirole.types import Answer, user
+from multirole.rollout.rollout import Rollout
+from multirole.types import Answer, Problem, user
 from multirole.update.rows import Row
 
 LORA = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", task_type="CAUSAL_LM", init_lora_weights=False)
@@ -481,3 +484,40 @@ def test_partners_that_cannot_be_reached_are_refused_before_anything_is_loaded(t
         train({"x": "a", "y": {"url": server.url, "model": "m"}}, train=False, credit="leave_one_out")
     with pytest.raises(ValueError, match="RoleValue replays episodes"):
         train({"x": "a", "y": {"url": server.url, "model": "m"}}, train=False, callbacks=[RoleValue()])
+
+
+class Strict(Talk):
+    async def run(self, problem, call):
+        messages = [{"role": "system", "content": "Be strict."}, user("Judge.")]
+        return Answer((await call("judge", messages)).text)
+
+
+def test_a_partner_is_sent_what_the_template_of_the_base_refuses(server, tmp_path):
+    """Gemma's has no system messages; the ids of such a prompt only seed and count."""
+    gemma = FAMILIES["gemma"]()
+    engine = WithEndpoints(ScriptedEngine(None, gemma.eos_token_id), ReplyRecord(tmp_path, 0, lambda: "start"))
+    rollout = Rollout(Strict("judge"), engine, gemma, {"judge": Endpoint(server.url, "large")}, bool, 0, 500)
+    (episode,) = rollout.run([(Problem("p", "", "q", None), 0)], 0, Sampling(5, 1.0))
+    assert episode.answer.text == "1" and [m["role"] for m in server.asked[0]["messages"]] == ["system", "user"]
+
+
+@pytest.mark.parametrize("status", [400, 403, 404, 422])
+def test_a_request_that_a_server_refuses_is_no_outage(server, tmp_path, status):
+    server.status = status
+    engine = WithEndpoints(ScriptedEngine(None, 0), ReplyRecord(tmp_path, 0, lambda: "start"))
+    request = Request([1], None, 0, 4, 1.0, messages=[user("Judge.")])
+    with pytest.raises(RequestRefused, match="refuses a request to 'wrong': .*no"):
+        asyncio.run(engine._ask(Endpoint(server.url, "wrong"), request))
+    assert len(server.asked) == 1
+
+
+def test_a_page_instead_of_json_names_the_url(server, tmp_path, monkeypatch):
+    openai = pytest.importorskip("openai")
+
+    async def page(*_, **__):
+        return "<html>"
+
+    monkeypatch.setattr(openai.resources.chat.completions.AsyncCompletions, "create", page)
+    engine = WithEndpoints(ScriptedEngine(None, 0), ReplyRecord(tmp_path, 0, lambda: "start"))
+    with pytest.raises(EngineError, match="a text that is not JSON: '<html>'. Does `url` end with"):
+        asyncio.run(engine._ask(Endpoint(server.url, "large"), Request([1], None, 0, 4, 1.0, messages=[user("x")])))

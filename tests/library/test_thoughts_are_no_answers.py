@@ -1,13 +1,17 @@
 """A thought that was cut off is not an answer and is not quoted to other roles; the text outside thoughts is the reply."""
 
 import asyncio
+import os
+import re
 import sys
 
 import pytest
+from chat_tokenizers import TEMPLATES, byte_level, template, wrap
 
 from multirole.chat.replies import ends_in_broken_box, find_boxes, plain_words, text_outside_thoughts
+from multirole.chat.tool_calls import parse_reply, tool_form
 from multirole.rollout.rollout import reply_text
-from multirole.types import Problem
+from multirole.types import Problem, Turn, assistant, user
 from multirole.workflows import Voting
 
 
@@ -62,6 +66,74 @@ def test_a_thought_that_the_prompt_opened():
     assert said("a</think>b", "assistant\n<think>\n") == "b"
     assert said("b", "assistant\n<think>\n\n</think>\n\n") == "b"
     assert said("b", "What does <think> mean?\nassistant\n") == "b"
+
+
+THOUGHT, WORDS = "Perhaps 7.", "It is 4."
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    """A tokenizer to which the control tokens of every template are special."""
+    texts = "".join(template(path.stem) for path in TEMPLATES.glob("*.jinja"))
+    special = {
+        *re.findall(r"<[|｜][^<>{}'\"\s|]+[|｜]>", texts),
+        "<|constrain|>",
+        "<eos>",
+        "<bos>",
+        "<|turn>",
+        "<turn|>",
+        "<|channel>",
+        "<channel|>",
+    }
+    return wrap(
+        byte_level(r"\w+|\W+", sorted(special), ("<think>", "</think>")), "", eos_token="<eos>", bos_token="<bos>"
+    )
+
+
+def written(tokenizer, thinks: bool) -> tuple[str, str]:
+    """The prompt, and the reply with a thought that the model has to write for its message to be rendered."""
+    asked = user("Ask.")
+    head = tokenizer.apply_chat_template([asked], tokenize=False, add_generation_prompt=True, enable_thinking=thinks)
+    message = assistant(WORDS) | {"reasoning_content": THOUGHT}
+    conversation = tool_form(tokenizer).adapted([asked, message])
+    whole = tokenizer.apply_chat_template(conversation, tokenize=False, enable_thinking=thinks)
+    start = len(os.path.commonprefix([head, whole]))
+    if whole.rfind("<", 0, start) > whole.rfind(">", 0, start):  # in the middle of a tag
+        start = whole.rfind("<", 0, start)
+    return whole[:start], whole[start:]
+
+
+@pytest.mark.parametrize("thinks", [False, True])
+@pytest.mark.parametrize(
+    "name", [path.stem for path in sorted(TEMPLATES.glob("*.jinja")) if "reasoning" in path.read_text() or "thinking" in path.read_text()]
+)  # fmt: skip
+def test_thoughts_are_cut_out_in_the_form_of_every_template(name, thinks, tokenizer):
+    """Those of gpt-oss, Muse Glimmer and Gemma 4 stand in channels."""
+    tokenizer.chat_template = template(name)
+    parts = written(tokenizer, thinks)
+    if THOUGHT not in parts[1]:
+        pytest.skip("the template renders no thought of the last reply")
+    prompt, ids = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in parts)
+    text = reply_text(tokenizer, ids, prompt)
+    assert text.strip() == WORDS
+    turn = Turn("solver", 0, 0, prompt, ids, [0.0] * len(ids), text, "stop")
+    assert parse_reply(tokenizer, turn, []).text.strip() == WORDS
+    cut = tokenizer(parts[1].partition(THOUGHT)[0] + THOUGHT, add_special_tokens=False)["input_ids"]
+    assert reply_text(tokenizer, cut, prompt) == ""
+
+
+def test_channels_of_gptoss(tokenizer):
+    """As the model writes them; a call keeps its text, and so does a reply of an untrained model, without channels."""
+    tokenizer.chat_template = template("gptoss")
+    thought = "<|channel|>analysis<|message|>6 * 7<|end|><|start|>assistant"
+    for reply, text in [
+        (thought + "<|channel|>final<|message|>42<|return|>", "42"),
+        (thought + "<|channel|>final<|message|>42", "42"),
+        (thought + "<|channel|>fin", ""),
+        (thought + "<|channel|>commentary to=functions.add <|constrain|>json<|message|>{oops<|call|>", "commentary to=functions.add json{oops"),
+        ("42<|return|>", "42"),
+    ]:  # fmt: skip
+        assert reply_text(tokenizer, tokenizer(reply, add_special_tokens=False)["input_ids"], [0]) == text
 
 
 def test_a_cut_thought_is_quoted_to_nobody():

@@ -12,7 +12,7 @@ from chat_tokenizers import TEMPLATES, byte_level, template, wrap
 from scripted_engine import ScriptedEngine
 
 from multirole import from_openai
-from multirole.chat.templates import chat_template, check_tools, control_tokens
+from multirole.chat.templates import chat_template, check_tools, control_tokens, reply_form
 from multirole.chat.tool_calls import parse_reply, tool_form
 from multirole.engines.protocol import Sampling
 from multirole.rollout.rollout import Rollout
@@ -171,6 +171,37 @@ def test_templates_that_leave_a_call_out_are_refused_by_name(without, tokenizer,
     else:
         with pytest.raises(ValueError, match="does not know `tools`"):
             check_tools(tokenizer, chat_template)
+
+
+def test_tools_that_do_not_reach_the_prompt_are_refused(tokenizer):
+    """Phi-4-mini's template mentions tools, and reads them from a message."""
+    tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}{% if 'tools' in m %}{{ m['tools'] }}{% endif %}{% endfor %}"
+    with pytest.raises(ValueError, match="does not know `tools`"):
+        check_tools(tokenizer, chat_template)
+
+
+PLAIN = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+
+
+def test_the_template_that_renders_decides_the_form(tokenizer):
+    """`chat_template_kwargs` may have a template, and a renderer of the user's needs none."""
+    chosen = partial(chat_template, chat_template=template("gptoss"))
+    for own in (None, PLAIN, template("qwen3")):
+        tokenizer.chat_template = own
+        check_tools(tokenizer, chosen)
+        assert reply_form(tokenizer, chosen).has_channels
+        check_tools(tokenizer, lambda tokenizer, messages, tools=None: [1])
+    with pytest.raises(ValueError, match="does not know `tools`"):
+        check_tools(tokenizer, partial(chat_template, chat_template=PLAIN))
+
+
+def test_earlier_calls_are_rendered_without_tools(tokenizer):
+    """Hermes 3 and Command R have two templates, and the one for prompts without tools writes no calls."""
+    tokenizer.chat_template = {"default": PLAIN, "tool_use": template("qwen3")}
+    calls = [user("Ask."), answer([call({"city": "Ulm"})]), {"role": "tool", "content": RESULT}]
+    prompt = tokenizer.decode(chat_template(tokenizer, calls))
+    assert "Ulm" in prompt and RESULT in prompt
+    assert tokenizer.decode(chat_template(tokenizer, [user("Ask.")])) == "user: Ask.\n"
 
 
 @pytest.mark.parametrize("one", sorted(ONE_CALL))

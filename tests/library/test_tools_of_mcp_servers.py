@@ -4,6 +4,7 @@ import asyncio
 import inspect
 import json
 import sys
+import threading
 
 import pytest
 from chat_tokenizers import byte_level, template, wrap
@@ -11,6 +12,7 @@ from scripted_engine import ScriptedEngine
 
 from multirole import Answer, MCPTools, Problem, user
 from multirole.engines.protocol import Sampling
+from multirole.rollout import event_loop
 from multirole.rollout.rollout import Rollout, WorkflowError
 from multirole.types import ToolUnavailable
 
@@ -142,3 +144,67 @@ def test_errors_that_the_client_makes_of_lost_connections_fail_the_episode(monke
 def test_a_server_that_does_not_start_is_refused():
     with pytest.raises(ConnectionError, match="did not start and list its tools"):
         MCPTools(mcp.StdioServerParameters(command=sys.executable, args=["-c", "raise SystemExit"]), timeout=20)
+
+
+def serving(answer, schema=None):
+    """A server in this process whose tool "look" answers with `await answer(arguments)`."""
+
+    async def tools(context, params):
+        tool = mcp_types.Tool(name="look", input_schema={"type": "object"}, output_schema=schema)
+        return mcp_types.ListToolsResult(tools=[tool])
+
+    async def look(context, params):
+        return await answer(params.arguments or {})
+
+    return lowlevel.Server("things", on_list_tools=tools, on_call_tool=look)
+
+
+def test_a_slow_call_is_waited_for(tokenizer, monkeypatch):
+    """`ALONE` ends a rollout that waits for what may never come; a call of a server ends at `timeout`."""
+    monkeypatch.setattr(event_loop, "ALONE", 0.1)
+
+    async def slow(arguments):
+        await asyncio.sleep(0.5)
+        return mcp_types.CallToolResult(content=[mcp_types.TextContent(type="text", text="late")])
+
+    with MCPTools(serving(slow)) as server:
+        for episode in play(tokenizer, server.tools, ("look", {})):
+            assert episode.turns[0].reply.results == ["late"]
+
+
+def test_an_answer_that_does_not_fit_its_schema_is_read_by_the_role(tokenizer):
+    """What a model passes may decide it, and no policy may end its run."""
+
+    async def echo(arguments):
+        text = mcp_types.TextContent(type="text", text="ok")
+        return mcp_types.CallToolResult(content=[text], structured_content={"n": arguments["n"]})
+
+    schema = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
+    with MCPTools(serving(echo, schema)) as server:
+        for episode in play(tokenizer, server.tools, ("look", {"n": 3}), ("look", {"n": "many"})):
+            fits, misfit = (turn.reply.results[0] for turn in episode.turns[:2])
+            assert fits == "ok" and "ToolError: Invalid structured content" in misfit
+
+
+def test_the_text_of_resources_is_read():
+    async def files(arguments):
+        resource = mcp_types.TextResourceContents(uri="file:///a.txt", text="what it says")
+        return mcp_types.CallToolResult(content=[
+            mcp_types.TextContent(type="text", text="found"), mcp_types.EmbeddedResource(type="resource", resource=resource),
+            mcp_types.ResourceLink(type="resource_link", name="b", uri="file:///b.txt"),
+        ])  # fmt: skip
+
+    with MCPTools(serving(files)) as server:
+        text = asyncio.run(server.tools[0].function())
+    assert text == "found\nwhat it says\n[resource_link file:///b.txt]"
+
+
+def test_a_server_that_starts_too_late_is_ended_and_its_keys_are_not_shown():
+    late = mcp.StdioServerParameters(
+        command=sys.executable, args=["-c", "import time; time.sleep(60)"], env={"KEY": "secret"}
+    )
+    before = threading.active_count()
+    with pytest.raises(ConnectionError, match=r"did not start and list its tools in 0\.5 s \(`timeout`\)") as refused:
+        MCPTools(late, timeout=0.5)
+    assert "secret" not in str(refused.value) and sys.executable in str(refused.value)
+    assert threading.active_count() == before

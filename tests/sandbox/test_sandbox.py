@@ -47,9 +47,10 @@ def test_all_pass_is_all_or_nothing() -> None:
 
 
 def test_empty_programs_have_the_reason_no_code() -> None:
-    verdicts = sandbox.grade_batch(["", " \n", ECHO], [echoes("0"), echoes("0", "1"), echoes("0")], limits=LIMITS)
-    assert [v.reason for v in verdicts] == ["no_code", "no_code", "passed"]
-    assert [v.reward for v in verdicts] == [0.0, 0.0, 1.0] and verdicts[1].reasons == ("no_code",) * 2
+    programs = ["", " \n", ECHO, None]
+    verdicts = sandbox.grade_batch(programs, [echoes("0"), echoes("0", "1"), echoes("0"), echoes("0")], limits=LIMITS)
+    assert [v.reason for v in verdicts] == ["no_code", "no_code", "passed", "no_code"]
+    assert [v.reward for v in verdicts] == [0.0, 0.0, 1.0, 0.0] and verdicts[1].reasons == ("no_code",) * 2
 
 
 def cpu_seconds_of_programs() -> float:

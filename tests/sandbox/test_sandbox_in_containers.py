@@ -1,6 +1,7 @@
 """The walls by themselves, and the whole sandbox inside what a default container allows: no namespaces, no clone3."""
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from multirole_sandbox.inside import walls
+from multirole_sandbox.inside import limits, walls
 
 CONTAINER = """
 import ctypes, json, os, struct, sys
@@ -78,3 +79,23 @@ def test_both_processors_have_a_number_for_every_call() -> None:
         allowed = {numbers[column] for numbers in walls.ALLOWED.values()} - {-1}
         killed = {numbers[column] for numbers in walls.KILLED.values()} - {-1}
         assert not allowed & killed and len(killed) >= len(walls.KILLED) - 5
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"cpu.max": "400000 100000\n", "memory.max": "17179869184\n"}, (4, 2**34)),
+        ({"cpu.max": "max 100000\n", "memory.max": "max\n"}, (math.inf, math.inf)),
+        ({"cpu/cpu.cfs_quota_us": "150000\n", "cpu/cpu.cfs_period_us": "100000\n", "memory/memory.limit_in_bytes": "4096\n"}, (1.5, 4096)),
+        ({"cpu/cpu.cfs_quota_us": "-1\n", "cpu/cpu.cfs_period_us": "100000\n"}, (math.inf, math.inf)),
+        ({}, (math.inf, math.inf)),
+    ],
+)  # fmt: skip
+def test_a_containers_limits_are_read(tmp_path, monkeypatch, files, expected) -> None:
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert limits.container_limits(str(tmp_path)) == expected
+    monkeypatch.setattr(limits, "container_limits", lambda: expected)
+    assert limits.default_workers() <= max(1, expected[0])
+    assert limits.default_memory_bytes() <= max(512 << 20, expected[1])

@@ -178,6 +178,8 @@ def _check(header: Header, size: int) -> None:
 def _problems(header: Header, size: int) -> Iterator[str]:
     instead = "Pass the folder, or the name on the Hub, of the model that it was made from"
     fields = header.fields
+    if (n_parts := fields.get("split.count", 0)) > 1:
+        yield f"is one of {n_parts} parts of a model. Join them with llama.cpp's `llama-gguf-split --merge`, and pass the whole file"
     if header.architecture not in ARCHITECTURES:
         yield f"holds a model of the architecture {header.architecture!r}, and {', '.join(ARCHITECTURES)} can be converted. {instead}"
     if header.field("expert_count", 0):

@@ -17,8 +17,9 @@ THOUGHT_TAGS = (
     ("[THINK]", "[/THINK]"),
     ("◁think▷", "◁/think▷"),
     ("<|begin_of_thought|>", "<|end_of_thought|>"),
+    ("<|channel>thought", "<channel|>"),
 )
-"""The tags that open and close a thought: Qwen3, DeepSeek-R1 and others, then Seed-OSS, Magistral, Kimi, Sky-T1."""
+"""The tags that open and close a thought: Qwen3, DeepSeek-R1 and others, then Seed-OSS, Magistral, Kimi, Sky-T1, Gemma 4."""
 
 MAX_BOX_CHARACTERS = 400
 """Longest box or line that is read as words, in characters."""

@@ -21,7 +21,7 @@ from tokenizers import AddedToken, Tokenizer
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from multirole.chat.messages import text_of_parts
-from multirole.chat.tool_calls import tool_form
+from multirole.chat.tool_calls import TOOLS, ToolForm, tool_form
 from multirole.types import Message, Problem, Workflow, accepts, structure_of
 
 logger = logging.getLogger(__name__)
@@ -279,6 +279,9 @@ def chat_template(tokenizer: PreTrainedTokenizerBase, messages: list[Message], *
             "folder."
         )
     options = DEFAULT_OPTIONS | options
+    if not options.get("tools") and any(m.get("tool_calls") or m.get("role") == "tool" for m in messages):
+        # of the two templates of some tokenizers, the one without tools leaves earlier calls out
+        options["chat_template"] = tokenizer.get_chat_template(options.get("chat_template"), TOOLS)
     control, takes_parts = _inspect(tokenizer, options)
     if any(message.keys() & TOOL_FIELDS or message.get("role") == "tool" for message in messages):
         form = tool_form(tokenizer, options.get("chat_template"))
@@ -346,16 +349,19 @@ def check_tools(tokenizer: PreTrainedTokenizerBase, render: Renderer) -> None:
 
     It warns if the chat template does not say how the model writes its calls.
     """
-    if "tools" not in str(tokenizer.chat_template):
-        raise ValueError(
-            f"The chat template of {tokenizer.name_or_path!r} does not know `tools`. Describe the tools in a message, or use "
-            "a model whose template has them, such as Qwen3."
-        )
     if not accepts(render, "tools"):
         raise ValueError(
             f"The renderer {render!r} takes no `tools`. Describe the tools in a message, or use the chat template."
         )
-    if (template := _own_template(tokenizer, render)) is not None:
+    if template_options(render) is None:
+        return
+    form = reply_form(tokenizer, render)
+    if form.loses_tools:
+        raise ValueError(
+            f"The chat template of the tokenizer {_name(tokenizer)} does not know `tools`: it leaves them out of the prompt. Describe the tools in a "
+            "message, or use a model whose template has them, such as Qwen3."
+        )
+    if template := _reply_template(tokenizer, render):
         _warn_of_unknown_form(tokenizer, template)
 
 
@@ -365,9 +371,9 @@ def takes_several_calls(tokenizer: PreTrainedTokenizerBase, render: Renderer) ->
     A renderer of the user's is expected to render all of them.
     """
     check_tools(tokenizer, render)
-    if (template := _own_template(tokenizer, render)) is None:
+    if template_options(render) is None:
         return True
-    form = tool_form(tokenizer, template)
+    form = reply_form(tokenizer, render)
     if lost := form.lost_of_calls or form.lost_of_results:
         raise ValueError(
             f"The chat template of the tokenizer {_name(tokenizer)} leaves {lost} out of the prompt, so a role cannot use functions. Pass their "
@@ -383,10 +389,20 @@ def template_options(render: Renderer) -> dict[str, Any] | None:
     return DEFAULT_OPTIONS | options if function is chat_template else None
 
 
-def _own_template(tokenizer: PreTrainedTokenizerBase, render: Renderer) -> str | None:
-    """Return the chat template by which `chat_template` renders; None for a renderer of the user's."""
-    options = template_options(render)
-    return None if options is None else tokenizer.get_chat_template(options.get("chat_template"), [])
+def reply_form(tokenizer: PreTrainedTokenizerBase, render: Renderer = chat_template) -> ToolForm:
+    """Return how the model replies to the prompts of a renderer: the form of its chat template, or of the tokenizer's for a renderer of the user's.
+
+    A tokenizer without a template has a form in which nothing is known.
+    """
+    template = _reply_template(tokenizer, render)
+    return ToolForm() if template is None else tool_form(tokenizer, template)
+
+
+def _reply_template(tokenizer: PreTrainedTokenizerBase, render: Renderer) -> str | None:
+    chosen = (template_options(render) or {}).get("chat_template")
+    if chosen is None and getattr(tokenizer, "chat_template", None) is None:
+        return None
+    return tokenizer.get_chat_template(chosen, TOOLS)
 
 
 @lru_cache(maxsize=32)

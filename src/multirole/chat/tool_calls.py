@@ -9,7 +9,7 @@ import ast
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
@@ -90,11 +90,13 @@ KNOWN = (QWEN3, PYTHON, GPTOSS, MUSE_GLIMMER, GEMMA4)
 class ToolForm:
     """How a chat template writes tool calls.
 
-    `template` is None if no known form reads the template's calls. `lost_of_calls` and `lost_of_results` name what does not reach the prompt.
+    `template` is None if no known form reads the template's calls. `loses_tools` tells whether descriptions of tools do not reach the prompt;
+    `lost_of_calls` and `lost_of_results` name what else does not.
     `end` is what ends a reply, `wrapper` what stands before its first call, and `rest` what remains of a call without its arguments.
     """
 
     template: ResponseTemplate | None = None
+    loses_tools: bool = False
     lost_of_calls: str = ""
     lost_of_results: str = ""
     takes_several: bool = True
@@ -135,6 +137,26 @@ class ToolForm:
     def has_channels(self) -> bool:
         """Return whether a reply without calls, too, is in parts of which only some are its text."""
         return self.template is not None and "open_pattern" in self.template["fields"]["content"]
+
+    def text_in_channels(self, tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> str | None:
+        """Return what a reply says outside its thoughts. None for a form without channels, and for a reply that is in none.
+
+        A reply with a call, also a malformed one, keeps the text of the call.
+        """
+        if not self.has_channels or self.template is None:
+            return None
+        added = tokenizer.added_tokens_decoder
+        if not any(i in added for i in ids[:-1]):  # the last one ends the reply
+            return None
+        text = tokenizer.decode(ids, skip_special_tokens=False)
+        for name, region in self.template["fields"].items():
+            if name not in ("tool_calls", "content"):
+                opened, closed = (region.get(f"{at}_pattern") or re.escape(region[at]) for at in ("open", "close"))
+                text = re.sub(f"(?s:(?:{opened}).*?(?:{closed}|$))", "", text)
+        reply = self.parse(text, None, is_whole=False)
+        if reply is None or reply.calls:
+            return _without(text, (token.content for token in added.values() if token.special)).strip()
+        return reply.text
 
     def check(self, name: str, messages: list[Message]) -> None:
         """Raise ValueError if the template, of the tokenizer `name`, leaves out a part of these messages."""
@@ -237,18 +259,20 @@ def _literal(node: ast.expr) -> Any:
 # ---- replies
 
 
-def parse_reply(tokenizer: PreTrainedTokenizerBase | None, turn: Turn, tools: list[dict] | None) -> Reply:
+def parse_reply(
+    tokenizer: PreTrainedTokenizerBase | None, turn: Turn, tools: list[dict] | None, form: ToolForm | None = None
+) -> Reply:
     """Return the text, the thought and the tool calls of a turn's reply.
 
-    The tokenizer's chat template says how calls are written, and every known form is tried if it does not; without a tokenizer it is Qwen3's,
-    JSON in `<tool_call>` tags. `tools` tell 7 from "7" where a template writes both alike. A reply with a call that is malformed, or cut off,
+    `form` says how calls are written, by default the form of the tokenizer's chat template, and every known form is tried if it does not; without a
+    tokenizer it is Qwen3's, JSON in `<tool_call>` tags. `tools` tell 7 from "7" where a template writes both alike. A reply with a call that is malformed, or cut off,
     has no calls: all of it is text.
     """
     ids, special = list(turn.completion_ids), {}
     if tokenizer is None:
         forms, text, is_thinking = [ToolForm(QWEN3)], turn.text, False
     else:
-        form = tool_form(tokenizer)
+        form = form or tool_form(tokenizer)
         forms = [form] if form.template else [replace(form, template=template) for template in KNOWN]
         special = {i: token.content for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         if turn.finish_reason != "length" and ids and ids[-1] in special:  # models have several tokens that end a reply
@@ -259,13 +283,17 @@ def parse_reply(tokenizer: PreTrainedTokenizerBase | None, turn: Turn, tools: li
     replies = [form.parse(rest, tools, turn.finish_reason != "length") for form in forms if rest]
     parsed = next((reply for reply in replies if reply is not None and reply.calls), replies[0] if replies else None)
     reasoning = thought or (parsed.reasoning if parsed else "")
-    if parsed is None or not parsed.calls and not forms[0].has_channels:
+    if parsed is None or not parsed.calls and not (forms[0].has_channels and parsed.text):
         is_kept = reasoning in turn.text  # by `strip_thoughts=False`
         return Reply(turn.text, "" if is_kept else reasoning)
-    said = text_outside_thoughts(parsed.text)
-    for token in special.values():
-        said = said.replace(token, "")
+    said = _without(text_outside_thoughts(parsed.text), special.values())
     return Reply(said.strip(), reasoning, parsed.calls)
+
+
+def _without(text: str, tokens: Iterable[str]) -> str:
+    for token in tokens:
+        text = text.replace(token, "")
+    return text
 
 
 def _leading_thought(text: str, is_thinking: bool) -> tuple[str, str]:
@@ -326,6 +354,7 @@ def _tool_form(tokenizer: PreTrainedTokenizerBase, chat_template: str) -> ToolFo
 
     one, two = ([_call(NAMES[i], ARGUMENTS[i], i) for i in range(n)] for n in (1, 2))
     form = _reading_form(render, one)
+    asked = render(form)
     talk = render(
         form, _assistant(one), {"role": "tool", "name": NAMES[0], "tool_call_id": "call00000", "content": RESULT}
     )
@@ -333,6 +362,7 @@ def _tool_form(tokenizer: PreTrainedTokenizerBase, chat_template: str) -> ToolFo
     called = _after(without, render(form, _assistant(one)))
     form = replace(
         form,
+        loses_tools=bool(asked) and NAMES[0] not in asked,
         lost_of_calls="" if NAMES[0] in called and ARGUMENTS[0]["k3Wx"] in called else "tool calls",
         lost_of_results="" if RESULT in talk else "the results of tools",
         takes_several=all(arguments["k3Wx"] in render(form, _assistant(two)) for arguments in ARGUMENTS),

@@ -291,7 +291,9 @@ class WithEndpoints:
         try:
             async with self._at_once[endpoint]:
                 answer = await self._clients[endpoint].chat.completions.create(**standard, extra_body=body)
-        except openai.BadRequestError as error:
+        except (
+            openai.BadRequestError, openai.NotFoundError, openai.UnprocessableEntityError, openai.PermissionDeniedError
+        ) as error:  # fmt: skip
             if any(mark in f"{error.message} {error.body}" for mark in TOO_LONG):
                 return Reply(error.message, OVERFLOW, 0, 0)
             raise RequestRefused(
@@ -302,6 +304,11 @@ class WithEndpoints:
                 f"The endpoint {endpoint.url} gave no reply to a request to {endpoint.model!r}, which was sent up to {RETRIES + 1} times: "
                 f"{type(error).__name__}: {error}. The replies so far are recorded: resume the run when the server answers."
             ) from None
+        if isinstance(answer, str):  # openai's client returns what is no JSON as text
+            raise EngineError(
+                f"The endpoint {endpoint.url} answered a request to {endpoint.model!r} with a text that is not JSON: {answer[:80]!r}. Does `url` end with "
+                "the server's path, such as '/v1'?"
+            )
         if not answer.choices:
             raise EngineError(f"The endpoint {endpoint.url} answered a request to {endpoint.model!r} without a reply.")
         choice, usage = answer.choices[0], answer.usage

@@ -29,6 +29,7 @@ from multirole.callbacks import Trainer
 from multirole.engines import check_idle, check_request, too_large, why_generate
 from multirole.engines.protocol import Completion, Request
 from multirole.engines.sampling import sample, signed, uniform
+from multirole.types import accepts
 from multirole.update.passes.recomputation import free_memory, is_out_of_memory
 
 logger = logging.getLogger(__name__)
@@ -159,7 +160,14 @@ class GenerateEngine:
         self.waiting[key] = request
 
     def step(self) -> list[tuple[int, Completion]]:
-        """Run one batch to its end: the request that has waited longest, and those that can be batched with it."""
+        """Run one batch to its end: the request that has waited longest, and those that can be batched with it. An error drops all requests."""
+        try:
+            return self._step()
+        except BaseException:
+            self.waiting.clear()
+            raise
+
+    def _step(self) -> list[tuple[int, Completion]]:
         if self.model is None or not self.waiting:
             return []
         base = self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
@@ -282,8 +290,9 @@ def check_scores(base: PreTrainedModel, requests: list[Request], completions: li
 def scored(base: PreTrainedModel, request: Request, completion_ids: list[int]) -> list[float]:
     """Return the log-probs (T,) of a completion under the current weights, at the request's temperature."""
     prompt_ids, device = list(request.prompt_ids), base.device
-    logits = base(torch.tensor([prompt_ids + completion_ids], device=device)).logits[0]
-    logits = logits[len(prompt_ids) - 1 : -1]  # (T, V)
+    n = len(completion_ids) + 1
+    options = {"logits_to_keep": n} if accepts(base.forward, "logits_to_keep") else {}
+    logits = base(torch.tensor([prompt_ids + completion_ids], device=device), **options).logits[0, -n:-1]  # (T, V)
     logprobs = (logits.float() / (request.temperature or 1.0)).log_softmax(-1)  # (T, V)
     return logprobs.gather(1, torch.tensor(completion_ids, device=device)[:, None])[:, 0].tolist()
 

@@ -216,10 +216,16 @@ class VLLMEngine:
         self.running.add(key)
 
     def step(self) -> list[tuple[int, Completion]]:
-        """Run one vLLM step; return the requests that finished in it."""
+        """Run one vLLM step; return the requests that finished in it. An error drops all requests."""
         if not self.running:
             return []
-        outputs = self._do(lambda: self.llm.llm_engine.step())
+        try:
+            outputs = self._do(lambda: self.llm.llm_engine.step())
+        except BaseException:
+            dropped, self.running = [str(key) for key in self.running], set()
+            with suppress(Exception):  # vLLM's own process may have ended
+                self._do(lambda: self.llm.llm_engine.abort_request(dropped))
+            raise
         done = [(int(out.request_id), _completion(out)) for out in outputs if out.finished]
         self.running -= {key for key, _ in done}
         return done

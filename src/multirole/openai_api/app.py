@@ -188,7 +188,7 @@ class Endpoint:
         if played is None:
             return Response(status_code=499)  # which nobody reads
         turns = played if isinstance(played, list) else [played]
-        replies = [self._reply(role, turn, session, tools, self._wants_logprobs(body)) for turn in turns]
+        replies = [self._reply(role, turn, session, tools, body) for turn in turns]
         answer = _as_choices([dialect.write(body, session, reply) for reply in replies])
         if not body.get("stream"):
             return JSONResponse(answer)
@@ -241,9 +241,9 @@ class Endpoint:
     def _refused_fields(self, body: dict, session: Session, dialect: Dialect) -> BadRequest | None:
         """Return one error for all fields that cannot be honoured; None if there are none."""
         usual = session.sampling.temperature if session.sampling is not None else None
-        read, options = dialect.read, {}
+        read, options = dialect.read, dict(session.template_options)
         if session.served is not None:
-            read, options = read | dialect.sampling, dict(session.served.template_options)
+            read = read | dialect.sampling
         refused = {
             name: value
             for name, value in body.items()
@@ -275,12 +275,13 @@ class Endpoint:
         is_listed = isinstance(include, list) and "message.output_text.logprobs" in include
         return is_listed or body.get("logprobs") is True and "logprobs" not in self.ignore
 
-    def _reply(
-        self, role: str, turn: Turn, session: Session, tools: list[dict] | None, has_logprobs: bool
-    ) -> ClientReply:
+    def _reply(self, role: str, turn: Turn, session: Session, tools: list[dict] | None, body: dict) -> ClientReply:
+        """Return a turn as the client sees it; of several calls the first, where it wants no parallel ones."""
         reply = (turn.reply or parse_reply(None, turn, tools)) if tools else Reply(turn.text)
         calls = [(_call_id(turn, i), name, json.dumps(arguments)) for i, (name, arguments) in enumerate(reply.calls)]
-        logprobs = token_logprobs(turn, session.tokenizer) if has_logprobs else None
+        if body.get("parallel_tool_calls") is False and "parallel_tool_calls" not in self.ignore:
+            calls = calls[:1]
+        logprobs = token_logprobs(turn, session.tokenizer) if self._wants_logprobs(body) else None
         return ClientReply(secrets.token_hex(12), role, turn, reply.text, reply.reasoning, calls, logprobs)
 
 

@@ -6,6 +6,7 @@ Here the request decides how its replies are sampled (`Asked`); what it leaves o
 import asyncio
 import errno
 import itertools
+import logging
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,7 @@ from starlette.routing import Route
 from transformers import PreTrainedTokenizerBase
 
 from multirole.access import RequireKey, check_host
-from multirole.chat.templates import Renderer, chat_template, check_tools, template_options
+from multirole.chat.templates import Renderer, chat_template, check_tools, reply_form, template_options
 from multirole.chat.tool_calls import parse_reply
 from multirole.engines.protocol import Completion, Engine, Request, Sampling
 from multirole.openai_api.app import Endpoint
@@ -27,6 +28,8 @@ from multirole.openai_api.session import RequestSampling, Session
 from multirole.rollout.event_loop import EngineSelector
 from multirole.rollout.rollout import PromptOverflow, decode_reply, reply_text, turn_seed
 from multirole.types import Message, Turn
+
+logger = logging.getLogger(__name__)
 
 MAX_CHOICES, MAX_TEMPERATURE = 128, 2.0
 """Largest `n` and `temperature` of a request, as OpenAI's."""
@@ -117,6 +120,7 @@ class ModelServer:
 
     `policy` maps each role (the `model` of a request) to its adapter, or to None for the base. `sampling` has the largest length of a reply,
     and the temperature of requests without one; the n-th reply to a request without a seed is sampled with the n-th seed. Request fields listed in `ignore` are dropped.
+    `context` is the most tokens that the base takes of a prompt and its reply.
     """
 
     engine: Engine
@@ -128,6 +132,7 @@ class ModelServer:
     ignore: tuple[str, ...] = ()
     seed: int = 0
     strip_thoughts: bool = True
+    context: int | None = None
     _waiting: dict[int, "asyncio.Future[Completion]"] = field(default_factory=dict, init=False)
     _numbers: "itertools.count[int]" = field(default_factory=itertools.count, init=False)
 
@@ -144,8 +149,10 @@ class ModelServer:
 
     def app(self) -> RequireKey:
         """Return the ASGI application. It must be called in the event loop that serves."""
-        served = RequestSampling(choices_of, REFUSALS, template_options(self.render) or {})
-        session = Session(self._call, list(self.policy), tokenizer=self.tokenizer, served=served)
+        served, options = RequestSampling(choices_of, REFUSALS), template_options(self.render)
+        session = Session(
+            self._call, list(self.policy), tokenizer=self.tokenizer, served=served, template_options=options
+        )
         endpoint = Endpoint(self.ignore, default=session)
         endpoint.app.router.routes.append(Route("/health", _healthy, methods=["GET"]))
         return RequireKey(endpoint.app)
@@ -163,7 +170,15 @@ class ModelServer:
     def _advance(self) -> bool:
         if not self._waiting:
             return False
-        for key, completion in self.engine.step():
+        try:
+            done = self.engine.step()
+        except Exception as error:  # the engine has dropped its requests, and takes others
+            logger.exception("The engine failed. Its requests are answered with the error.")
+            failed, self._waiting = self._waiting, {}
+            for future in failed.values():
+                future.set_exception(error)
+            return True
+        for key, completion in done:
             self._waiting.pop(key).set_result(completion)
         return True
 
@@ -175,10 +190,12 @@ class ModelServer:
         if tools:
             check_tools(self.tokenizer, self.render)
         prompt_ids = self.render(self.tokenizer, messages, **options)
-        if len(prompt_ids) > self.max_prompt_tokens:
-            raise PromptOverflow(f"{role}: {len(prompt_ids)} prompt tokens, {self.max_prompt_tokens} at most")
+        room = self.max_prompt_tokens + self.sampling.max_tokens if self.context is None else self.context
+        longest = min(self.max_prompt_tokens, room - 1)
+        if len(prompt_ids) > longest:
+            raise PromptOverflow(f"{role}: {len(prompt_ids)} prompt tokens, {longest} at most")
         key = next(self._numbers)
-        most = self.sampling.max_tokens
+        most = min(self.sampling.max_tokens, room - len(prompt_ids))
         max_new_tokens = most if max_tokens is None else min(most, max_tokens)
         seed = turn_seed(self.seed, 0, "", key, role, 0, 0) if asked.seed is None else asked.seed
         temperature = self.sampling.temperature if asked.temperature is None else asked.temperature
@@ -195,12 +212,14 @@ class ModelServer:
         text = _before(asked.stop, self._text(ids, prompt_ids))
         turn = Turn(role, 0, 0, prompt_ids, ids, done.logprobs[: len(ids)], text, reason)
         if tools:
-            reply = parse_reply(self.tokenizer, turn, tools)
+            reply = parse_reply(self.tokenizer, turn, tools, reply_form(self.tokenizer, self.render))
             turn.reply = replace(reply, text=_before(asked.stop, reply.text))
         return turn
 
     def _text(self, ids: list[int], prompt_ids: list[int]) -> str:
-        return reply_text(self.tokenizer, ids, prompt_ids) if self.strip_thoughts else decode_reply(self.tokenizer, ids)
+        if not self.strip_thoughts:
+            return decode_reply(self.tokenizer, ids)
+        return reply_text(self.tokenizer, ids, prompt_ids, reply_form(self.tokenizer, self.render))
 
     def _stop_check(self, stop: tuple[str, ...], prompt_ids: list[int]) -> Callable[[list[int]], bool]:
         """Return a function that tells whether the text of a reply's first tokens has one of the texts in `stop`, which the last of them ends.

@@ -39,19 +39,17 @@ class RequestSampling:
     Args:
         choices: reads the fields about sampling into what each of the replies asks for, the keyword `asked` of the call.
         refusals: field that is not honoured -> reason.
-        template_options: the options of the chat template, which `chat_template_kwargs` may repeat.
     """
 
     choices: Callable[[dict[str, Any]], list[Any]]
     refusals: Mapping[str, str]
-    template_options: Mapping[str, Any]
 
 
 class Session:
     """An open episode. `call` belongs to the rollout's event loop, in which the session must be created.
 
     `sampling` and `tokenizer` are the trainer's, if they are known: they tell which request fields change nothing, and spell tokens. `served` is None in an episode,
-    whose trainer decides how to sample.
+    whose trainer decides how to sample. `template_options` are those of the chat template, which `chat_template_kwargs` of a request may repeat.
     """
 
     current: "ContextVar[Session | None]" = ContextVar("multirole_session", default=None)
@@ -60,7 +58,9 @@ class Session:
     def __init__(
         self, call: Callable[..., Awaitable[Turn]], roles: list[str], sampling: Sampling | None = None,
         tokenizer: PreTrainedTokenizerBase | None = None, served: RequestSampling | None = None,
+        template_options: Mapping[str, Any] | None = None,
     ) -> None:  # fmt: skip
+        self.template_options = template_options or {}
         self.roles, self.sampling, self.tokenizer, self.served = roles, sampling, tokenizer, served
         self.is_open, self.has_requests = True, False
         self.pending = self.n_turns = self.n_ended = 0

@@ -22,6 +22,7 @@ from openai import APIConnectionError, AsyncOpenAI, OpenAI
 from openai._base_client import get_platform
 from transformers import PreTrainedTokenizerBase
 
+from multirole.chat.templates import Renderer, chat_template, template_options
 from multirole.engines.protocol import Sampling
 from multirole.openai_api.app import Endpoint
 from multirole.openai_api.session import Session
@@ -52,6 +53,7 @@ class OpenAIWorkflow:
         self.endpoint = Endpoint(ignore)
         self._sampling: Sampling | None = None
         self._tokenizer: PreTrainedTokenizerBase | None = None
+        self._template_options: dict[str, Any] = {}
         self._base_url = "" if use_socket else IN_MEMORY
         self._has_warned = False
 
@@ -62,13 +64,15 @@ class OpenAIWorkflow:
             self._base_url = serve_on_loopback(self.endpoint.app)
         return self._base_url
 
-    def on_rollout_begin(self, tokenizer: PreTrainedTokenizerBase, sampling: Sampling) -> None:
-        """Take the trainer's tokenizer and sampling parameters, which requests are compared with."""
-        self._tokenizer, self._sampling = tokenizer, sampling
+    def on_rollout_begin(
+        self, tokenizer: PreTrainedTokenizerBase, sampling: Sampling, render: Renderer = chat_template
+    ) -> None:
+        """Take the trainer's tokenizer, sampling parameters and options of the chat template, which requests are compared with."""
+        self._tokenizer, self._sampling, self._template_options = tokenizer, sampling, template_options(render) or {}
 
     async def run(self, problem: Problem, call: Call) -> Answer:
         """Run one episode: call the agent and return its answer."""
-        session = Session(call, list(self.roles), self._sampling, self._tokenizer)
+        session = Session(call, list(self.roles), self._sampling, self._tokenizer, template_options=self._template_options)
         key = self.endpoint.open(session)
         try:
             answer = await self._answer_of(session, problem.messages if problem.history else problem.question, key)

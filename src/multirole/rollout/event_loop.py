@@ -16,6 +16,10 @@ ALONE = 60.0
 """Seconds for which every episode may wait for something other than a model call, such as a tool in a thread, without `waits_outside`."""
 
 
+class WorkflowError(RuntimeError):
+    """A workflow's own code failed; the message names it, the problem and the lines of that code, the cause is its error."""
+
+
 class EngineSelector(selectors.DefaultSelector):
     """An I/O selector that steps the engine instead of sleeping.
 
@@ -34,7 +38,7 @@ class EngineSelector(selectors.DefaultSelector):
             return super().select(timeout)
         if events := super().select(ALONE):
             return events
-        raise RuntimeError(
+        raise WorkflowError(
             f"For {ALONE:g} s every episode has waited for something other than a model call, so the rollout may hang. If the workflow waits "
             "for slow tools or other threads, set `waits_outside = True` on it; otherwise await only `call(...)`, tools and asyncio timers."
         )

@@ -9,6 +9,7 @@ import asyncio
 import copy
 import hashlib
 import itertools
+import json
 import logging
 import math
 import time
@@ -26,13 +27,22 @@ from transformers import PreTrainedTokenizerBase
 from multirole import watched_thread
 from multirole.chat.messages import normalised
 from multirole.chat.replies import THOUGHT_TAGS, opens_thought, text_outside_thoughts
-from multirole.chat.templates import Renderer, chat_template, check_tools, control_tokens, takes_several_calls
-from multirole.chat.tool_calls import parse_reply
+from multirole.chat.templates import (
+    Renderer,
+    chat_template,
+    check_tools,
+    control_tokens,
+    reply_form,
+    takes_several_calls,
+)
+from multirole.chat.tool_calls import ToolForm, parse_reply
+from multirole.engines.context import Context
 from multirole.engines.endpoint import Endpoint
 from multirole.engines.protocol import Completion, Engine, Request, RequestRefused, Sampling
 from multirole.rollout.call_order import UnplacedTurn, are_sequential, current_branch, place_turns
 from multirole.rollout.event_loop import (
     EngineSelector,
+    WorkflowError,
     cancel_tasks,
     last_line,
     new_loop,
@@ -97,10 +107,6 @@ def is_encodable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-class WorkflowError(RuntimeError):
-    """A workflow's own code failed; the message names it, the problem and the lines of that code, the cause is its error."""
 
 
 def is_interrupt(error: BaseException) -> bool:
@@ -176,12 +182,17 @@ def prompt_seed(seed: int, iteration: int, problem: str, episode: int, role: str
 
 
 def reply_text(
-    tokenizer: PreTrainedTokenizerBase, token_ids: list[int], prompt_ids: Sequence[int] | None = None
-) -> str:
+    tokenizer: PreTrainedTokenizerBase, token_ids: list[int], prompt_ids: Sequence[int] | None = None,
+    form: ToolForm | None = None,
+) -> str:  # fmt: skip
     """Return the text of a reply outside thoughts; "" for a thought that the token limit cut off.
 
-    Some templates open the thought in the prompt, so `prompt_ids` tells whether the reply starts inside one.
+    Some templates open the thought in the prompt, so `prompt_ids` tells whether the reply starts inside one. `form` says how the model replies, by
+    default as the tokenizer's chat template writes it.
     """
+    in_channels = (form or reply_form(tokenizer)).text_in_channels(tokenizer, token_ids)
+    if in_channels is not None:
+        return in_channels
     text = decode_reply(tokenizer, token_ids)
     if prompt_ids is None:
         return text_outside_thoughts(text)
@@ -203,7 +214,7 @@ def _special_ids(tokenizer: PreTrainedTokenizerBase, n_tokens: int) -> tuple[fro
     if not isinstance(tokenizer.added_tokens_decoder, dict):  # mistral-common's
         return frozenset(), frozenset()
     ids = {token.content: i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-    tags = frozenset(ids[tag] for pair in THOUGHT_TAGS for tag in pair if tag in ids)
+    tags = frozenset(i for text, i in ids.items() if any(tag.startswith(text) for pair in THOUGHT_TAGS for tag in pair))
     return frozenset({*ids.values(), *tokenizer.all_special_ids}), tags
 
 
@@ -253,6 +264,7 @@ class Rollout:
     on_episode_end: Callable[[Episode], object] = lambda episode: None
     strip_thoughts: bool = True  # cut thoughts out of the turns' texts
     n_embeddings: int | None = None  # of the model; a prompt with another token is refused
+    context: Context | None = None  # of the base
     version: int | None = None  # of the adapters that the engine has, for the turns
     versions: Mapping[str | None, int | None] = field(default_factory=dict)  # of adapters that have another one
     reads_calls: bool = True  # of tools, in replies; a trial without a tokenizer reads none
@@ -290,7 +302,7 @@ class Rollout:
         self._encoded.clear()
         self._n_failed = 0
         self._unplaced.clear()
-        begin_rollout(self.workflow, self.tokenizer, sampling)
+        begin_rollout(self.workflow, self.tokenizer, sampling, self.render)
         self._progress = self._clock
         # a thread that was left behind has its own
         self._waiting, self._is_interrupted = {}, Event()
@@ -369,14 +381,27 @@ class Rollout:
         while unfinished:
             unfinished -= {key for key, _ in self.engine.step()}
 
-    def _encode(self, messages: list[Message], tools: list[dict[str, Any]]) -> list[int]:
-        """Return the prompt's ids. Equal prompts are encoded once per rollout: same-role slots and the n episodes share them."""
-        key = repr((messages, tools)) if tools else repr(messages)
+    @property
+    def _form(self) -> ToolForm:
+        """How the model replies to the prompts."""
+        return reply_form(self.tokenizer, self.render)
+
+    def _encode(self, messages: list[Message], tools: list[dict[str, Any]], is_remote: bool = False) -> list[int]:
+        """Return the prompt's ids. Equal prompts are encoded once per rollout: same-role slots and the n episodes share them.
+
+        The ids of a prompt for an endpoint only seed and count: what the base's template refuses is encoded as JSON.
+        """
+        key = repr((messages, tools, is_remote))
         if key not in self._encoded:
             if tools and self.reads_calls:
                 check_tools(self.tokenizer, self.render)
             options = {"tools": tools} if tools else {}
-            ids = self.render(self.tokenizer, messages, **options)
+            try:
+                ids = self.render(self.tokenizer, messages, **options)
+            except ValueError:
+                if not is_remote:
+                    raise
+                ids = control_tokens(self.tokenizer).encode_text(json.dumps(messages))
             if not isinstance(ids, list) or not set(map(type, ids)) <= {int}:
                 raise TypeError(
                     f"`render` must return the prompt's token ids as a list of integers, got {type(ids).__name__}. With "
@@ -439,6 +464,8 @@ class Rollout:
         def send(request: Request) -> asyncio.Future[Completion]:
             if is_interrupted.is_set():
                 raise RolloutStopped
+            if self.context is not None and request.endpoint is None:
+                self.context.check(request)
             key = next(self._keys)
             try:
                 self.engine.add(key, request)
@@ -579,12 +606,12 @@ class Rollout:
             stop_if_over()
             self._progress, began = self._clock, time.monotonic_ns()
             self._check_turn(messages, next(numbers))
-            prompt_ids = self._encode(messages, tools)
             is_remote = isinstance(self.policy[role], Endpoint)
             if is_remote and tools:
                 raise ValueError(
                     f"`call({role!r}, tools=...)`: the role is behind an endpoint, whose tool calls are not read. Leave `tools` out."
                 )
+            prompt_ids = self._encode(messages, tools, is_remote)
             if len(prompt_ids) > self.max_prompt_tokens and not is_remote:
                 n_tokens = len(prompt_ids)
                 self._warn_of_overflow(
@@ -619,7 +646,9 @@ class Rollout:
                 version = step.version if isinstance(step, Turn) else None
                 turn = Turn(role, slot or 0, round, prompt_ids, *self._known_reply(step), version=version)
             if tools:
-                turn.reply = parse_reply(self.tokenizer, turn, tools) if self.reads_calls else Reply(turn.text)
+                turn.reply = (
+                    parse_reply(self.tokenizer, turn, tools, self._form) if self.reads_calls else Reply(turn.text)
+                )
             if slot is None:
                 unplaced[role].append(UnplacedTurn(turn, nth, current_branch(), began, time.monotonic_ns()))
             episode.turns.append(turn)
@@ -702,7 +731,7 @@ class Rollout:
             ids, *_ = self._known_reply(text)
             return ids, [math.nan] * len(ids), text, done.finish_reason
         if self.strip_thoughts:
-            text = reply_text(self.tokenizer, done.token_ids, prompt_ids)
+            text = reply_text(self.tokenizer, done.token_ids, prompt_ids, self._form)
         else:
             text = decode_reply(self.tokenizer, done.token_ids)
         return done.token_ids, done.logprobs, text, done.finish_reason

@@ -1,5 +1,6 @@
 """Resource limits of a program, with defaults for this machine."""
 
+import math
 import os
 from dataclasses import dataclass, field
 
@@ -14,10 +15,30 @@ def processes_here() -> int:
     return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
+def container_limits(folder: str = "/sys/fs/cgroup") -> tuple[float, float]:
+    """Return the cores and the bytes of memory that a container may use, by the files of cgroup v2 or v1; infinity where there is no limit."""
+
+    def numbers(*names: str) -> list[float]:
+        found: list[float] = []
+        try:
+            for name in names:
+                with open(f"{folder}/{name}", encoding="ascii") as file:
+                    found += [math.inf if word == "max" else float(word) for word in file.read().split()]
+        except (OSError, ValueError):
+            return []
+        return found
+
+    quota = numbers("cpu.max") or numbers("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")
+    memory = numbers("memory.max") or numbers("memory/memory.limit_in_bytes")
+    has_quota = len(quota) == 2 and min(quota) > 0  # v1 has -1 for none
+    cores = quota[0] / quota[1] if has_quota else math.inf
+    return cores, memory[0] if memory else math.inf
+
+
 def default_workers() -> int:
     """Return the number of workers: one per usable core, at most 64. Several training processes share the cores."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return max(1, min(64, cores // processes_here()))
+    return max(1, min(64, int(min(cores, container_limits()[0])) // processes_here()))
 
 
 def default_memory_bytes() -> int:
@@ -25,7 +46,7 @@ def default_memory_bytes() -> int:
 
     This limits address space. It fits the usual 512 MiB thread stack for deep recursion and a large heap.
     """
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    physical = int(min(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), container_limits()[1]))
     return max(512 << 20, min(2 << 30, physical // (processes_here() * (default_workers() + 1))))
 
 

@@ -150,9 +150,9 @@ class WithColumns:
         self.structure, self.waits_outside = structure_of(workflow), waits_outside(workflow)
         self.references = {problem.id: problem.reference for problem in problems}
 
-    def on_rollout_begin(self, tokenizer: Any, sampling: Any) -> None:
+    def on_rollout_begin(self, tokenizer: Any, sampling: Any, render: Any) -> None:
         """Pass the event on to the workflow."""
-        begin_rollout(self.workflow, tokenizer, sampling)
+        begin_rollout(self.workflow, tokenizer, sampling, render)
 
     async def run(self, problem: Problem, call: Any) -> Answer:
         """Play an episode of the workflow, on a copy of its row, which `run` may change."""
