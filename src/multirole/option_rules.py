@@ -278,7 +278,7 @@ RULES = [
          lambda role_order, partner_roles: (
              f"`role_order` gives iterations to {sorted(set(listed(role_order)) & set(partner_roles))}, which `policy` does not train. Leave them out.")),
     Rule(lambda target_kl: target_kl is None or (isinstance(target_kl, (int, float)) and target_kl > 0),
-         "`target_kl` must be a positive number of nats per token, such as 0.05, got {target_kl!r}."),
+         "`target_kl` must be a positive number of nats per token, such as 5e-4, got {target_kl!r}."),
     Rule(lambda updates, step_tokens: (updates == "tokens") == (step_tokens is not None),
          "`step_tokens` must be set if `updates='tokens'` and only then, got {step_tokens} with updates={updates!r}: `updates='tokens'` needs "
          "`step_tokens`, such as 4096, and nothing else uses it."),
