@@ -10,11 +10,13 @@ class BestOfGroup(CreditEstimator):
     """A = R - max(R) over the episodes of the problem, the same for every turn."""
 
     def advantages(self, trainer, rows):
+        groups = [row.episode.group(trainer.args.num_generations) for row in rows]
+        rewards = [None if row.episode.reward is None else row.episode.reward.value for row in rows]  # None: not scored
         best = {}
-        for row in rows:
-            group, reward = row.episode.group(trainer.args.num_generations), row.episode.reward.value
-            best[group] = max(best.get(group, reward), reward)
-        return [row.episode.reward.value - best[row.episode.group(trainer.args.num_generations)] for row in rows]
+        for group, reward in zip(groups, rewards):
+            if reward is not None:
+                best[group] = max(best.get(group, reward), reward)
+        return [0.0 if reward is None else reward - best[group] for group, reward in zip(groups, rewards)]
 
 
 if __name__ == "__main__":

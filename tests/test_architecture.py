@@ -1,8 +1,10 @@
 """The packages import each other in one direction only, and the library type-checks."""
 
 import json
+import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import processes
@@ -22,6 +24,29 @@ def run(*command: str) -> subprocess.CompletedProcess:
 def test_imports_keep_the_contracts_of_pyproject():
     done = run(sys.executable, "-c", "from importlinter.cli import lint_imports_command as main; main()")
     assert done.returncode == 0, done.stdout
+
+
+def test_the_docs_list_the_rooms_of_the_library_in_the_order_of_their_layers():
+    """Each file and folder of it once; the rooms of one layer in any order."""
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = page.partition("## The rooms of the library\n")[2].partition("\n## ")[0]
+    rooms = [
+        name
+        for line in table.splitlines()
+        for name in re.findall(r"`(\w+)(?:\.py|/)`", line.split("|")[1] if line[:1] == "|" else "")
+    ]
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    (layers,) = [
+        c["layers"] for c in settings["tool"]["importlinter"]["contracts"] if c.get("containers") == ["multirole"]
+    ]
+    number = {name: i for i, layer in enumerate(layers) for name in layer.split(" | ")}
+    assert [number[name] for name in rooms] == sorted(number.values())
+    there = {
+        path.stem
+        for path in (ROOT / "src/multirole").iterdir()
+        if path.suffix == ".py" or (path / "__init__.py").exists()
+    }
+    assert sorted(rooms) == sorted(there - {"__init__", "__main__", "old_names"})
 
 
 def test_the_code_is_formatted_and_has_no_lint():

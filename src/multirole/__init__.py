@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # the same names again, because type checkers do not read str
     from multirole.openai_api.workflow import from_openai
     from multirole.options import MultiRoleGRPOConfig
     from multirole.roles.diagnostics import RoleDiagnostics
+    from multirole.roles.skill import SkillWatch
     from multirole.roles.value import RoleEffect, RoleValue, role_values
     from multirole.rollout.forks import fork, play_forks
     from multirole.rollout.replay import Fork
@@ -70,6 +71,7 @@ _HOME = {
     "multirole.environments.textarena": ("from_textarena",),
     "multirole.environments.verifiers": ("from_verifiers",),
     "multirole.roles.diagnostics": ("RoleDiagnostics",),
+    "multirole.roles.skill": ("SkillWatch",),
     "multirole.roles.value": ("RoleEffect", "RoleValue", "role_values"),
     "multirole.workflows": ("EvalOpt", "OrchWorkers", "Single", "Voting"),
 }

@@ -298,7 +298,7 @@ RULES = [
          lambda role_order, teachers: (
              f"`teacher` names teachers of {sorted(set(teachers) - set(listed(role_order)))}, to which `role_order` gives no iteration. Leave them out.")),
     Rule(lambda target_kl: target_kl is None or (isinstance(target_kl, (int, float)) and target_kl > 0),
-         "`target_kl` must be a positive number of nats per token, such as 0.05, got {target_kl!r}."),
+         "`target_kl` must be a positive number of nats per token, such as 5e-4, got {target_kl!r}."),
     Rule(lambda target_kl, updates, num_iterations: target_kl is None or updates != "one" or num_iterations > 1,
          "`target_kl={target_kl}` is asked before each step of an adapter in an iteration but its first, and `updates='one'` takes one step. Leave "
          "it out, or write updates='per_batch'."),

@@ -65,8 +65,8 @@ class MultiRoleGRPOConfig(GRPOConfig):
             by `"frozen"`, the base without an adapter; by `"frozen:FOLDER"`, a saved adapter; by `"past:a"`, earlier weights of the adapter `a`; or
             by a model behind an OpenAI-compatible server, `{"url": "http://host:8000/v1", "model": "name", "key_env": "VARIABLE"}`.
         updates (`str`, defaults to `"per_batch"`):
-            Optimizer steps of an adapter in an iteration. `"per_batch"`: one per `step_rows` rows (paper section 5.1: a role
-            with three slots takes three). `"one"`: one on all its rows. `"tokens"`: one per about `step_tokens` completion tokens.
+            Optimizer steps of an adapter in an iteration: `"per_batch"`, one per `step_rows` rows (paper section 5.1: a role with three slots takes
+            three); `"one"`, one on all its rows; `"tokens"`, one per about `step_tokens` completion tokens.
         step_tokens (`int`, *optional*):
             Completion tokens per optimizer step with `updates="tokens"`.
         step_rows (`int`, *optional*):
@@ -113,7 +113,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
             the base; `"frozen:FOLDER"`, a saved adapter on it; `"base:NAME"`, another model with the same vocabulary; or a vLLM server,
             `{"url": ..., "model": ..., "key_env": ...}`. Also as text, `"solver=frozen"`, or as JSON.
         distillation_weight (`dict[str, float]`, *optional*):
-            Weights of that KL by role, 1 where none is given; also as text, `"solver=0.5"`, or as JSON. A role with weight 0 has no teacher.
+            Weights of the teachers' KL by role, 1 where none is given; also as text, `"solver=0.5"`, or as JSON. A role with weight 0 has no teacher.
         micro_batch_tokens (`int`, defaults to `16384`):
             Largest number of tokens in one forward pass, padding included. Changes memory and speed, not the gradient.
         past_every (`int`, defaults to `10`), past_selves (`int`, defaults to `4`):

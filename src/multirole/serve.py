@@ -1,10 +1,10 @@
 """Serve what `trainer.save_model(folder)` or a checkpoint wrote, through OpenAI's API: a model per role.
 
-    python -m multirole.serve FOLDER            # the library alone; `multirole serve FOLDER` also serves runs of the study
+    python -m multirole.serve FOLDER            # without the study; `multirole serve FOLDER` also serves its runs
     python -m multirole.serve --model BASE      # a base alone, under the name "base"
 
 The base is the one that the adapters name, or `--model`. It computes in float32 on the processor, on the engine "transformers", where it is
-installed and implements the base, or "generate".
+installed and implements the base, or "generate". It needs the extra `openai`.
 """
 
 import argparse
@@ -28,9 +28,17 @@ from multirole.chat.templates import Renderer, StartClock, chat_template
 from multirole.engines import load_engine
 from multirole.engines.context import Context
 from multirole.engines.protocol import Sampling
+from multirole.extras import needed_by
 from multirole.openai_api.arguments import add_serving_arguments
-from multirole.openai_api.serving import ModelServer, listening
 from multirole.saving.layout import SERVING, newest_of, numbered_checkpoints, saved_adapters, saved_args
+
+try:
+    with needed_by("Serving roles"):
+        from multirole.openai_api.serving import ModelServer, listening
+except ModuleNotFoundError as error:
+    if __name__ != "__main__":
+        raise
+    sys.exit(str(error))
 
 BASE = "base"
 """Name of the model of a base that is served alone."""

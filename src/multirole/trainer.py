@@ -95,6 +95,7 @@ from multirole.update.rows import (
 )
 from multirole.update.scoring import score_rows
 from multirole.update.threads import use_fitting_threads
+from multirole.workflows import check_sets
 
 
 class MultiRoleGRPOTrainer(StockHooks):
@@ -185,6 +186,8 @@ class MultiRoleGRPOTrainer(StockHooks):
             eval_dataset,
             None if eval_dataset is None else checked_evaluation(eval_dataset, reward_funcs),
         )
+        evaluated = self._evaluation_sets[1]
+        check_sets(workflow, train_dataset, *(evaluated.values() if isinstance(evaluated, dict) else [evaluated]))
         check_engine(args.engine)
         credit = credit_callbacks(args, callbacks or [])
         self.partners.check(args, [*credit, *(callbacks or [])])

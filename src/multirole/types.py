@@ -118,8 +118,8 @@ class Turn:
 
     `logprobs` are the engine's processed log-probabilities (after temperature) of `completion_ids`, same length; the
     final token is the end-of-turn token unless `finish_reason == "length"`. `outcome` says how the turn was parsed: a
-    workflow sets it for turns that are verdicts, selections or plans; for every other turn the rollout records
-    "answered" or "unparsed" from the task's answer extraction. `is_right` says whether the turn by itself was right, None if it
+    workflow sets it for turns that are verdicts, selections or plans; for every other turn the rollout records "called", where functions
+    that it called were run, or else "answered" or "unparsed" from the task's answer extraction. `is_right` says whether the turn by itself was right, None if it
     has not been judged. `version` is the number of iterations for which the adapter had been trained when it sampled the turn; None outside a trainer.
     `reply` has the tool calls of a turn that was called with `tools`. A turn that an endpoint has played has this model's tokens of its text, NaN as
     log-probs, and in `billed` the tokens of prompt and reply that the server counted.

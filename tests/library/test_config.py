@@ -1,5 +1,6 @@
 """`MultiRoleGRPOConfig`: what it takes from TRL's, what it refuses and why, and how batch sizes translate."""
 
+import ast
 import copy
 import inspect
 import re
@@ -77,6 +78,37 @@ def test_the_docs_show_the_table_of_refused_options():
         names_of.setdefault(why, []).append(f"`{name}`")
     expected = [f"| {', '.join(names)} | {why} |" for why, names in names_of.items()]
     assert [line for line in table.splitlines() if line.startswith("| `")] == expected
+
+
+def test_the_docs_show_the_table_of_options_that_trl_lacks():
+    """The names, defaults and first sentences of `MultiRoleGRPOConfig`'s docstring."""
+    arguments = inspect.getdoc(MultiRoleGRPOConfig).partition("Args:\n")[2]
+    expected, shown = [], []
+    for head, text in re.findall(r"^    (\w.*):\n((?:        .*(?:\n|$))+)", arguments, re.MULTILINE):
+        options = re.findall(r"(\w+) \(`[^`]*`(?: or `[^`]*`)?, (?:defaults to (`[^`]*`)|\*optional\*)\)", head)
+        names = [name for name, _ in options]
+        sentence = re.split(r"(?<=[^.]\.)\s+", " ".join(text.split()), maxsplit=1)[0]
+        sentence = re.sub(r"\[(`\w+`)\]", r"\1", sentence).replace("|", r"\|")
+        expected.append(
+            f"| {', '.join(f'`{name}`' for name in names)} | {', '.join(d or 'none' for _, d in options)} | {sentence} |"
+        )
+        shown += [(name, ast.literal_eval(default.strip("`")) if default else None) for name, default in options]
+    inherited = {option.name for option in fields(GRPOConfig)}
+    assert shown == [(o.name, o.default) for o in fields(MultiRoleGRPOConfig) if o.name not in inherited]
+    page = (Path(__file__).parents[2] / "docs" / "scripts.md").read_text(encoding="utf-8")
+    table = page.partition("## The options that TRL lacks")[2].partition("\n## ")[0]
+    assert [line for line in table.splitlines() if line.startswith("| `")] == expected
+
+
+def test_the_docs_name_each_option_of_trl_that_a_rule_reads_beside_another():
+    text = (Path(__file__).parents[2] / "docs" / "trl_options.md").read_text(encoding="utf-8")
+    section = text.partition("Others are refused in combination")[2].partition("\n## ")[0]
+    options = {name for rule in RULES for name in rule.reads if len(rule.reads) > 1} & {
+        o.name for o in fields(GRPOConfig)
+    }
+    named = set(re.findall(r"`(\w+)", section))
+    families = ("vllm_server_", "vllm_importance_sampling_")
+    assert {name for name in options if not name.startswith(families)} <= named
 
 
 def test_rules_read_fields_and_facts_that_exist():

@@ -96,6 +96,17 @@ def test_an_episode_without_a_reward_is_left_out_of_its_group(name):
     assert values == pytest.approx([*expected, 0.0, 0.0], abs=1e-5)
 
 
+def test_the_estimator_that_the_docs_show_takes_an_episode_without_a_reward(monkeypatch):
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
+    assert estimated("own_credit:BestOfGroup", rows_of(["ab", "a", "a", "a"], [0.5, 1.0, None, 0.0])) == [
+        -0.5,
+        -0.5,
+        0.0,
+        0.0,
+        -1.0,
+    ]
+
+
 def test_an_episode_without_a_reward_is_left_out_of_the_placebo():
     """The values of the others are permuted among themselves, in whatever order."""
     for seed in range(20):

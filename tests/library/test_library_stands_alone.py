@@ -160,6 +160,11 @@ def test_what_is_imported_is_required_and_nothing_else():
     assert of_study - library - {"multirole"} == declared(EXTRAS["study"]) - of_notebooks
 
 
+def test_the_docs_say_what_each_extra_is_for():
+    section = (ROOT / "docs/scripts.md").read_text(encoding="utf-8").partition("## Extras\n")[2].partition("\n## ")[0]
+    assert sorted(re.findall(r"^\| `([\w-]+)` \|", section, re.MULTILINE)) == sorted(EXTRAS)
+
+
 @pytest.mark.parametrize("name", sorted(SETTINGS.keys() - {"multirole"}))
 def test_what_another_distribution_imports_is_required_and_nothing_else(name):
     project = SETTINGS[name]["project"]
@@ -200,7 +205,7 @@ def test_extras_name_the_packages_of_the_clone_and_of_a_source_distribution_thei
 
 
 README_TRAINS = """
-import os
+import os, runpy
 from importlib.util import find_spec
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
@@ -241,10 +246,11 @@ else:
     raise AssertionError("TRL found a vLLM")
 from multirole.engines import check_engine
 uses = {"from_openai": lambda: multirole.from_openai, "engine": lambda: check_engine("vllm_server"), "cpu": lambda: check_engine("transformers")}
+uses["serve.py"] = lambda: runpy.run_module("multirole.serve", run_name="__main__")
 for name, use in uses.items():
     try:
         use()
-    except (ModuleNotFoundError, ValueError) as error:
+    except (ModuleNotFoundError, ValueError, SystemExit) as error:
         print(json.dumps((name, type(error).__name__, str(error))))
 """
 
@@ -320,7 +326,7 @@ def alone(environment, wheels, tmp_path_factory) -> dict[str, tuple[object, str]
 def test_the_library_alone_trains_the_workflows_of_the_pages(alone):
     """README's on a model with random weights; the whole script of docs/own_workflow.md as it is, but for its length."""
     assert alone["trained"] == (["adapter_editor", "adapter_writer"], "GenerateEngine")
-    for name, extra in (("from_openai", "openai"), ("engine", "server")):
+    for name, extra in (("from_openai", "openai"), ("engine", "server"), ("serve.py", "openai")):
         assert re.search(
             rf"needs the package \w+, which is not installed: run `pip install '\.\[{extra}\]'", alone[name][1]
         )

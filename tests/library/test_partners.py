@@ -469,6 +469,20 @@ def test_a_folder_of_adapters_is_refused_with_one_of_them(train, saved):
         train({"x": "a", "y": f"frozen:{saved.parent}"}, train=False)
 
 
+def test_past_selves_under_fsdp2_are_refused_before_a_model_is_loaded(tmp_path, monkeypatch):
+    """`accelerate launch` says so in the environment, the accelerator only after the model is loaded."""
+    monkeypatch.setenv("ACCELERATE_USE_FSDP", "true")
+    monkeypatch.setattr(MultiRoleGRPOConfig, "world_size", 2)
+    policy = {"x": "a", "y": "past:a"}
+    args = MultiRoleGRPOConfig(
+        str(tmp_path), policy=policy, generation_batch_size=4, num_generations=2, report_to="none"
+    )
+    with pytest.raises(ValueError, match="FSDP2 shards the model, and frozen adapters and past selves"):
+        MultiRoleGRPOTrainer(
+            "no/model", Talk("x", "y"), by_tokens, args, Dataset.from_dict({"prompt": ["1"]}), peft_config=LORA
+        )
+
+
 def test_partners_that_cannot_be_reached_are_refused_before_anything_is_loaded(train, server):
     for part, message in (
         ({"key_env": "NOT_SET_ANYWHERE"}, "in the environment variable NOT_SET_ANYWHERE, which is not set"),

@@ -6,7 +6,10 @@ from itertools import pairwise
 from string import Template
 
 import pytest
+from datasets import Dataset
+from peft import LoraConfig
 
+from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer
 from multirole.types import Problem, Turn
 from multirole.workflows import EvalOpt, OrchWorkers, Single, Voting
 from multirole.workflows.prompts import read_again, render
@@ -170,6 +173,35 @@ def test_a_template_of_ones_own_is_read_again_and_a_dollar_is_written_twice(tmp_
     assert render(str(tmp_path), "generator", question="1+1") == "It costs $5: 1+1"
     with pytest.raises(ValueError, match='the column "task" of a dataset, must name a folder'):
         render("summarization", "generator", question="1+1")
+
+
+def test_a_set_without_a_template_that_the_workflow_reads_is_refused_when_it_is_made(tmp_path):
+    """Eval-Opt also reads refine.md, which no role is named after, and only after a draft that is judged wrong."""
+    for role in ("generator", "evaluator"):
+        (tmp_path / f"{role}.md").write_text("Go on.")
+    with pytest.raises(
+        ValueError, match="no prompt template refine.md in .* one <role>.md per role, and refine.md for Eval-Opt"
+    ):
+        EvalOpt(prompts=str(tmp_path))
+    Single(prompts=str(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["train_dataset", "eval_dataset"])
+def test_a_column_task_that_names_no_set_is_refused_before_a_model_is_loaded(tmp_path, name):
+    """Many datasets have such a column. A workflow with `prompts`, and one of the user's, do not read it."""
+    rows = Dataset.from_list([{"prompt": "1+1", "task": "math"}, {"prompt": "2+2", "task": "gsm8k"}])
+    sets = {"train_dataset": rows.select([0])} | {name: rows}
+
+    def train(workflow):
+        args = MultiRoleGRPOConfig(str(tmp_path), report_to="none", bf16=False)
+        MultiRoleGRPOTrainer("no/model", workflow, lambda **_: [], args, **sets, peft_config=LoraConfig())
+
+    with pytest.raises(
+        ValueError, match="There is no prompt template generator.md in 'gsm8k'.*rename it, or pass prompts='general'"
+    ):
+        train(Voting())
+    with pytest.raises(OSError):  # of the model
+        train(Voting(prompts="general"))
 
 
 def test_a_set_may_be_inside_an_installed_package(tmp_path, monkeypatch):

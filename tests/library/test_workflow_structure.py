@@ -1,8 +1,11 @@
 """A workflow declares what its roles do, once: diagnostics read it, and an invalid declaration is refused."""
 
+from types import SimpleNamespace
+
 import pandas as pd
 import pytest
 
+from multirole import SkillWatch
 from multirole.credit.turn_grading import grade_by_duty
 from multirole.roles.skill import frame_of, role_skills
 from multirole.types import Answer, Duty, Edge, Episode, Problem, Reward, Structure, Turn, check_workflow
@@ -51,6 +54,17 @@ def test_the_skills_of_a_declared_workflow_by_hand():
     assert (rows["repairs"]["skill"], rows["repairs"]["trivial"]) == (pytest.approx(1 / 3), 0.0)
     assert (rows["selects"]["skill"], rows["selects"]["trivial"], rows["selects"]["cases"]) == (0.5, 0.5, 2)
     assert rows["workflow"]["skill"] == pytest.approx(2 / 3)
+
+
+def test_a_script_gets_the_skills_from_a_public_callback():
+    """Cells add it themselves; a script's evaluation has no skill without it."""
+    trainer = SimpleNamespace(workflow=Debate(), score=right_is_right)
+    metrics = {}
+    episodes = [debate(["right", "wrong"], ["right", "wrong"], 1), debate(["wrong", "wrong"], ["right", "wrong"], 0)]
+    SkillWatch().on_episodes_evaluated(trainer, episodes, metrics, "eval")
+    assert metrics == pytest.approx(
+        {"eval_debater_solves": 1 / 4, "eval_debater_repairs": 1 / 3, "eval_referee_selects": 1 / 2}
+    )
 
 
 def test_what_has_no_grade_is_no_case():

@@ -6,14 +6,20 @@ import re
 import runpy
 import subprocess
 import sys
+from collections import defaultdict
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 
+import pyarrow.parquet as pq
 import pytest
 
 import multirole
+from multirole.metrics.episode_traces import metadata_of
+from multirole.metrics.evaluation import evaluation_metrics
+from multirole.types import Answer, Episode, Problem, Reward, Turn
 from multirole_study.experiment.cell import Cell
+from multirole_study.experiment.record import turn_row
 
 ROOT = Path(__file__).parents[2]
 
@@ -86,6 +92,50 @@ def test_the_file_of_the_docs_is_a_workflow_and_a_task(tmp_path, rows):
     answer = asyncio.run(cell.make_workflow().run(problem, call)).text
     assert answer.startswith("referee") and cell.make_task().score([problem], [answer])[0].is_correct
     assert cell.policy == {"solver": "adapter_a", "referee": "adapter_b"}
+
+
+def section(page: str, heading: str) -> str:
+    """Return a page's text from a heading that begins so to the next one of its level."""
+    return re.search(
+        rf"^## {re.escape(heading)}.*?(?=^## |\Z)", (ROOT / page).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE
+    )[0]
+
+
+def test_the_page_of_metrics_has_every_column_of_a_run():
+    """Those of the packed runs, and those of the turns as a run writes them."""
+    columns = defaultdict(set)
+    for path in (ROOT / "results").rglob("*.parquet"):
+        columns[path.stem] |= {*pq.read_schema(path).names} - {"run", "iteration", "role", "step", "problem"}
+    turn = Turn("a", 0, 0, [1], [2], [0.0], "text", "stop")
+    episode = Episode(Problem("p", "", "?", None), 0, [turn], Answer("text"), Reward(1.0))
+    columns["turns/"] = {*turn_row(0, episode, turn)}
+    for table in ("metrics", "roles", "episodes", "skills", "ledger", "cosines", "eval", "turns/"):
+        named = re.findall(r"`([\w/]+)`", section("METRICS.md", f"`{table}"))
+        assert columns[table] and columns[table] - {*named} == set(), table
+
+
+def test_the_page_of_scripts_has_the_rates_and_ranks_of_the_scales():
+    table = [
+        line.split(" | ")
+        for line in section("docs/scripts.md", "A first learning rate").splitlines()
+        if line[:2] == "| "
+    ][1:]
+    cells = [Cell("voting", "sp", scale=scale) for scale in ("tiny-r", "smollm2", "qwen-0.5b", "0.6b")]
+    assert [(float(re.match("[0-9e-]+", rate)[0]), int(rank)) for _, rate, rank, _ in table] == [
+        (c.learning_rate, c.lora_r) for c in cells
+    ]
+
+
+def test_the_page_of_logs_has_every_metric_of_an_evaluation():
+    turn = Turn("a", 0, 0, [1], [2], [0.0], "text", "stop", billed=(3, 4))
+    episode = Episode(
+        Problem("p", "", "?", None), 0, [turn], Answer("text"), Reward(1.0, is_correct=True, turns=(1.0,)), failure="no"
+    )
+    metrics = evaluation_metrics("eval", [episode], {"right": 1.0}, counts_failures=True)
+    named = re.findall(r"`([\w/<>]+)`", section("docs/trl_runs.md", "Evaluations"))
+    generic = {name.replace("right", "<function>").replace("_a/", "_<role>/") for name in metrics}
+    assert len(generic) == 8 and generic - {*named} == set()
+    assert {*metadata_of(episode, 0)} - {*re.findall(r"`(\w+)`", section("docs/trl_runs.md", "Logs"))} == set()
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,9 @@ class CreditEstimator(MultiRoleCallback):
     trainer's `callbacks`; it then starts from the advantages of `credit`.
 
     Attributes:
-        needs_grades: it reads `Turn.is_right`. The reward functions grade each turn as if it were the answer, so one of them must set
-            `episode.reward` to a [`Reward`] with `is_correct`.
+        needs_grades: it reads `Turn.is_right`. The reward functions grade a reply as if it were the answer, so one of them must set `episode.reward`
+            to a [`Reward`] with `is_correct`. By the workflow's `structure`, a verdict is right if it agrees with the grade of the reply that it
+            judges, a selection has the grade of its episode, and a plan has None.
         replays_episodes: it plays episodes again (`play_forks`) under the weights that played them, so it excludes `max_staleness`.
         why_one_reward: why it is defined for one reward of the episode only, to follow its name in a message; "" if reward functions may also
             reward single roles and turns. Then `row.episode.reward_of(row.turn)` is the reward of a row.

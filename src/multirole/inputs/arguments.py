@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import os
 from collections.abc import Sequence
 from os import PathLike
 from typing import Any
@@ -108,6 +109,9 @@ def facts_before_loading(
         **accelerator_facts(args),
         "is_settled": True,
         "world_size": args.world_size,
+        # set by `accelerate launch`, or by `fsdp`; the accelerator, which knows it, does not exist yet
+        "is_sharded": args.world_size > 1
+        and (os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true" or bool(args.fsdp)),
         "has_stream": any(isinstance(dataset, IterableDataset) for dataset in (train_dataset, *evaluated)),
         "has_eval_dataset": eval_dataset is not None,
         "thought_reward": thought_reward(reward_funcs),

@@ -44,6 +44,7 @@ class EvalOpt:
     """Eval-Opt with at most `rounds` drafts and verdicts; the answer is the last draft, even if it was judged incorrect."""
 
     name = "eval_opt"
+    templates = ("generator", "evaluator", "refine")
     structure = Structure(
         duties={
             "generator": Duty("solves"),
@@ -61,7 +62,7 @@ class EvalOpt:
 
     def __init__(self, rounds: int = 3, prompts: str | None = None, box_rule: str = "box_or_line") -> None:
         self.roles = {"generator": 1, "evaluator": 1}
-        self.rounds, self.prompts, self.box_rule = rounds, read_again(prompts), box_rule
+        self.rounds, self.prompts, self.box_rule = rounds, read_again(prompts, *self.templates), box_rule
 
     async def run(self, problem: Problem, call: Call) -> Answer:
         prompts = self.prompts or problem.task

@@ -43,6 +43,7 @@ class OrchWorkers:
     """Orch-Workers with at most `max_workers` strategies, one worker each. Every worker solves the whole problem; the synthesizer answers."""
 
     name = "orch_workers"
+    templates = ("orchestrator", "worker", "synthesizer")
     structure = Structure(
         duties={
             "orchestrator": Duty("plans", "worker"),
@@ -61,7 +62,7 @@ class OrchWorkers:
 
     def __init__(self, max_workers: int = 3, prompts: str | None = None) -> None:
         self.roles = {"orchestrator": 1, "worker": max_workers, "synthesizer": 1}
-        self.prompts = read_again(prompts)
+        self.prompts = read_again(prompts, *self.templates)
 
     async def run(self, problem: Problem, call: Call) -> Answer:
         prompts, question = self.prompts or problem.task, problem.question

@@ -8,6 +8,7 @@ class Single:
     """Workflow with one generator, whose text is the answer."""
 
     name = "single"
+    templates = ("generator",)
     structure = Structure(
         duties={"generator": Duty("solves")},
         edges=(Edge("question", "generator"), Edge("generator", "answer")),
@@ -16,7 +17,7 @@ class Single:
 
     def __init__(self, prompts: str | None = None) -> None:
         self.roles = {"generator": 1}
-        self.prompts = read_again(prompts)
+        self.prompts = read_again(prompts, *self.templates)
 
     async def run(self, problem: Problem, call: Call) -> Answer:
         turn = await call(

@@ -76,6 +76,7 @@ class Voting:
     """Voting: `n_voters` generators answer the same prompt and the aggregator picks one answer. `prompts` is a set of templates."""
 
     name = "voting"
+    templates = ("generator", "aggregator")
     structure = Structure(
         duties={"generator": Duty("solves"), "aggregator": Duty("selects", "generator", lambda turns: r"\boxed{1}")},
         trivial_workflows={
@@ -98,7 +99,7 @@ class Voting:
         box_rule: str = "box_or_line",
     ) -> None:
         self.roles = {"generator": n_voters, "aggregator": 1}
-        self.fallback, self.prompts, self.box_rule = fallback, read_again(prompts), box_rule
+        self.fallback, self.prompts, self.box_rule = fallback, read_again(prompts, *self.templates), box_rule
 
     async def run(self, problem: Problem, call: Call) -> Answer:
         ask = render(self.prompts or problem.task, "generator", question=problem.question)

@@ -11,9 +11,15 @@ from pathlib import Path
 from string import Template
 
 
-def read_again(prompts: str | None) -> str | None:
-    """Return the name of a set, whose templates are read again: a workflow uses the files as they are when it is made."""
+def read_again(prompts: str | None, *names: str) -> str | None:
+    """Return the name of a set, whose templates are read again: a workflow uses the files as they are when it is made.
+
+    ValueError if the set lacks one of the templates `names`, which the workflow uses.
+    """
     template.cache_clear()
+    if prompts:
+        for name in names:
+            template(prompts, name)
     return prompts
 
 
@@ -24,8 +30,9 @@ def template(prompts: str, name: str) -> Template:
         return Template((folder_of(prompts) / f"{name}.md").read_text(encoding="utf-8").rstrip("\n"))
     except OSError as error:
         raise ValueError(
-            f'There is no prompt template {name}.md in {prompts!r}. `prompts`, and the column "task" of a dataset, must name a folder with '
-            "one <role>.md per role (its path, or 'package:folder' for one inside an installed package), or one of 'general', 'math' and 'code'."
+            f'There is no prompt template {name}.md in {prompts!r}. `prompts` of the workflow, or else the column "task" of a dataset, must name a folder '
+            "with one <role>.md per role, and refine.md for Eval-Opt (its path, or 'package:folder' for one inside an installed package), or one of "
+            "'general', 'math' and 'code'. If the column means something else, rename it, or pass prompts='general'."
         ) from error
 
 
