@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -12,7 +13,7 @@ import pandas as pd
 import pytest
 from matplotlib.collections import LineCollection, PathCollection
 from notebook_cells import NOTEBOOKS, computed, drawn, items_of, linked
-from paper_results import recorded, without
+from paper_results import recorded, without, without_iterations
 
 from multirole.types import Problem, Turn
 from multirole_study.compare.intervals import t_interval
@@ -348,3 +349,9 @@ def test_the_arrows_of_figure_1_are_the_messages_that_the_workflow_sends(workflo
     (panel,) = (group for group in ElementTree.parse(FIGURE_1).iter(f"{SVG}g") if group.get("id") == workflow)
     drawn = {(path.get("data-from"), path.get("data-to")) for path in panel.iter(f"{SVG}path")}
     assert {message for message in drawn if not {"problem", "answer", None} & set(message)} == seen
+
+
+def test_figures_have_a_run_that_diverged_in_its_first_iteration(grid_results, tmp_path):
+    run = without_iterations(grid_results, tmp_path / "tiny-r", "voting", "ip", "math", 2)
+    assert {"figure_4_math", "figure_5"} <= set(drawn("figures", run.folder, "figure_4", "figure_5"))
+    assert all(math.isnan(value) for value in extremes(run).values())

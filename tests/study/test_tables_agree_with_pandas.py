@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from notebook_cells import computed, linked
-from paper_results import recorded, without
+from paper_results import recorded, without, without_iterations
 from scipy.stats import t, ttest_1samp
 from statsmodels.regression.mixed_linear_model import MixedLM
 from statsmodels.stats.multitest import multipletests
@@ -195,6 +195,14 @@ def test_skills_are_of_every_run_of_a_regime(folder, built_tables):
     change = gain[[15, 20]].mean(axis=1) - gain[0]
     row = number(built_tables["skills"].values, "change", regime="paper", role="judges", task="math")
     assert row["value"] == pytest.approx(change.mean()) and row["seeds"] == 3
+
+
+def test_tables_have_a_run_that_diverged_in_its_first_iteration(folder, tmp_path):
+    run = without_iterations(folder, tmp_path / "tiny-r", "voting", "ip", "math", 2)
+    table_2 = computed("tables", run.folder, "table_2", "compute")["table_2"].values
+    assert table_2.query("workflow == 'voting' and policy == 'ip' and task == 'math'")["seeds"].max() == 2
+    phenomena = computed("mechanisms", run.folder, "phenomena", "claims")["phenomena"].values
+    assert number(phenomena, "seeds", task="math", phenomenon="the aggregator grows verbose")["value"] == 2
 
 
 def test_table_2_of_a_role_and_of_a_shared_adapter(folder, built_tables):

@@ -25,10 +25,12 @@ class Run:
         self.cell, self.folder = cell, folder
 
     def table(self, name: str, *columns: str) -> pd.DataFrame:
-        """Return one of the run's tables; empty if the run has none, such as cosines under IP."""
+        """Return one of the run's tables; without rows if the run has none, such as cosines under IP."""
         path = self.folder / f"{name}.parquet"
-        tables = _by_run(path, path.stat().st_mtime_ns, columns) if path.exists() else {}
-        return tables.get(self.cell.id, pd.DataFrame())
+        if not path.exists():
+            return pd.DataFrame()
+        tables, empty = _by_run(path, path.stat().st_mtime_ns, columns)
+        return tables.get(self.cell.id, empty)
 
     def series(self, metric: str, role: str | None = None) -> pd.Series:
         """Return iteration -> a metric, of one role or of the run."""
@@ -77,10 +79,10 @@ def accuracies(runs: Iterable[Run], at: str) -> pd.Series:
 
 
 @cache
-def _by_run(path: Path, _modified: int, columns: tuple[str, ...]) -> dict[str, pd.DataFrame]:
-    """Read a packed table and split it by run; cached until the file changes."""
+def _by_run(path: Path, _modified: int, columns: tuple[str, ...]) -> tuple[dict[str, pd.DataFrame], pd.DataFrame]:
+    """Read a packed table and split it by run, and return it without rows as well; cached until the file changes."""
     table = pack.read(path.parent, path.stem, columns=["run", *columns] if columns else None)
-    return dict(iter(table.groupby("run", observed=True)))
+    return dict(iter(table.groupby("run", observed=True))), table.iloc[:0]
 
 
 class Results:
