@@ -108,6 +108,11 @@ def test_a_run_that_diverged_in_its_first_iteration_has_its_validation_alone(nam
         assert value == run.accuracy[0]
 
 
+def test_a_measure_that_returns_a_bool_is_a_pattern():
+    patterns = {name for name, measure in MEASURES.items() if measure.is_pattern}
+    assert {"falls", "late", "grows", "only_ip_falls"} < patterns and not {"peak", "chi2", "change"} & patterns
+
+
 def test_other_roles_may_change_after_a_role_has_grown_but_not_before():
     longer = steps(10, 10, 20, 20)
     quiet = Made(length_mean_judge=longer, jaccard_voter=steps(0.4, 0.4, 0.4, 0.9))

@@ -185,6 +185,12 @@ def test_runs_of_another_folder_serve_as_an_arm(grid_results, tmp_path):
             "pools runs of .1, 2. places in its lines",
         ),
         ({"at": 0.1}, "decided by its 95 % interval, so that its level is 0.05"),
+        ({"measure": "only_ip_falls", "minus": None}, "compares a run with one of another arm"),
+        ({"measure": "only_ip_falls", "estimate": "shares"}, "has one number for a pair of runs"),
+        ({"measure": "falls", "estimate": "share"}, "the share of one arm, which `minus` has no part in"),
+        ({"estimate": "shares"}, "'peak' of the question 'q' is a number and no pattern"),
+        ({"measure": "end", "last": 0}, "greater than or equal to 1"),
+        ({"measure": "change", "role": "generator"}, "needs `metric` or `gain`"),
     ],
 )
 def test_a_study_that_cannot_work_is_refused(question, message):
@@ -195,6 +201,32 @@ def test_a_study_that_cannot_work_is_refused(question, message):
         arms |= {"everywhere": {"policy": "sp"}}
     with pytest.raises(ValueError, match=message):
         declared(questions=[usual | question], arms=arms)
+
+
+def test_a_name_or_a_seed_that_is_declared_twice_is_refused():
+    question = {"name": "q", "question": "?", "measure": "end", "arm": "isolated"}
+    with pytest.raises(ValueError, match=r"The names of `questions` must not repeat, got \['q', 'q'\]"):
+        declared(questions=[question, question | {"measure": "peak"}])
+    with pytest.raises(ValueError, match=r"`seeds` must not repeat, got \[0, 0, 1, 2\]"):
+        declared(seeds=[0, 0, 1, 2])
+
+
+ROLE = {"name": "q", "question": "?", "measure": "change", "arm": "isolated"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"questions": [ROLE | {"metric": "length_mean", "role": "aggregator"}]}, "'aggregator', which eval_opt does not have"),
+        ({"questions": [ROLE | {"gain": "select"}]}, "the gain 'select', which voting does not have. Its gains are .'selects'"),
+        ({"arms": {"isolated": {"policy": "ip", "parameters": {"task": "code"}}}}, r"`parameters` cannot set \['task'\]"),
+        ({"arms": {"isolated": {"policy": "ip", "parameters": {"policy": "sp"}}}}, r"`parameters` cannot set \['policy'\]"),
+    ],
+)  # fmt: skip
+def test_a_study_of_roles_or_coordinates_that_its_cells_do_not_have_is_refused(changed, message):
+    study = yaml.safe_load(STUDY) | {"questions": [ROLE | {"measure": "end"}]} | changed
+    with pytest.raises(ValueError, match=message):
+        declare(Grid("tiny-r"), study)
 
 
 def test_looks_beyond_the_seeds_are_refused():

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 import pandas as pd
@@ -66,6 +66,12 @@ class Measure:
     def is_paired(self) -> bool:
         """Return whether it compares a run with another one."""
         return "other" in self.options
+
+    @property
+    def is_pattern(self) -> bool:
+        """Return whether it says if a run shows a pattern, so that shares of runs can be estimated: its function returns a bool."""
+        annotation = inspect.signature(self.compute).return_annotation
+        return bool in (annotation, *get_args(annotation))
 
     def of(self, run: "Run", **options: object) -> float:
         """Return its number of a run, with those of the options that it has. A single agent has only one role."""

@@ -9,7 +9,7 @@ it changes. Its runs are packed with the grid's, and `study.json` lists them.
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from functools import cached_property, lru_cache
 from itertools import product
@@ -24,7 +24,7 @@ from multirole_study.experiment.evaluation import Evaluation
 from multirole_study.experiment.launch import MEMORY_SETTINGS
 from multirole_study.experiment.old_names import merged
 from multirole_study.experiment.presets import TASKS
-from multirole_study.experiment.settings import CHECKED
+from multirole_study.experiment.settings import CHECKED, refuse_repeats
 from multirole_study.experiment.storage import write_text
 
 WORKFLOWS = ("eval_opt", "voting", "orch_workers")  # in the paper's order
@@ -54,6 +54,12 @@ def as_fields(changed: dict[str, object]) -> dict[str, object]:
     return rest | ({"fixed_launch": as_text(fixed)} if fixed else {})
 
 
+def refuse_coordinates(parameters: Mapping[str, object], *others: str) -> None:
+    """Raise ValueError if parameters set a coordinate, by which the cells of a grid differ, or one of `others`."""
+    if coordinates := {"workflow", "task", "scale", "seed", *others} & set(parameters):
+        raise ValueError(f"`parameters` cannot set {sorted(coordinates)}, which vary within the grid. Leave them out.")
+
+
 @dataclass(frozen=True, config=CHECKED)
 class Grid:
     """The cells of the matrix at one scale. Raises ValueError for values that cannot work.
@@ -74,13 +80,14 @@ class Grid:
     tasks: list[str] = Field(default_factory=lambda: list(TASKS))
 
     def __post_init__(self) -> None:
-        if len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"`seeds` must not repeat, got {self.seeds}.")
-        if coordinates := {"workflow", "policy", "task", "scale", "seed"} & set(self.parameters):
-            raise ValueError(
-                f"`parameters` cannot set {sorted(coordinates)}, which vary within the grid. Leave them out."
-            )
+        refuse_repeats("`seeds`", self.seeds)
+        refuse_coordinates(self.parameters, "policy")
         self.cells()  # raises ValueError for invalid cells
+
+    @property
+    def shared(self) -> dict[str, object]:
+        """Return the fields of `Cell` that every cell shares: its parameters without launch options for memory."""
+        return {name: value for name, value in merged(self.parameters).items() if name not in MEMORY_SETTINGS}
 
     @property
     def base(self) -> str:
@@ -92,8 +99,8 @@ class Grid:
 
         A launch option for memory among `changed` is a treatment (`Cell.fixed_launch`). Among the grid's parameters it changes no cell.
         """
-        shared = {name: value for name, value in merged(self.parameters).items() if name not in MEMORY_SETTINGS}
-        parameters = {"policy": policy} | shared | as_fields(changed)
+        refuse_coordinates(changed)
+        parameters = {"policy": policy} | self.shared | as_fields(changed)
         settings = {name: value for name, value in parameters.items() if value is not None}
         return cell_of(workflow=workflow, task=task, scale=self.scale, seed=seed, **settings)
 

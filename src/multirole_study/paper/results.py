@@ -33,7 +33,11 @@ class Run:
         return tables.get(self.cell.id, empty)
 
     def series(self, metric: str, role: str | None = None) -> pd.Series:
-        """Return iteration -> a metric, of one role or of the run."""
+        """Return iteration -> a metric, of one role or of the run. Raises ValueError for a role that the run does not have."""
+        if role and role not in self.cell.policy:
+            raise ValueError(
+                f"The run {self.cell.id} has no role {role!r}, so that it has no {metric!r} of it. Its roles are {list(self.cell.policy)}."
+            )
         rows = self.table("roles" if role else "metrics")
         return (rows[rows["role"] == role] if role else rows).set_index("iteration")[metric]
 
