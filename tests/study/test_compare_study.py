@@ -9,6 +9,7 @@ from notebook_cells import computed, linked
 from paper_results import without
 
 from multirole_study.compare.answers import Question, judged
+from multirole_study.compare.arms import of_whole_seeds
 from multirole_study.compare.estimates import ESTIMATES
 from multirole_study.compare.intervals import NO_UNITS, t_interval
 from multirole_study.compare.looks import Looks
@@ -227,6 +228,32 @@ def test_a_study_of_roles_or_coordinates_that_its_cells_do_not_have_is_refused(c
     study = yaml.safe_load(STUDY) | {"questions": [ROLE | {"measure": "end"}]} | changed
     with pytest.raises(ValueError, match=message):
         declare(Grid("tiny-r"), study)
+
+
+def test_a_folder_without_packed_runs_is_refused():
+    study = declare(Grid("tiny-r"), yaml.safe_load(STUDY) | {"packed_in": ["results/tinyr"]})
+    with pytest.raises(
+        ValueError, match="`packed_in` must name folders of packed runs, .* got 'results/tinyr', which is looked for in"
+    ):
+        study.packed_elsewhere()
+
+
+def test_a_measure_that_no_run_has_is_not_measured():
+    numbers = pd.DataFrame({"workflow": "w", "task": "t", "seed": range(3), "value": math.nan})
+    answers = judged(Question(MEASURES["end"], looks=Looks((3,))), [numbers, numbers.iloc[:0]])
+    assert [answer.verdict for answer in answers] == ["not measured", "not run"]
+
+
+def test_runs_without_a_number_are_in_no_share():
+    """Two of the three runs of one arm fall, one of them late; no run of the other one falls."""
+    late = [1.0, 0.0, math.nan]
+    numbers = pd.DataFrame({"workflow": "w", "task": "t", "seed": range(3), "value": late, "minus": late})
+    assert ESTIMATES["shares"](numbers).text.startswith("1 of 2 against 1 of 2")
+    assert math.isnan(ESTIMATES["shares"](numbers.assign(minus=math.nan)).interval.low)
+    assert (
+        len(of_whole_seeds([numbers], [0, 1, 2], counts_missing=True)) == 3
+        and len(of_whole_seeds([numbers], [0, 1, 2])) == 2
+    )
 
 
 def test_looks_beyond_the_seeds_are_refused():

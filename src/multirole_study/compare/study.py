@@ -178,7 +178,8 @@ class CompareStudy:
         looks: numbers of seeds at which lines are read, or such a number -> its alpha; by default one look, at all seeds.
         alpha: the level of both sides together.
         margin: of equivalence, as a difference of accuracies.
-        correction: "holm", over the lines of a question, or "none".
+        correction: "holm", over the lines of a question, or "none". It corrects the p-values of tests of zero, and the verdicts that follow from
+            them; a verdict by an interval (`enough`, `at`, `within`, or of a share) is not corrected, and the p beside it tests zero.
         packed_in: further results folders, such as "results/tiny-r", whose packed runs serve as runs of its arms and are not trained again.
     """
 
@@ -280,7 +281,8 @@ class CompareStudy:
             return judged(question, [numbers(*line) for line in self.lines(declared)])
         of_pairs = [[numbers(place, *pair) for place in self.places(*pair)] for pair in declared.pairs]
         pools = of_pairs if declared.pooled == "places" else [list(chain.from_iterable(of_pairs))]
-        read = [of_whole_seeds(parts, self.seeds) for parts in pools]
+        counts_missing = question.measure.is_partial and declared.kind != "mean"
+        read = [of_whole_seeds(parts, self.seeds, counts_missing) for parts in pools]
         if declared.kind == "mean":
             return judged(question, [mean_by_seed(numbers) for numbers in read])
         at = tuple(seeds * len(pools[0]) for seeds in question.looks.at)  # in runs, or pairs of them

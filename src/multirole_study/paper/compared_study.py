@@ -10,7 +10,7 @@ from multirole_study.compare.intervals import NO_UNITS
 from multirole_study.compare.measures import MEASURES
 from multirole_study.compare.study import CompareStudy, check_roles
 from multirole_study.experiment.cell import Cell
-from multirole_study.experiment.settings import CHECKED
+from multirole_study.experiment.settings import CHECKED, looked_in
 from multirole_study.labels import WORKFLOW_NAMES, task_name
 from multirole_study.paper import pack
 from multirole_study.paper.grid import ArmsStudy, as_fields, refuse_coordinates
@@ -35,7 +35,13 @@ class ComparedStudy(CompareStudy, ArmsStudy):
             check_roles(question.name, question.options, (self.cells_of(self.grid, *arm)[0] for arm in arms))
 
     def packed_elsewhere(self) -> set[str]:
-        """Return the ids of the runs in `packed_in`."""
+        """Return the ids of the runs in `packed_in`. Raises ValueError for a folder that is not one of packed runs."""
+        for folder in self.packed_in:
+            if not (Path(folder) / "runs.parquet").is_file():
+                raise ValueError(
+                    f"`packed_in` must name folders of packed runs, such as results/tiny-r, got {folder!r}{looked_in(folder)}. It has no "
+                    "runs.parquet: correct the name, or pack its runs first."
+                )
         return {run for folder in self.packed_in for run in pack.index(Path(folder))["run"]}
 
     def runs(self) -> list[tuple[str, Cell]]:

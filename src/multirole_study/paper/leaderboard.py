@@ -132,7 +132,7 @@ def compared(arms: list[Arm], other: Arm, reference: Arm, score: Score, seeds: l
     for arm, answer in zip(arms, answers, strict=True):
         read, tokens = answer.numbers, relative_tokens(arm, reference)
         peaks = values_of({seed: arm.runs[seed] for seed in read["seed"]}, score.peak)
-        is_judged = answer.verdict not in (NOT_RUN, UNFINISHED)
+        is_judged = answer.verdict not in WITHOUT_VERDICT
         verdict = UNEQUAL if is_judged and is_unequal(tokens, other_tokens) else answer.verdict
         end, peak = t_interval(read["value"]), t_interval(peaks)
         comparisons.append(Comparison(arm, tokens, end, peak, answer.interval, answer.p, verdict))
@@ -298,7 +298,7 @@ def any_better(lines: list[Comparison]) -> tuple[str, str]:
         return verdict, verdict
     if verdict == YES:
         return verdict, "; ".join(difference_text(line) for line in lines if line.verdict == YES)
-    finished = [line for line in lines if line.verdict not in (NOT_RUN, UNFINISHED)]
+    finished = [line for line in lines if line.verdict == UNEQUAL or line.verdict not in WITHOUT_VERDICT]
     largest = max(finished, key=lambda line: (line.verdict != UNEQUAL, line.gap.mean))
     text = f"the largest difference is {difference_text(largest)}"
     return verdict, text + (f" ({UNEQUAL})" if largest.verdict == UNEQUAL else "")
