@@ -463,6 +463,12 @@ def change(run: "Run", role: str | None = None, metric: str = "", gain: str = ""
     return start_and_change(run, role, metric, gain)[1]
 
 
+@measure("change")
+def growth(run: "Run", role: str) -> float:
+    """Return the growth of a role's replies from start to end, as a part of their length at the start."""
+    return change(run, role, "length_mean")
+
+
 def start_and_change(run: "Run", role: str | None = None, metric: str = "", gain: str = "") -> tuple[float, float]:
     """Return a number at the start of a run, and its change until the end, of a length as a part of the start.
 
