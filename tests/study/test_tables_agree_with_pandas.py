@@ -451,6 +451,14 @@ def test_a_grid_of_one_task_has_the_tables_of_that_task(folder, built_tables, tm
     assert settings["Voting, code (prompt / response tokens)"] == "–"
 
 
+def test_all_cells_are_those_of_the_grid(folder, tmp_path):
+    one = without(folder, [], tmp_path)
+    replace(Grid.read(one), workflows=["voting"], tasks=["math"]).write(tmp_path)
+    values = computed("tables", one, "ip_against_sp")["ip_against_sp"].values
+    every, voting = (number(values, "IP − SP", workflow=name, at="end")["value"] for name in ("all cells", "voting"))
+    assert every == voting
+
+
 def test_phenomena_are_changes_from_the_first_to_the_last_iterations(folder, built_tables):
     roles = files(folder, "roles").query("workflow == 'voting' and task == 'math' and role == 'aggregator'")
     length = roles.pivot(index=["policy", "seed"], columns="iteration", values="length_mean")

@@ -109,6 +109,11 @@ class Grid:
         pairs = [*((w, p) for w in self.workflows for p in self.policies), ("single", "sp")]
         return [self.cell(w, p, task, seed) for seed in self.seeds for task in self.tasks for w, p in pairs]
 
+    @property
+    def unshown(self) -> list[str]:
+        """List the workflows and policies besides the paper's, which no table or figure of a grid shows."""
+        return [name for name in (*self.workflows, *self.policies) if name not in (*WORKFLOWS, *POLICIES, "single")]
+
     def evaluations(self) -> list[Evaluation]:
         """List the evaluations besides the validation of the runs: the untrained workflows, every run's own checkpoints,
         and the single agent's adapter at its best checkpoint in every workflow (Table 3).

@@ -35,7 +35,7 @@ from multirole_study.compare.verdicts import (
     any_in_all,
     any_of,
 )
-from multirole_study.labels import WORKFLOW_NAMES, cell_name
+from multirole_study.labels import WORKFLOW_NAMES, cell_name, file_name
 from multirole_study.paper import credit_accuracy_table
 from multirole_study.paper.grid import Study
 from multirole_study.paper.output import MISSING, Table, formatted, interval_text, p_cell, verdict_cell
@@ -274,7 +274,7 @@ def board_table(board: Board, name: str) -> Table:
         reference=reference.name, score=score.title, arms=len(board.arms), peak=score.about_peak,
         seeds=len(board.seeds), placebo=", ".join(f"`{arm.name}`" for arm in board.arms if arm.credit == PLACEBO) or "none",
     )  # fmt: skip
-    return Table(f"leaderboard_{board.workflow}_{board.policy}_{board.task}_{name}",
+    return Table(file_name(f"leaderboard_{board.workflow}_{board.policy}_{board.task}_{name}"),
                  f"Credit estimators in {board.title}: {score.title}", caption,
                  pd.DataFrame(shown), pd.DataFrame(values))  # fmt: skip
 
