@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from math import isnan
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
@@ -18,7 +19,7 @@ from statsmodels.regression.mixed_linear_model import MixedLM
 from statsmodels.stats.multitest import multipletests
 
 from multirole_study.compare import corrections, intervals
-from multirole_study.compare.measures import split_half_outcomes
+from multirole_study.compare.measures import MEASURES, split_half_outcomes
 from multirole_study.paper.captions import DECLARED, sentences
 from multirole_study.paper.claims import claims
 from multirole_study.paper.dynamics import amplitudes
@@ -195,6 +196,15 @@ def test_skills_are_of_every_run_of_a_regime(folder, built_tables):
     change = gain[[15, 20]].mean(axis=1) - gain[0]
     row = number(built_tables["skills"].values, "change", regime="paper", role="judges", task="math")
     assert row["value"] == pytest.approx(change.mean()) and row["seeds"] == 3
+
+
+def test_the_accuracy_beside_a_skill_is_of_the_same_runs(folder, tmp_path):
+    """The seed 2 has a run of one policy alone, and so no gain."""
+    now = computed("mechanisms", without(folder, [("eval_opt", "ip", "math", 2)], tmp_path), "skills")["skills"].values
+    ends = by_step(folder)[[15, 20]].mean(axis=1)
+    expected = np.mean([ends["eval_opt", policy, "math", seed] for policy in ("ip", "sp") for seed in (0, 1)])
+    row = number(now, "accuracy, end", regime="paper", role="judges", task="math")
+    assert row["value"] == pytest.approx(expected)
 
 
 def test_tables_have_a_run_that_diverged_in_its_first_iteration(folder, tmp_path):
@@ -564,6 +574,8 @@ def test_split_half_peak_is_read_where_it_was_not_chosen():
     assert split_half_outcomes(correct).tolist() == [0.0] * 4 and correct[10].mean() == 0.5
     agreed = pd.DataFrame({0: [0.0] * 4, 10: [0.0] * 4, 20: [1.0, 1.0, 1.0, 0.0]})
     assert split_half_outcomes(agreed).tolist() == [1.0, 1.0, 1.0, 0.0]
+    agreed.iloc[3] = np.nan  # a problem without a grade
+    assert MEASURES["split_half_peak"].compute(SimpleNamespace(correct=agreed)) == 1.0
 
 
 def test_a_ratio_to_zero_is_undefined():

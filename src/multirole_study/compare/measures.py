@@ -236,7 +236,7 @@ def peak(run: "Run", problems: list[str] | None = None) -> float:
 @measure(has_margin=True)
 def split_half_peak(run: "Run") -> float:
     """Return the accuracy at a peak that is chosen on one half of the problems and scored on the other."""
-    return split_half_outcomes(run.correct).mean()
+    return pd.Series(split_half_outcomes(run.correct)).mean()  # without problems that have no grade
 
 
 @measure(has_margin=True)
