@@ -338,3 +338,12 @@ def test_the_notebook_of_a_study_computes_its_table(grid_results, tmp_path):
     assert list(table.shown["verdict"][:2]) == ["**no**", "**yes**"]
     assert list(table.shown["value"][:2]) == ["−70.8 [−94.5, −47.1]", "+16.7 [+7.7, +25.6]"]
     assert "at 2 (p < 0.01), 3 (p < 0.05) seeds" in table.caption
+
+
+def test_the_record_of_a_study_goes_with_its_grid(tmp_path, caplog):
+    """Its lines would read "not run" beside another grid, and replace the finished tables."""
+    declare(Grid("tiny-r"), yaml.safe_load(STUDY)).write(tmp_path)
+    declare(Grid("tiny-r", seeds=[1]), {}).write(tmp_path)
+    assert (tmp_path / "tiny-r/compare.json").exists()
+    declare(Grid("tiny-r", parameters={"learning_rate": 0.001}), {}).write(tmp_path)
+    assert not (tmp_path / "tiny-r/compare.json").exists() and "compare.json is removed" in caplog.text

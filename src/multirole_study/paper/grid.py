@@ -197,10 +197,21 @@ class Declaration:
     def write(self, results_dir: str | Path) -> None:
         """Write `grid.json` and the record of the other fields into `<results_dir>/<scale>`.
 
-        The record of a `Study` there stays if its variants are of this grid; otherwise it is removed, and its runs stay.
+        The record of a `Study` there stays if its variants are of this grid; otherwise it is removed, and its runs and tables stay. The same
+        holds for an `ArmsStudy` there, whose runs share the parameters of the grid.
         """
-        self.grid.write(results_dir)
         folder = Path(results_dir) / self.grid.scale
+        try:
+            before = Grid.read(folder).shared
+        except ValueError:  # none is recorded, or none that still works
+            before = self.grid.shared
+        self.grid.write(results_dir)
+        for kind in ArmsStudy.__subclasses__() if before != self.grid.shared else ():
+            if kind.RECORD != self.RECORD and (folder / kind.RECORD).is_file():
+                logger.warning(
+                    "%s is removed, because its runs have other parameters than this grid", folder / kind.RECORD
+                )
+                (folder / kind.RECORD).unlink()
         try:
             Study.read(folder)
         except ValueError as error:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
@@ -37,8 +38,9 @@ from multirole_study.compare.verdicts import (
 )
 from multirole_study.labels import WORKFLOW_NAMES, cell_name, file_name
 from multirole_study.paper import credit_accuracy_table
-from multirole_study.paper.grid import Study
+from multirole_study.paper.grid import Grid, Study
 from multirole_study.paper.output import MISSING, Table, formatted, interval_text, p_cell, verdict_cell
+from multirole_study.paper.pack import read_measurement
 from multirole_study.paper.results import Results, Run
 
 PLACEBO = credit_accuracy_table.DECLARED["placebo"]
@@ -326,6 +328,13 @@ def placebo_text(board: Board) -> tuple[str, str]:
     verdict = NO if answer.verdict == EQUIVALENT else answer.verdict
     gain = answer.interval
     return verdict, f"{interval_text(gain, 'difference')}, {p_text(gain.p)}, {gain.seeds} runs"
+
+
+def measured_in(folder: str | Path, grid: Grid) -> pd.DataFrame | None:
+    """Read the accuracy of the estimators in a results folder; None if it has none, or if its grid has another base than `grid`."""
+    other = Grid.read(folder)
+    is_same = (other.scale, other.base) == (grid.scale, grid.base)
+    return read_measurement(folder, "credit_accuracy") if is_same else None
 
 
 def shares_of_effect(measured: pd.DataFrame | None, board: Board) -> dict[int, pd.Series]:
