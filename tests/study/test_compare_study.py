@@ -17,6 +17,7 @@ from multirole_study.compare.measures import MEASURES
 from multirole_study.compare.study import CompareStudy
 from multirole_study.compare.verdicts import Rule, any_in_all, any_of, decide, inside, side
 from multirole_study.experiment.cell import Cell
+from multirole_study.paper.compared_study import answer_table
 from multirole_study.paper.declarations import declare
 from multirole_study.paper.grid import Grid
 from multirole_study.paper.notebooks import notebooks_of
@@ -338,6 +339,12 @@ def test_the_notebook_of_a_study_computes_its_table(grid_results, tmp_path):
     assert list(table.shown["verdict"][:2]) == ["**no**", "**yes**"]
     assert list(table.shown["value"][:2]) == ["−70.8 [−94.5, −47.1]", "+16.7 [+7.7, +25.6]"]
     assert "at 2 (p < 0.01), 3 (p < 0.05) seeds" in table.caption
+
+
+def test_an_accuracy_without_another_arm_is_no_difference(grid_results):
+    question = {"name": "q", "question": "?", "measure": "peak", "arm": "shared"}
+    study = declare(Grid.read(grid_results), yaml.safe_load(STUDY) | {"questions": [question]})
+    assert "+" not in answer_table(Results(grid_results), study).shown["value"].str.cat()
 
 
 def test_the_record_of_a_study_goes_with_its_grid(tmp_path, caplog):

@@ -191,7 +191,7 @@ def split_half_outcomes(correct: pd.DataFrame) -> np.ndarray:
     """Return the outcomes (P,) of a run at a peak that was chosen on other problems.
 
     `correct` is problems x steps. The best trained step is chosen on every second problem and evaluated on the others, and vice
-    versa, so that each problem counts once and none chooses the checkpoint at which it is scored.
+    versa, so that each problem counts once and none chooses the checkpoint at which it is scored. A problem without a grade there is NaN.
     """
     trained = correct.loc[:, correct.columns > 0]
     if trained.empty:  # the run diverged before
@@ -228,7 +228,7 @@ def early(run: "Run", iteration: int = 10) -> float:
 def peak(run: "Run", problems: list[str] | None = None) -> float:
     """Return the best accuracy in training, on all problems or on some, chosen on the problems that it is read on."""
     if problems is not None:
-        accuracy = run.correct.loc[problems].mean()
+        accuracy = run.correct[run.correct.index.isin(problems)].mean()
         return accuracy[accuracy.index > 0].max()
     return run.at("peak")
 
@@ -295,7 +295,7 @@ def late(run: "Run") -> bool | float:
     """Return whether the first fall of a run that ends fallen comes after the rate of a cosine with a clock per update call is first 0; NaN for another run."""
     fall = first_fall(run.accuracy)
     zero_iteration = run.cell.max_steps / len(adapter_names(run.cell.policy))
-    return float(fall.at > zero_iteration) if fall is not None and fall.is_terminal else math.nan
+    return fall.at > zero_iteration if fall is not None and fall.is_terminal else math.nan
 
 
 @measure(of_validation=True)

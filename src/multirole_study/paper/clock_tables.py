@@ -162,6 +162,8 @@ def calibrated_rate(results: Results, study: ClockStudy) -> tuple[float | None, 
             )
         if not any(run.ends_fallen for run in runs):
             return float(line.rate), f"The rate `{MIDDLE}` is {line.rate:g}: no calibration run ends fallen there."
+    if not lines:
+        return None, f"There is no rate `{MIDDLE}`: the study has no calibration."
     return None, f"There is no rate `{MIDDLE}`: at every rate of the calibration a run ends fallen."
 
 

@@ -71,7 +71,9 @@ def answer_table(results: Results, study: CompareStudy) -> Table:
     declared = {question.name: question for question in study.questions}
     for row in values.to_dict("records"):
         question = declared[row["question"]]
-        unit = "rate" if question.kind == "share" else MEASURES[question.measure].unit
+        measure = MEASURES[question.measure]
+        is_level = question.minus is None and measure.has_margin
+        unit = "rate" if question.kind == "share" else "accuracy" if is_level else measure.unit
         interval = NO_UNITS._replace(mean=row["value"], low=row["low"], high=row["high"])
         shown.append({
             "question": question.question,
