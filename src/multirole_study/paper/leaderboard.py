@@ -257,7 +257,7 @@ def board_table(board: Board, name: str) -> Table:
         texts = {
             "arm": line.arm.name,
             "n": str(line.end.seeds),
-            "tokens": formatted(line.tokens, "similarity") if line.end.seeds else MISSING,
+            "tokens": formatted(line.tokens, "similarity") if line.end.seeds and line.tokens > 0 else MISSING,
             "end": interval_text(line.end, "accuracy"),
             "peak": interval_text(line.peak, "accuracy"),
             f"− {reference.name}": interval_text(line.gap, "difference"),
