@@ -421,10 +421,15 @@ def paper(argv: list[str]) -> int:
 
     lines = []
     with user_errors():
-        Grid.read(folder)
+        grid = Grid.read(folder)
         if not options.page:
             if "tables" in notebooks_of(folder):  # the others read no run of the grid
                 lines += [f"missing: {name}" for name in Results(folder).missing()]
+                if unshown := grid.unshown:
+                    lines.append(
+                        f"no table or figure has {', '.join(unshown)}: they show the paper's workflows and policies. `multirole inspect` shows each run, "
+                        "and a study with `arms` compares them (docs/extending.md)"
+                    )
             lines += [f"{path} is written" for path in run_notebooks(folder, options.only, parameters)]
             lines.append(f"{folder}/tables and {folder}/figures are written")
         page_of = (

@@ -1,5 +1,7 @@
 """Names and colours of workflows, policies, tasks and roles, for every table, every figure and the inspector."""
 
+import re
+
 from multirole.workflows import WORKFLOWS
 
 WORKFLOW_NAMES = {
@@ -55,8 +57,13 @@ def colours_of(roles: list[str]) -> dict[str, str]:
 
 
 def task_name(task: str) -> str:
-    """Name a task in figures; one that is not the paper's is named as its runs are, such as "gym_products"."""
+    """Name a task in figures; one that is not the paper's is named as it was declared, such as "gym:products"."""
     return TASK_NAMES.get(task, task)
+
+
+def file_name(text: str) -> str:
+    """Return a text as the name of a file: that of "figure_4_examples/debate.py:task" is "figure_4_examples_debate.py_task"."""
+    return re.sub(r"[/:?&]", "_", text)
 
 
 def task_colour(task: str) -> str:

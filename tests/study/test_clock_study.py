@@ -400,6 +400,8 @@ def test_the_middle_rate_is_the_largest_without_a_fall(monkeypatch):
     rate, text = calibrated_rate(unfinished, study)
     assert rate is None and "not yet known: 4 calibration runs at 0.004" in text
     assert calibrated_rate(results_of(monkeypatch, lambda cell: FALLS), study)[0] is None
+    lines = [line for line in ABOUT["lines"] if line.get("purpose") != "calibration" and line["rate"] != "middle"]
+    assert "has no calibration" in calibrated_rate(Results(ROOT / "results/tiny-r"), declared(lines=lines))[1]
 
 
 def test_tables_say_what_was_not_run(five_seeds):

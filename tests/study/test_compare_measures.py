@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pandas as pd
 import pytest
+from paper_results import without_iterations
 
 from multirole_study.compare import measures
 from multirole_study.compare.measures import MEASURES
@@ -94,6 +95,22 @@ def test_a_run_that_diverged_before_its_first_evaluation_has_no_peak():
     assert math.isnan(measures.first(run)) and math.isnan(measures.plateau(run))
     run.correct = pd.DataFrame({0: [1.0, 0.0]})
     assert math.isnan(measures.split_half_peak(run))
+
+
+@pytest.mark.parametrize("name", MEASURES)
+def test_a_run_that_diverged_in_its_first_iteration_has_its_validation_alone(name, grid_results, tmp_path):
+    """The last of these seeds; the other runs give the tables their columns."""
+    run = without_iterations(grid_results, tmp_path, "voting", "ip", "math", 2)
+    options = {"role": "aggregator", "metric": "length_mean", "flat": "generator", "other": run}
+    value = MEASURES[name].of(run, **options)
+    assert MEASURES[name].of_validation or math.isnan(value)
+    if name in ("base", "end"):
+        assert value == run.accuracy[0]
+
+
+def test_a_measure_that_returns_a_bool_is_a_pattern():
+    patterns = {name for name, measure in MEASURES.items() if measure.is_pattern}
+    assert {"falls", "late", "grows", "only_ip_falls"} < patterns and not {"peak", "chi2", "change"} & patterns
 
 
 def test_other_roles_may_change_after_a_role_has_grown_but_not_before():

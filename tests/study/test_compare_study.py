@@ -9,6 +9,7 @@ from notebook_cells import computed, linked
 from paper_results import without
 
 from multirole_study.compare.answers import Question, judged
+from multirole_study.compare.arms import of_whole_seeds
 from multirole_study.compare.estimates import ESTIMATES
 from multirole_study.compare.intervals import NO_UNITS, t_interval
 from multirole_study.compare.looks import Looks
@@ -16,6 +17,7 @@ from multirole_study.compare.measures import MEASURES
 from multirole_study.compare.study import CompareStudy
 from multirole_study.compare.verdicts import Rule, any_in_all, any_of, decide, inside, side
 from multirole_study.experiment.cell import Cell
+from multirole_study.paper.compared_study import answer_table
 from multirole_study.paper.declarations import declare
 from multirole_study.paper.grid import Grid
 from multirole_study.paper.notebooks import notebooks_of
@@ -185,6 +187,12 @@ def test_runs_of_another_folder_serve_as_an_arm(grid_results, tmp_path):
             "pools runs of .1, 2. places in its lines",
         ),
         ({"at": 0.1}, "decided by its 95 % interval, so that its level is 0.05"),
+        ({"measure": "only_ip_falls", "minus": None}, "compares a run with one of another arm"),
+        ({"measure": "only_ip_falls", "estimate": "shares"}, "has one number for a pair of runs"),
+        ({"measure": "falls", "estimate": "share"}, "the share of one arm, which `minus` has no part in"),
+        ({"estimate": "shares"}, "'peak' of the question 'q' is a number and no pattern"),
+        ({"measure": "end", "last": 0}, "greater than or equal to 1"),
+        ({"measure": "change", "role": "generator"}, "needs `metric` or `gain`"),
     ],
 )
 def test_a_study_that_cannot_work_is_refused(question, message):
@@ -195,6 +203,58 @@ def test_a_study_that_cannot_work_is_refused(question, message):
         arms |= {"everywhere": {"policy": "sp"}}
     with pytest.raises(ValueError, match=message):
         declared(questions=[usual | question], arms=arms)
+
+
+def test_a_name_or_a_seed_that_is_declared_twice_is_refused():
+    question = {"name": "q", "question": "?", "measure": "end", "arm": "isolated"}
+    with pytest.raises(ValueError, match=r"The names of `questions` must not repeat, got \['q', 'q'\]"):
+        declared(questions=[question, question | {"measure": "peak"}])
+    with pytest.raises(ValueError, match=r"`seeds` must not repeat, got \[0, 0, 1, 2\]"):
+        declared(seeds=[0, 0, 1, 2])
+
+
+ROLE = {"name": "q", "question": "?", "measure": "change", "arm": "isolated"}
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"questions": [ROLE | {"metric": "length_mean", "role": "aggregator"}]}, "'aggregator', which eval_opt does not have"),
+        ({"questions": [ROLE | {"gain": "select"}]}, "the gain 'select', which voting does not have. Its gains are .'selects'"),
+        ({"arms": {"isolated": {"policy": "ip", "parameters": {"task": "code"}}}}, r"`parameters` cannot set \['task'\]"),
+        ({"arms": {"isolated": {"policy": "ip", "parameters": {"policy": "sp"}}}}, r"`parameters` cannot set \['policy'\]"),
+    ],
+)  # fmt: skip
+def test_a_study_of_roles_or_coordinates_that_its_cells_do_not_have_is_refused(changed, message):
+    study = yaml.safe_load(STUDY) | {"questions": [ROLE | {"measure": "end"}]} | changed
+    with pytest.raises(ValueError, match=message):
+        declare(Grid("tiny-r"), study)
+
+
+def test_a_folder_without_packed_runs_is_refused():
+    study = declare(Grid("tiny-r"), yaml.safe_load(STUDY) | {"packed_in": ["results/tinyr"]})
+    with pytest.raises(
+        ValueError, match="`packed_in` must name folders of packed runs, .* got 'results/tinyr', which is looked for in"
+    ):
+        study.packed_elsewhere()
+
+
+def test_a_measure_that_no_run_has_is_not_measured():
+    numbers = pd.DataFrame({"workflow": "w", "task": "t", "seed": range(3), "value": math.nan})
+    answers = judged(Question(MEASURES["end"], looks=Looks((3,))), [numbers, numbers.iloc[:0]])
+    assert [answer.verdict for answer in answers] == ["not measured", "not run"]
+
+
+def test_runs_without_a_number_are_in_no_share():
+    """Two of the three runs of one arm fall, one of them late; no run of the other one falls."""
+    late = [1.0, 0.0, math.nan]
+    numbers = pd.DataFrame({"workflow": "w", "task": "t", "seed": range(3), "value": late, "minus": late})
+    assert ESTIMATES["shares"](numbers).text.startswith("1 of 2 against 1 of 2")
+    assert math.isnan(ESTIMATES["shares"](numbers.assign(minus=math.nan)).interval.low)
+    assert (
+        len(of_whole_seeds([numbers], [0, 1, 2], counts_missing=True)) == 3
+        and len(of_whole_seeds([numbers], [0, 1, 2])) == 2
+    )
 
 
 def test_looks_beyond_the_seeds_are_refused():
@@ -279,3 +339,18 @@ def test_the_notebook_of_a_study_computes_its_table(grid_results, tmp_path):
     assert list(table.shown["verdict"][:2]) == ["**no**", "**yes**"]
     assert list(table.shown["value"][:2]) == ["−70.8 [−94.5, −47.1]", "+16.7 [+7.7, +25.6]"]
     assert "at 2 (p < 0.01), 3 (p < 0.05) seeds" in table.caption
+
+
+def test_an_accuracy_without_another_arm_is_no_difference(grid_results):
+    question = {"name": "q", "question": "?", "measure": "peak", "arm": "shared"}
+    study = declare(Grid.read(grid_results), yaml.safe_load(STUDY) | {"questions": [question]})
+    assert "+" not in answer_table(Results(grid_results), study).shown["value"].str.cat()
+
+
+def test_the_record_of_a_study_goes_with_its_grid(tmp_path, caplog):
+    """Its lines would read "not run" beside another grid, and replace the finished tables."""
+    declare(Grid("tiny-r"), yaml.safe_load(STUDY)).write(tmp_path)
+    declare(Grid("tiny-r", seeds=[1]), {}).write(tmp_path)
+    assert (tmp_path / "tiny-r/compare.json").exists()
+    declare(Grid("tiny-r", parameters={"learning_rate": 0.001}), {}).write(tmp_path)
+    assert not (tmp_path / "tiny-r/compare.json").exists() and "compare.json is removed" in caplog.text

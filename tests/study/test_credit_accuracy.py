@@ -154,3 +154,12 @@ def test_a_turn_that_a_replay_did_not_reach_is_left_out(tokenizer):
 def test_too_few_draws_are_refused(tokenizer):
     with pytest.raises(ValueError, match="`sizes` needs 2 replies, 4 tails"):
         measure_credit(trainer_of(relay(tokenizer), N), [PROBLEM], Sizes(tails=2))
+
+
+def test_turns_that_nobody_trains_are_not_measured(tokenizer):
+    trainer = trainer_of(relay(tokenizer), N)
+    every = measure_credit(trainer, [PROBLEM])
+    trainer.policy = {"first": "frozen", "last": "last"}
+    measured = measure_credit(trainer, [PROBLEM])
+    assert {context.place[0] for context in measured.contexts} == {"last"}
+    assert measured.tokens_per_row["outcome"] == 3 * every.tokens_per_row["outcome"]  # of 3 turns one is trained

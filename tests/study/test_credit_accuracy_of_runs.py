@@ -103,3 +103,11 @@ def test_captions_have_the_problems_of_every_measurement(rows):
         assert (
             f"over {expected} problems of one seed" in accuracy_figure(rows_of_both, statistics(rows_of_both)).caption
         )
+
+
+def test_cells_of_two_tasks_are_not_pooled(rows):
+    both = pd.concat([rows, rows.assign(task="code", effect=2.0)])
+    one = statistics(rows)
+    values = statistics(both)
+    assert len(values) == 2 * len(one) and values[values["task"] == "math"]["value"].tolist() == one["value"].tolist()
+    assert "task" in table_of(both).shown and "task" not in table_of(rows).shown

@@ -235,3 +235,9 @@ def test_a_grid_is_the_whole_matrix_and_survives_its_file(tmp_path):
     for wrong in ({"seeds": ()}, {"seeds": (0, 0)}, {"parameters": {"seed": 3}}, {"parameters": {"max_steps": 0}}):
         with pytest.raises(ValueError):
             replace(grid, **wrong)
+
+
+def test_a_problem_without_a_grade_is_left_out_of_the_accuracy(tmp_path):
+    graded = {"correct": [True, False, None], "slots_correct": [[True], [False], []]}
+    pd.DataFrame({"step": 0, "rollout": 0, "problem": ["a", "b", "c"]} | graded).to_parquet(tmp_path / "eval.parquet")
+    assert accuracy(tmp_path).loc[0, "accuracy"] == 0.5

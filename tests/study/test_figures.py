@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import re
 from itertools import pairwise
 from pathlib import Path
@@ -11,8 +12,9 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.collections import LineCollection, PathCollection
+from matplotlib.figure import Figure
 from notebook_cells import NOTEBOOKS, computed, drawn, items_of, linked
-from paper_results import recorded, without
+from paper_results import recorded, without, without_iterations
 
 from multirole.types import Problem, Turn
 from multirole_study.compare.intervals import t_interval
@@ -25,6 +27,7 @@ from multirole_study.paper.grid import POLICIES, WORKFLOW_POLICIES, WORKFLOWS
 from multirole_study.paper.output import Plate
 from multirole_study.paper.overview_figures import gains_by_budget, line
 from multirole_study.paper.results import Results
+from multirole_study.paper.writer import Writer
 from multirole_study.tasks.tiny_chain import PROMPTS
 
 ROOT = Path(__file__).parents[2]
@@ -348,3 +351,15 @@ def test_the_arrows_of_figure_1_are_the_messages_that_the_workflow_sends(workflo
     (panel,) = (group for group in ElementTree.parse(FIGURE_1).iter(f"{SVG}g") if group.get("id") == workflow)
     drawn = {(path.get("data-from"), path.get("data-to")) for path in panel.iter(f"{SVG}path")}
     assert {message for message in drawn if not {"problem", "answer", None} & set(message)} == seen
+
+
+def test_the_file_of_a_task_of_one_s_own_has_no_folder_in_its_name(grid_results, tmp_path):
+    write = Writer("figures", Results(linked(grid_results, tmp_path / "tiny-r")))
+    write.figure("figure_4", Figure(), task="examples/debate.py:task")
+    assert (tmp_path / "tiny-r/figures/figure_4_examples_debate.py_task.png").exists()
+
+
+def test_figures_have_a_run_that_diverged_in_its_first_iteration(grid_results, tmp_path):
+    run = without_iterations(grid_results, tmp_path / "tiny-r", "voting", "ip", "math", 2)
+    assert {"figure_4_math", "figure_5"} <= set(drawn("figures", run.folder, "figure_4", "figure_5"))
+    assert all(math.isnan(value) for value in extremes(run).values())

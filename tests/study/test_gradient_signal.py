@@ -218,3 +218,13 @@ def test_a_run_that_plays_ahead_can_be_measured(make_trainer):
     kept = ahead.player.ahead
     expected, measured = measure_gradients(trainer, 2), measure_gradients(ahead, 2)
     assert torch.allclose(measured["shared"].values, expected["shared"].values) and ahead.player.ahead is kept
+
+
+def test_roles_that_train_in_turn_are_measured_together(make_trainer):
+    """Rows of the role that is not in turn need their reference log-probs as well."""
+    cell = Cell("voting", "ip", n_problems=2, num_generations=4, max_completion_length=32, role_order="generator,aggregator",
+                beta=0.01)  # fmt: skip
+    trainer = make_trainer(cell)
+    order = trainer.args.role_order
+    assert set(measure_gradients(trainer, 2)) == {"generator", "aggregator"}
+    assert order and trainer.args.role_order == order

@@ -126,3 +126,20 @@ def test_a_folder_without_the_steps_is_refused(finished, tmp_path):
     assert adapters_of(tmp_path, [0]) == {0: None}
     with pytest.raises(ValueError, match=r"`--at` must name 0 or saved steps of .*, got \[999\]"):
         measure_run(finished, [999], 4)
+
+
+def test_two_tasks_have_lines_of_their_own(rows):
+    one, both = (table_of(part) for part in (rows, pd.concat([rows, rows.assign(run="other", task="code")])))
+    assert "task" not in one.shown and "task" not in one.values
+    assert both.shown["task"].value_counts().to_dict() == {"math": len(one.shown), "code": len(one.shown)}
+    assert "math and code" in both.caption
+
+
+def test_cells_and_scales_that_were_not_declared_come_last(rows):
+    policy = "aggregator=frozen,generator=solver"
+    both = pd.concat([rows.assign(run="other", policy=policy), rows])
+    assert table_of(both).shown["policy"].tolist()[0] == "SP" and policy in set(table_of(both).shown["policy"])
+    assert policy in {
+        text.get_text() for text in signal_figure(ordered(both, "tiny-r"), "tiny-r").figure.legends[0].get_texts()
+    }
+    assert missing(ordered(rows, "1.7b"), "1.7b") == "nothing"

@@ -184,6 +184,7 @@ def test_a_grid_of_a_user_supplied_workflow_and_task():
     grid = Grid("tiny-r", workflows=[f"{user_file}:Debate"], policies=["sp"], tasks=[f"{user_file}:task"])
     assert [cell.workflow_name for cell in grid.cells()] == ["debate", "single"]
     assert grid.parameters_of(grid.cells()[0])["workflow"] == f"{user_file}:Debate"
+    assert grid.unshown == [f"{user_file}:Debate"] and not Grid("tiny-r").unshown
     assert {evaluation.name for evaluation in grid.evaluations()} == {"base", "own", "transfer", "transfer_all"}
 
 

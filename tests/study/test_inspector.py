@@ -21,7 +21,7 @@ from multirole_study.experiment.storage import write_table
 from multirole_study.inspector import inspect_run
 from multirole_study.inspector.episodes import name_steps, questions_of, training_groups
 from multirole_study.inspector.live_page import LivePage
-from multirole_study.inspector.run_figures import plot_roles
+from multirole_study.inspector.run_figures import plot_learning, plot_roles
 from multirole_study.inspector.run_reader import PANELS, facts, role_changes, state, validation
 from multirole_study.inspector.side_by_side import inspect_pair, shown_text
 from multirole_study.paper import pack
@@ -522,3 +522,15 @@ def test_the_folder_of_an_evaluation_is_refused_by_name(tmp_path):
         inspect([str(tmp_path)])
     with pytest.raises(UserError, match="--out .* is a folder. Write the name of a file in it"):
         inspect([str(tmp_path), "--out", str(tmp_path)])
+
+
+def test_a_role_that_is_not_trained_has_a_player_and_no_adapter(tmp_path):
+    policy = {"judge": "frozen", "rival": "past:writer", "writer": "x"}
+    folder = make_run(tmp_path / "run", texts="abc", workflow="newsroom", policy=policy)
+    roles = {role["name"]: (role["adapter"], role["played_by"]) for role in read(inspect_run(folder))[1]["roles"]}
+    assert roles == {"judge": ("", "the base, frozen"), "rival": ("", "past selves of writer"), "writer": ("x", "")}
+
+
+def test_the_learning_of_a_run_without_iterations_is_an_empty_figure(tmp_path):
+    (axes,) = plot_learning(tmp_path).axes
+    assert not axes.lines

@@ -25,6 +25,7 @@ from multirole_study.paper.leaderboard import (
     answers,
     board_table,
     boards,
+    measured_in,
     placebo_answer,
     shares_of_effect,
 )
@@ -324,3 +325,8 @@ def test_a_folder_of_another_study_is_refused():
             read_declaration(ROOT / folder, command)
     with pytest.raises(ValueError, match="such as results/credit/tiny-r. The first lines of studies/credit.yaml say"):
         computed("credit", ROOT / "results/tiny-r")
+
+
+def test_measurements_of_another_base_answer_nothing():
+    folder = ROOT / "results/tiny-r"
+    assert measured_in(folder, Grid("tiny-r")) is not None and measured_in(folder, Grid("smollm2")) is None

@@ -105,6 +105,10 @@ def test_packing_again_adds_new_runs_and_replaces_changed_ones(folder):
     assert pack.pack(folder) == [SP.id]
     assert pack.read(folder, "eval", [SP.id])["correct"].all()
     pd.testing.assert_frame_equal(pack.read(folder, "eval", [IP.id]), old)
+    (folder / SP.id / "cosines.parquet").unlink()
+    write_done(folder / SP.id)
+    assert len(pack.read(folder, "cosines", [SP.id])) and pack.pack(folder) == [SP.id]
+    assert not len(pack.read(folder, "cosines", [SP.id]))
     assert len(pack.read(folder, "eval")) == 2 * len(old) and len(pack.index(folder)) == 3
 
 

@@ -25,6 +25,7 @@ from multirole_study.paper.questions import (
     as_text,
     columns_of,
     difference_of_bases,
+    parameters_of,
     question_of,
 )
 from multirole_study.paper.results import Results
@@ -202,6 +203,7 @@ def test_a_scale_without_questions_is_refused(tmp_path):
     Grid("0.6b").write(tmp_path)
     with pytest.raises(ValueError, match=r"declared for the scales tiny-r, smollm2, qwen-0\.5b, got runs of 0\.6b\."):
         columns_of([Results(tmp_path / "0.6b")])
+    assert parameters_of(Results(tmp_path / "0.6b"), None, "control") is None  # as the overview asks
 
 
 def test_programs_repeat_the_cells_of_arithmetic(study):

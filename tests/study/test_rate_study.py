@@ -51,6 +51,9 @@ class MadeUp(Run):
         self.lengths = pd.Series(np.linspace(10, 10, 60), range(1, 61))
         self.lengths.iloc[-5:] *= 1 + growth
 
+    def table(self, name: str, *columns: str) -> pd.DataFrame:
+        return self.lengths.to_frame()
+
     def series(self, metric: str, role: str | None = None) -> pd.Series:
         assert (metric, role) == ("length_mean", "aggregator")
         return self.lengths
@@ -99,12 +102,38 @@ def test_a_run_s_parameters_are_those_of_its_cell():
         assert Cell(**study.parameters_of(cell)) == cell
 
 
+ASKED = {"name": "q", "question": "?", "arms": ["Voting-IP"], "minus": "Voting-SP"}
+
+
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
         ({"chosen": {"Voting": 0.002}}, r"name the arms \['Voting'\], which `arms` does not have"),
         ({"chosen": {"Voting-IP": 0.003}}, r"`chosen` must be one of `rates`.*'Voting-IP': 0.003"),
         ({"preset": 0.003}, r"`preset` must be one of `rates`"),
+        (
+            {"tuning": ABOUT["tuning"] | {"parameters": {"n_validation": 1024}}},
+            "is 1024 in tuning and 1024 in scoring, so that no problem is left",
+        ),
+        (
+            {
+                "arms": ABOUT["arms"]
+                | {"Voting-IP": {"workflow": "voting", "policy": "ip", "parameters": {"task": "code"}}}
+            },
+            r"`parameters` cannot set \['task'\]",
+        ),
+        ({"questions": [ABOUT["questions"][0]] * 2}, "The names of `questions` must not repeat"),
+        ({"questions": [ASKED | {"measure": "growth"}]}, "needs .'role'."),
+        (
+            {"questions": [ASKED | {"measure": "growth", "role": "agregator"}]},
+            "the role 'agregator', which voting does not have",
+        ),
+        ({"questions": [ASKED | {"measure": "end", "role": "generator"}]}, "has no .'role'.. Leave it out"),
+        ({"questions": [ASKED | {"measure": "grows", "role": "generator"}]}, "needs .'flat'."),
+        (
+            {"questions": [ASKED | {"measure": "end", "minus": []}]},
+            "`minus` of the question 'q' must be one arm, or one for each",
+        ),
     ],
 )
 def test_a_declaration_that_contradicts_itself_is_refused(changed, message):
@@ -203,7 +232,7 @@ def test_the_command_writes_tables_and_says_which_rates_are_chosen(monkeypatch, 
     assert "Eval-Opt-SP: 0 of 12 tuning runs are there.\n" in printed
     assert "Voting-IP is scored at 0.002, which its tuning did not choose: correct `chosen`.\n" in printed
     tuning = (folder / "tables/rates_tuning.md").read_text()
-    assert "| **75.0 (3)** | +25.0 " in tuning and "nan" not in tuning.lower()
+    assert "| **50.0 (3)** | 50.0 (3) " in tuning and "nan" not in tuning.lower()
 
 
 def test_the_figure_has_the_tuning_and_the_scores(monkeypatch):
@@ -214,7 +243,7 @@ def test_the_figure_has_the_tuning_and_the_scores(monkeypatch):
     assert list(lines["Voting-SP"].get_xdata()) == study.rates
     assert list(lines["Voting-SP"].get_ydata()) == [100 * rises[rate] for rate in study.rates]
     rings = [line for line in tuning.lines if line.get_markersize() == 8]
-    assert {float(ring.get_xdata()[0]) for ring in rings} == {0.004}, "the chosen rate of every arm"
+    assert {float(ring.get_xdata()[0]) for ring in rings} == {0.002}, "the rate that every arm is scored at"
     labels = [" ".join(label.get_text().split()) for label in scores.get_yticklabels()]
     assert labels[0] == "Voting-IP (0.002)" and "Voting-SP (0.002, unfinished)" in labels
     assert "Orch-Workers-IP (0.002, not run)" in labels
@@ -229,6 +258,12 @@ def test_a_written_rate_that_was_chosen_needs_no_correction(monkeypatch):
     results = results_of(monkeypatch, lambda cell: {"end": ends[cell.learning_rate]})
     sentences = list(tuning_sentences(results, study))
     assert "Voting-SP: 0.004." in sentences and not any("correct" in sentence for sentence in sentences)
+
+
+def test_a_rate_is_not_called_wrong_before_its_tuning_is_complete(monkeypatch):
+    study = declared(chosen={"Voting-SP": 0.004})
+    results = results_of(monkeypatch, lambda cell: {"end": 0.5} if cell.seed == 300 else None)
+    assert not any("correct" in sentence for sentence in tuning_sentences(results, study))
 
 
 def test_without_runs_every_line_says_so(monkeypatch):
@@ -255,7 +290,7 @@ def test_a_question_pools_arms_of_two_tasks(monkeypatch):
         arms=arms,
         chosen={},
         lines=[{"purpose": "scoring", "arms": list(arms)}],
-        questions=[question | {"pooled": True}, question],
+        questions=[question | {"name": "pooled", "pooled": True}, question],
     )
     above = {"math": [0.25] * 3, "code": [0.5, 0.625, 0.75]}
 

@@ -1,6 +1,7 @@
 """`multirole role_value` plays a run's checkpoints as its validation did, and reports the run's own shares."""
 
 import math
+from pathlib import Path
 
 import pandas as pd
 import pytest
@@ -149,3 +150,10 @@ def test_files_that_cannot_be_written_are_refused_before_the_measurement(run_fol
         role_value([*words, "--out", str(tmp_path / "missing" / "table.csv")])
     with pytest.raises(UserError, match="--figure must end in .png, .pdf or .svg, got"):
         role_value([*words, "--figure", str(tmp_path / "figure.txt")])
+
+
+def test_a_figure_of_two_workflows_has_the_roles_of_both():
+    rows = pd.read_parquet(Path(__file__).parents[2] / "results/smollm2/role_value.parquet")
+    other = rows.assign(run="other", workflow="eval_opt", role=rows["role"].replace({"aggregator": "evaluator"}))
+    figure = plot(pd.concat([rows, other], ignore_index=True))
+    assert {"aggregator", "evaluator"} <= {label.get_text() for label in figure.axes[0].get_yticklabels()}

@@ -7,18 +7,19 @@ from dataclasses import replace
 from functools import cache
 from math import isnan
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pandas as pd
 import pytest
 from notebook_cells import computed, linked
-from paper_results import recorded, without
+from paper_results import recorded, without, without_iterations
 from scipy.stats import t, ttest_1samp
 from statsmodels.regression.mixed_linear_model import MixedLM
 from statsmodels.stats.multitest import multipletests
 
 from multirole_study.compare import corrections, intervals
-from multirole_study.compare.measures import split_half_outcomes
+from multirole_study.compare.measures import MEASURES, split_half_outcomes
 from multirole_study.paper.captions import DECLARED, sentences
 from multirole_study.paper.claims import claims
 from multirole_study.paper.dynamics import amplitudes
@@ -195,6 +196,23 @@ def test_skills_are_of_every_run_of_a_regime(folder, built_tables):
     change = gain[[15, 20]].mean(axis=1) - gain[0]
     row = number(built_tables["skills"].values, "change", regime="paper", role="judges", task="math")
     assert row["value"] == pytest.approx(change.mean()) and row["seeds"] == 3
+
+
+def test_the_accuracy_beside_a_skill_is_of_the_same_runs(folder, tmp_path):
+    """The seed 2 has a run of one policy alone, and so no gain."""
+    now = computed("mechanisms", without(folder, [("eval_opt", "ip", "math", 2)], tmp_path), "skills")["skills"].values
+    ends = by_step(folder)[[15, 20]].mean(axis=1)
+    expected = np.mean([ends["eval_opt", policy, "math", seed] for policy in ("ip", "sp") for seed in (0, 1)])
+    row = number(now, "accuracy, end", regime="paper", role="judges", task="math")
+    assert row["value"] == pytest.approx(expected)
+
+
+def test_tables_have_a_run_that_diverged_in_its_first_iteration(folder, tmp_path):
+    run = without_iterations(folder, tmp_path / "tiny-r", "voting", "ip", "math", 2)
+    table_2 = computed("tables", run.folder, "table_2", "compute")["table_2"].values
+    assert table_2.query("workflow == 'voting' and policy == 'ip' and task == 'math'")["seeds"].max() == 2
+    phenomena = computed("mechanisms", run.folder, "phenomena", "claims")["phenomena"].values
+    assert number(phenomena, "seeds", task="math", phenomenon="the aggregator grows verbose")["value"] == 2
 
 
 def test_table_2_of_a_role_and_of_a_shared_adapter(folder, built_tables):
@@ -443,6 +461,14 @@ def test_a_grid_of_one_task_has_the_tables_of_that_task(folder, built_tables, tm
     assert settings["Voting, code (prompt / response tokens)"] == "–"
 
 
+def test_all_cells_are_those_of_the_grid(folder, tmp_path):
+    one = without(folder, [], tmp_path)
+    replace(Grid.read(one), workflows=["voting"], tasks=["math"]).write(tmp_path)
+    values = computed("tables", one, "ip_against_sp")["ip_against_sp"].values
+    every, voting = (number(values, "IP − SP", workflow=name, at="end")["value"] for name in ("all cells", "voting"))
+    assert every == voting
+
+
 def test_phenomena_are_changes_from_the_first_to_the_last_iterations(folder, built_tables):
     roles = files(folder, "roles").query("workflow == 'voting' and task == 'math' and role == 'aggregator'")
     length = roles.pivot(index=["policy", "seed"], columns="iteration", values="length_mean")
@@ -548,6 +574,8 @@ def test_split_half_peak_is_read_where_it_was_not_chosen():
     assert split_half_outcomes(correct).tolist() == [0.0] * 4 and correct[10].mean() == 0.5
     agreed = pd.DataFrame({0: [0.0] * 4, 10: [0.0] * 4, 20: [1.0, 1.0, 1.0, 0.0]})
     assert split_half_outcomes(agreed).tolist() == [1.0, 1.0, 1.0, 0.0]
+    agreed.iloc[3] = np.nan  # a problem without a grade
+    assert MEASURES["split_half_peak"].compute(SimpleNamespace(correct=agreed)) == 1.0
 
 
 def test_a_ratio_to_zero_is_undefined():

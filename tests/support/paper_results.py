@@ -74,6 +74,21 @@ def without(results: Path, keys: list[tuple], folder: Path, seeds: tuple[int, ..
     return folder / "tiny-r"
 
 
+def without_iterations(results: Path, folder: Path, *key: object) -> Run:
+    """Write the packed tables of a grid in which the run `key` diverged in its first iteration, and return this run."""
+    shutil.copytree(
+        results, folder, dirs_exist_ok=True, ignore=shutil.ignore_patterns("*-*", "evaluations", "*.json.tmp")
+    )
+    cell = Grid.read(results).cell(*key)
+    for name in ("eval", "skills", "turns", "metrics", "roles", "ledger", "steps", "cosines"):
+        table = pd.read_parquet(folder / f"{name}.parquet")
+        is_kept = table["run"] != cell.id
+        (table[is_kept | (table["step"] == 0)] if name in ("eval", "skills", "turns") else table[is_kept]).to_parquet(
+            folder / f"{name}.parquet"
+        )
+    return Run(cell, folder)
+
+
 def made_up_results(monkeypatch, made_up: Callable[[Cell], object], run: Callable[..., Run]) -> Results:
     """Return results whose run of a cell is `run(cell, made_up(cell))`, or missing where `made_up` returns None."""
 

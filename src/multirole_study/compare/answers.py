@@ -20,7 +20,7 @@ from multirole_study.compare.estimates import ESTIMATES, Estimate
 from multirole_study.compare.intervals import NO_UNITS, Interval
 from multirole_study.compare.looks import Looks
 from multirole_study.compare.measures import Measure
-from multirole_study.compare.verdicts import UNDECIDED, Rule, decide
+from multirole_study.compare.verdicts import NOT_MEASURED, UNDECIDED, Rule, decide
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,10 @@ def judged(question: Question, numbers: Sequence[pd.DataFrame]) -> list[Answer]:
     """Answer a question from the numbers of each of its lines."""
     there = [part if question.measure.is_partial else part.dropna() for part in numbers]
     read = [_read(question, part) for part in there]
-    missing = [question.looks.missing(len(part)) for part in there]
+    missing = [
+        NOT_MEASURED if len(part) and not len(known) else question.looks.missing(len(known))
+        for part, known in zip(numbers, there, strict=True)
+    ]
     estimates = [question.estimated(part) if len(part) else Estimate(NO_UNITS) for part in read]
     intervals = [
         NO_UNITS if why else estimate.interval for estimate, why in zip(estimates, missing, strict=True)

@@ -56,9 +56,12 @@ def numbers_of(
     return pd.DataFrame(rows, columns=["workflow", "task", "seed", *read]).astype(dict.fromkeys(read, float))
 
 
-def of_whole_seeds(parts: Sequence[pd.DataFrame], seeds: Sequence[int]) -> pd.DataFrame:
-    """Return the numbers of the seeds that every part has, in the order of `seeds`; `parts` are as `numbers_of` returns them."""
-    numbers = pd.concat([part.dropna() for part in parts])
+def of_whole_seeds(parts: Sequence[pd.DataFrame], seeds: Sequence[int], counts_missing: bool = False) -> pd.DataFrame:
+    """Return the numbers of the seeds that every part has, in the order of `seeds`; `parts` are as `numbers_of` returns them.
+
+    A run whose number is missing (NaN) counts as one that is there if `counts_missing`.
+    """
+    numbers = pd.concat([part if counts_missing else part.dropna() for part in parts])
     counts = numbers.groupby("seed").size()
     whole = numbers[numbers["seed"].isin(counts.index[counts == len(parts)])]
     return whole.sort_values("seed", key=lambda column: column.map(list(seeds).index), kind="stable")

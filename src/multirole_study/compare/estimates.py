@@ -86,8 +86,8 @@ def share(numbers: pd.DataFrame) -> Estimate:
 
 
 def shares(numbers: pd.DataFrame) -> Estimate:
-    """Compare how many runs of two arms show a pattern, by Fisher's exact test."""
-    (a, n), (b, m) = ((int(numbers[name].sum()), len(numbers)) for name in ("value", "minus"))
+    """Compare how many runs of two arms show a pattern, by Fisher's exact test; runs that have no such number are left out."""
+    (a, n), (b, m) = ((int(numbers[name].sum()), int(numbers[name].count())) for name in ("value", "minus"))
     interval = difference_of_shares(a, n, b, m)
     return Estimate(interval, f"{a} of {n} against {b} of {m}, {span(interval)}", unit="runs")
 

@@ -126,7 +126,9 @@ def exact_share(count: int, n: int) -> Interval:
 
 
 def difference_of_shares(a: int, n: int, b: int, m: int) -> Interval:
-    """Return a / n - b / m with Newcombe's interval, and the p of Fisher's exact test: twice that of the smaller side."""
+    """Return a / n - b / m with Newcombe's interval, and the p of Fisher's exact test: twice that of the smaller side; NaN for no runs of either."""
+    if not (n and m):
+        return NO_UNITS
     low, high = confint_proportions_2indep(a, n, b, m, method="newcomb", alpha=ALPHA)
     p = min(1.0, 2 * min(one_sided_fisher(a, b, n, m)))
     return NO_UNITS._replace(mean=a / n - b / m, low=float(low), high=float(high), p=p, seeds=n)

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 import pandas as pd
@@ -38,7 +38,8 @@ class Measure:
     """A registered measure. `unit` is the unit of a difference of it in tables (`labels.FORMS`).
 
     `has_margin`: it is in points of accuracy, so that a difference can be equivalent. `is_partial`: some runs have no such number
-    (NaN); they count as runs when it is asked which seeds are there.
+    (NaN); they count as runs when it is asked which seeds are there. `of_validation`: it reads validation alone, so that a run that
+    diverged in its first iteration has it; every other measure of such a run is NaN.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Measure:
     unit: str
     has_margin: bool
     is_partial: bool
+    of_validation: bool
 
     @property
     def options(self) -> list[str]:
@@ -65,10 +67,18 @@ class Measure:
         """Return whether it compares a run with another one."""
         return "other" in self.options
 
+    @property
+    def is_pattern(self) -> bool:
+        """Return whether it says if a run shows a pattern, so that shares of runs can be estimated: its function returns a bool."""
+        annotation = inspect.signature(self.compute).return_annotation
+        return bool in (annotation, *get_args(annotation))
+
     def of(self, run: "Run", **options: object) -> float:
         """Return its number of a run, with those of the options that it has. A single agent has only one role."""
         if len(run.cell.policy) == 1 and "role" in options:
             options["role"] = next(iter(run.cell.policy))
+        if not (self.of_validation or has_iterations(run)):
+            return math.nan
         return float(self.compute(run, **{name: value for name, value in options.items() if name in self.options}))
 
 
@@ -76,12 +86,14 @@ MEASURES: dict[str, Measure] = {}
 """Name -> measure."""
 
 
-def measure(unit: str = "difference", has_margin: bool = False, is_partial: bool = False) -> Callable:
-    """Register a function of a run as a measure under its name."""
+def measure(
+    unit: str = "difference", has_margin: bool = False, is_partial: bool = False, of_validation: bool = False
+) -> Callable:
+    """Register a function of a run as a measure under its name. Those with a margin are of validation."""
 
     def register(function: Callable[..., float]) -> Callable[..., float]:
         name = function.__name__
-        MEASURES[name] = Measure(name, function, unit, has_margin, is_partial)
+        MEASURES[name] = Measure(name, function, unit, has_margin, is_partial, of_validation or has_margin)
         return function
 
     return register
@@ -90,11 +102,18 @@ def measure(unit: str = "difference", has_margin: bool = False, is_partial: bool
 # ---- series of a run
 
 
+def has_iterations(run: "Run") -> bool:
+    """Return whether a run has recorded an iteration; one that diverged in the first has only the validation of the untrained model."""
+    return not run.table("metrics").empty
+
+
 def role_series(run: "Run") -> dict[str, pd.DataFrame]:
     """Map each role of a run to its rows by iteration, with chi2, perplexity, grad_norm, chi2_after and optimizer_steps.
 
-    A shared adapter has a first entry for all of its roles together, then one for each role.
+    A shared adapter has a first entry for all of its roles together, then one for each role. Empty for a run without iterations.
     """
+    if not has_iterations(run):
+        return {}
     roles, ledger = run.table("roles"), run.table("ledger")
     roles = roles[roles["role"].isin(trained_part(run.cell.policy))]
     by_role = {role: rows.set_index("iteration") for role, rows in roles.groupby("role")}
@@ -172,7 +191,7 @@ def split_half_outcomes(correct: pd.DataFrame) -> np.ndarray:
     """Return the outcomes (P,) of a run at a peak that was chosen on other problems.
 
     `correct` is problems x steps. The best trained step is chosen on every second problem and evaluated on the others, and vice
-    versa, so that each problem counts once and none chooses the checkpoint at which it is scored.
+    versa, so that each problem counts once and none chooses the checkpoint at which it is scored. A problem without a grade there is NaN.
     """
     trained = correct.loc[:, correct.columns > 0]
     if trained.empty:  # the run diverged before
@@ -209,7 +228,7 @@ def early(run: "Run", iteration: int = 10) -> float:
 def peak(run: "Run", problems: list[str] | None = None) -> float:
     """Return the best accuracy in training, on all problems or on some, chosen on the problems that it is read on."""
     if problems is not None:
-        accuracy = run.correct.loc[problems].mean()
+        accuracy = run.correct[run.correct.index.isin(problems)].mean()
         return accuracy[accuracy.index > 0].max()
     return run.at("peak")
 
@@ -217,7 +236,7 @@ def peak(run: "Run", problems: list[str] | None = None) -> float:
 @measure(has_margin=True)
 def split_half_peak(run: "Run") -> float:
     """Return the accuracy at a peak that is chosen on one half of the problems and scored on the other."""
-    return split_half_outcomes(run.correct).mean()
+    return pd.Series(split_half_outcomes(run.correct)).mean()  # without problems that have no grade
 
 
 @measure(has_margin=True)
@@ -247,7 +266,7 @@ def gain(run: "Run") -> float:
     return run.at("peak") - run.accuracy[0]
 
 
-@measure("tokens")
+@measure("tokens", of_validation=True)
 def plateau(run: "Run") -> float:
     """Return the first evaluated iteration within `MARGIN` of the peak; NaN for a run that diverged before one."""
     trained = run.accuracy[run.accuracy.index > 0]
@@ -259,33 +278,33 @@ def plateau(run: "Run") -> float:
 # ---- falls
 
 
-@measure()
+@measure(of_validation=True)
 def falls(run: "Run") -> bool:
     """Return whether a run ends fallen."""
     return run.ends_fallen
 
 
-@measure()
+@measure(of_validation=True)
 def stays(run: "Run") -> bool:
     """Return whether a run does not end fallen."""
     return not run.ends_fallen
 
 
-@measure(is_partial=True)
-def late(run: "Run") -> float:
+@measure(is_partial=True, of_validation=True)
+def late(run: "Run") -> bool | float:
     """Return whether the first fall of a run that ends fallen comes after the rate of a cosine with a clock per update call is first 0; NaN for another run."""
     fall = first_fall(run.accuracy)
     zero_iteration = run.cell.max_steps / len(adapter_names(run.cell.policy))
-    return float(fall.at > zero_iteration) if fall is not None and fall.is_terminal else math.nan
+    return fall.at > zero_iteration if fall is not None and fall.is_terminal else math.nan
 
 
-@measure()
+@measure(of_validation=True)
 def only_ip_falls(run: "Run", other: "Run") -> bool:
     """Return whether a run ends fallen and the other one does not."""
     return run.ends_fallen and not other.ends_fallen
 
 
-@measure()
+@measure(of_validation=True)
 def slips_below_single(run: "Run", other: "Run") -> bool:
     """Return whether a run's peak lies `slip` or more below the other one's."""
     return run.at("peak") <= other.at("peak") - RULES["slip"] + 1e-9
@@ -442,6 +461,12 @@ def sampled_tokens(run: "Run") -> float:
 def change(run: "Run", role: str | None = None, metric: str = "", gain: str = "") -> float:
     """Return the change of a role's metric, or of a judging role's gain over its trivial twin, from start to end; NaN if not measured."""
     return start_and_change(run, role, metric, gain)[1]
+
+
+@measure("change")
+def growth(run: "Run", role: str) -> float:
+    """Return the growth of a role's replies from start to end, as a part of their length at the start."""
+    return change(run, role, "length_mean")
 
 
 def start_and_change(run: "Run", role: str | None = None, metric: str = "", gain: str = "") -> tuple[float, float]:

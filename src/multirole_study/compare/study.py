@@ -4,7 +4,7 @@ study = CompareStudy.from_yaml("studies/sharing.yaml")
 study.table(Results("results/tiny-r"))
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain, product
 from pathlib import Path
@@ -19,10 +19,10 @@ from multirole_study.compare.answers import Answer, Question, judged
 from multirole_study.compare.arms import Place, Runs, find_runs, mean_by_seed, of_whole_seeds
 from multirole_study.compare.corrections import ALL_CELLS
 from multirole_study.compare.looks import Looks
-from multirole_study.compare.measures import MEASURES
+from multirole_study.compare.measures import MEASURES, SKILL_MEASURES
 from multirole_study.compare.rules import ALPHA, MARGIN
 from multirole_study.compare.verdicts import Rule
-from multirole_study.experiment.settings import CHECKED, did_you_mean
+from multirole_study.experiment.settings import CHECKED, did_you_mean, refuse_repeats
 
 if TYPE_CHECKING:
     from multirole_study.experiment.cell import Cell
@@ -37,6 +37,52 @@ class DeclaredArm:
     policy: str = "sp"
     workflow: str | None = None
     parameters: dict[str, object] = Field(default_factory=dict)
+
+
+def check_measure(question: str, name: str, options: Mapping[str, object]) -> None:
+    """Raise ValueError if a question's measure is none, or does not work with these options."""
+    if name not in MEASURES:
+        known = did_you_mean(name, list(MEASURES)) or f" Measures are {', '.join(sorted(MEASURES))}."
+        raise ValueError(f"`measure` of the question {question!r} is {name!r}, which is none.{known}")
+    if name == "change" and not {"metric", "gain"} & set(options):
+        raise ValueError(
+            f"The measure {name!r} of the question {question!r} needs `metric` or `gain`, such as `metric: length_mean`."
+        )
+    if missing := set(MEASURES[name].required) - set(options):
+        raise ValueError(
+            f"The measure {name!r} of the question {question!r} needs {sorted(missing)}, such as `role: generator`."
+        )
+    if unknown := set(options) - set(MEASURES[name].options):
+        raise ValueError(f"The measure {name!r} of the question {question!r} has no {sorted(unknown)}. Leave it out.")
+
+
+def check_minus(question: str, arms: list[str], minus: str | list[str] | None) -> None:
+    """Raise ValueError unless a question's `minus` is one arm, or has one for each of its arms."""
+    if isinstance(minus, list) and len(minus) != len(arms):
+        raise ValueError(
+            f"`minus` of the question {question!r} must be one arm, or one for each of {arms}, got {minus}."
+        )
+
+
+def check_roles(question: str, options: Mapping[str, object], cells: Iterable["Cell"]) -> None:
+    """Raise ValueError if a cell that a question reads lacks a role, or the gain of one, that the options name."""
+    gains = SKILL_MEASURES | {"single": ()}
+    for cell in cells:
+        is_single = len(cell.policy) == 1  # its role is put in place of `role`
+        named = {
+            str(options[name]) for name in ("role", "flat") if name in options and not (is_single and name == "role")
+        }
+        if unknown := named - set(cell.policy):
+            raise ValueError(
+                f"The question {question!r} reads the role {min(unknown)!r}, which {cell.workflow} does not have. Its roles are "
+                f"{list(cell.policy)}: name one of them, or only arms and `workflows` that have the role."
+            )
+        gain = options.get("gain")
+        if gain and gain not in (*gains.get(cell.workflow, (gain,)), "workflow"):
+            raise ValueError(
+                f"The question {question!r} reads the gain {gain!r}, which {cell.workflow} does not have. Its gains are "
+                f"{[*gains[cell.workflow], 'workflow']}: name one of them, or only arms and `workflows` that have the gain."
+            )
 
 
 @dataclass(frozen=True, config=CHECKED)
@@ -71,26 +117,32 @@ class DeclaredQuestion:
     metric: str | None = None
     flat: str | None = None
     gain: str | None = None
-    last: int | None = None
+    last: int | None = Field(None, ge=1)
 
     def __post_init__(self) -> None:
-        if self.measure not in MEASURES:
-            known = did_you_mean(self.measure, list(MEASURES)) or f" Measures are {', '.join(sorted(MEASURES))}."
-            raise ValueError(f"`measure` of the question {self.name!r} is {self.measure!r}, which is none.{known}")
-        if missing := set(MEASURES[self.measure].required) - set(self.options):
-            raise ValueError(
-                f"The measure {self.measure!r} of the question {self.name!r} needs {sorted(missing)}, such as `role: generator`."
-            )
-        if unknown := set(self.options) - set(MEASURES[self.measure].options):
-            raise ValueError(
-                f"The measure {self.measure!r} of the question {self.name!r} has no {sorted(unknown)}. Leave it out."
-            )
-        if isinstance(self.minus, list) and len(self.minus) != len(self.arms):
-            raise ValueError(
-                f"`minus` of the question {self.name!r} must be one arm, or one for each of {self.arms}, got {self.minus}."
-            )
-        if self.kind in ("shares", "paired_shares") and self.minus is None:
+        check_measure(self.name, self.measure, self.options)
+        check_minus(self.name, self.arms, self.minus)
+        measure, compares_shares = MEASURES[self.measure], self.kind in ("shares", "paired_shares")
+        if compares_shares and self.minus is None:
             raise ValueError(f"The question {self.name!r} compares shares. Write the other arm as `minus`.")
+        if measure.is_paired and self.minus is None:
+            raise ValueError(
+                f"The measure {self.measure!r} of the question {self.name!r} compares a run with one of another arm. Write that arm as `minus`."
+            )
+        if measure.is_paired and compares_shares:
+            raise ValueError(
+                f"The measure {self.measure!r} of the question {self.name!r} has one number for a pair of runs, so that there are no two shares to "
+                "compare. Write `estimate: share`."
+            )
+        if self.kind == "share" and self.minus is not None and not measure.is_paired:
+            raise ValueError(
+                f"The question {self.name!r} asks for the share of one arm, which `minus` has no part in. Leave `minus` out, or write `estimate: shares`."
+            )
+        if self.kind != "mean" and not measure.is_pattern:
+            raise ValueError(
+                f"The measure {self.measure!r} of the question {self.name!r} is a number and no pattern that a run shows or not, so that it has no "
+                "share of runs. Leave `estimate` out."
+            )
 
     @property
     def arms(self) -> list[str]:
@@ -126,7 +178,8 @@ class CompareStudy:
         looks: numbers of seeds at which lines are read, or such a number -> its alpha; by default one look, at all seeds.
         alpha: the level of both sides together.
         margin: of equivalence, as a difference of accuracies.
-        correction: "holm", over the lines of a question, or "none".
+        correction: "holm", over the lines of a question, or "none". It corrects the p-values of tests of zero, and the verdicts that follow from
+            them; a verdict by an interval (`enough`, `at`, `within`, or of a share) is not corrected, and the p beside it tests zero.
         packed_in: further results folders, such as "results/tiny-r", whose packed runs serve as runs of its arms and are not trained again.
     """
 
@@ -142,6 +195,8 @@ class CompareStudy:
     packed_in: list[str] = Field(default_factory=list)
 
     def __post_init__(self) -> None:
+        refuse_repeats("`seeds`", self.seeds)
+        refuse_repeats("The names of `questions`", [question.name for question in self.questions])
         named = {arm for question in self.questions for pair in question.pairs for arm in pair if arm is not None}
         if unknown := named - set(self.arms):
             raise ValueError(
@@ -226,7 +281,8 @@ class CompareStudy:
             return judged(question, [numbers(*line) for line in self.lines(declared)])
         of_pairs = [[numbers(place, *pair) for place in self.places(*pair)] for pair in declared.pairs]
         pools = of_pairs if declared.pooled == "places" else [list(chain.from_iterable(of_pairs))]
-        read = [of_whole_seeds(parts, self.seeds) for parts in pools]
+        counts_missing = question.measure.is_partial and declared.kind != "mean"
+        read = [of_whole_seeds(parts, self.seeds, counts_missing) for parts in pools]
         if declared.kind == "mean":
             return judged(question, [mean_by_seed(numbers) for numbers in read])
         at = tuple(seeds * len(pools[0]) for seeds in question.looks.at)  # in runs, or pairs of them

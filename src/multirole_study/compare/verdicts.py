@@ -19,7 +19,9 @@ from multirole_study.compare.rules import ALPHA
 
 YES, NO, EQUIVALENT, UNDECIDED = "yes", "no", "equivalent", "undecided"
 NOT_RUN, UNFINISHED, UNEQUAL, NOT_MEASURED = "not run", "unfinished", "unequal tokens", "not measured"
-WITHOUT_VERDICT = (NOT_RUN, UNFINISHED, UNEQUAL)
+NO_NUMBERS = (NOT_RUN, NOT_MEASURED)
+"""Words of a line without a number: it has no run, or the measure is NaN in all of its runs."""
+WITHOUT_VERDICT = (*NO_NUMBERS, UNFINISHED, UNEQUAL)
 VERDICT_OF = {"holds": YES, "fails": NO, "better": YES, "worse": NO}
 """Word of a committed declaration or of an older table -> verdict."""
 
@@ -95,7 +97,7 @@ def decide(interval: Interval, rule: Rule) -> str:
 
 def any_of(verdicts: Sequence[str]) -> str:
     """Return the verdict on whether any of several lines is a yes. "No" needs a verdict on every line."""
-    known = [verdict for verdict in verdicts if verdict != NOT_RUN]
+    known = [verdict for verdict in verdicts if verdict not in NO_NUMBERS]
     if not known:
         return NOT_RUN
     if YES in known:
@@ -108,7 +110,7 @@ def any_of(verdicts: Sequence[str]) -> str:
 def any_in_all(verdicts: Iterable[Sequence[str]]) -> str:
     """Return the verdict on whether any arm is a yes in all places; `verdicts` has the verdicts of each arm in every place."""
     kinds = [set(of_arm) for of_arm in verdicts]
-    if all({NOT_RUN, UNFINISHED} & of_arm for of_arm in kinds):
+    if all({*NO_NUMBERS, UNFINISHED} & of_arm for of_arm in kinds):
         return UNFINISHED if any(UNFINISHED in of_arm for of_arm in kinds) else NOT_RUN
     if any(of_arm == {YES} for of_arm in kinds):
         return YES

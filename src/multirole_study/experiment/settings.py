@@ -6,7 +6,7 @@ import json
 import math
 import re
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, Self, Union, get_args, get_origin
@@ -124,6 +124,12 @@ def unknown_name(name: str, known: Iterable[str]) -> str:
 def looked_in(path: str | Path) -> str:
     """Return a clause that says where a relative path was looked for; empty for an absolute path."""
     return "" if Path(path).expanduser().is_absolute() else f", which is looked for in {Path.cwd()}"
+
+
+def refuse_repeats(name: str, values: Sequence[object]) -> None:
+    """Raise ValueError if a list of `name` has a value twice."""
+    if len(set(values)) < len(values):
+        raise ValueError(f"{name} must not repeat, got {values}.")
 
 
 def did_you_mean(name: object, known: Iterable[str]) -> str:

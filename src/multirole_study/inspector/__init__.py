@@ -21,6 +21,7 @@ import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from multirole.policy import shown, trained_part
 from multirole.types import Structure
 from multirole_study.experiment.cell import policy_name
 from multirole_study.experiment.run_folder import read_config, read_provenance
@@ -45,7 +46,8 @@ PAGES = Environment(loader=LOADER, autoescape=True, undefined=StrictUndefined, t
 
 
 def describe_roles(config: dict, roles: pd.DataFrame, turns: pd.DataFrame, structure: Structure) -> list[dict]:
-    """Return colour, adapter, slots and duty of every role, in the order of the turns; slots are read from the turns, else one."""
+    """Return colour, slots, duty, and the adapter that it trains or who plays it, of every role, in the order of the turns; slots are read from the turns, else one."""
+    trained = trained_part(config["policy"])
     duties = {role: duty.kind for role, duty in structure.duties.items()}
     names = [*(turns["role"] if len(turns) else []), *config["policy"], *(roles["role"] if len(roles) else [])]
     slots = turns.groupby("role")["slot"].max() + 1 if len(turns) else {}
@@ -53,7 +55,8 @@ def describe_roles(config: dict, roles: pd.DataFrame, turns: pd.DataFrame, struc
         {
             "name": name,
             "colour": colour,
-            "adapter": config["policy"].get(name, ""),
+            "adapter": trained.get(name, ""),
+            "played_by": "" if name in trained or name not in config["policy"] else shown(config["policy"][name]),
             "slots": int(slots.get(name, 1)),
             "duty": duties.get(name),
         }

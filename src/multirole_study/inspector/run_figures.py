@@ -17,15 +17,18 @@ def plot_learning(folder: str | Path) -> Figure:
     """Plot training reward and accuracy per iteration, and validation accuracy with its interval."""
     metrics, points = load(folder, "metrics"), validation(folder)
     figure, axes = plt.subplots(figsize=(7.5, 3.6), layout="constrained")
-    axes.plot(metrics["iteration"], metrics["reward"], "--", color="C1", lw=1.8, label="training reward")
-    axes.plot(metrics["iteration"], metrics["accuracy"], color="C0", lw=1, label="training accuracy")
+    if len(metrics):
+        axes.plot(metrics["iteration"], metrics["reward"], "--", color="C1", lw=1.8, label="training reward")
+        axes.plot(metrics["iteration"], metrics["accuracy"], color="C0", lw=1, label="training accuracy")
     if len(points):
         error = (points["accuracy"] - points["low"], points["high"] - points["accuracy"])
         label = f"validation accuracy ({points['n'].iloc[0]} problems, 95 % Wilson)"
         axes.errorbar(points["step"], points["accuracy"], yerr=error, fmt="o-", color="C3", capsize=3, label=label)
         axes.axhline(points["accuracy"].iloc[0], color="C3", lw=0.8, ls=":", label="untrained workflow")
-    axes.set(xlabel="iteration", ylabel="fraction", ylim=(min(0.0, metrics["reward"].min()), 1.0))
-    axes.legend(fontsize=8, frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
+    lowest = metrics["reward"].min() if len(metrics) else 0.0
+    axes.set(xlabel="iteration", ylabel="fraction", ylim=(min(0.0, lowest), 1.0))
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=8, frameon=False, loc="lower left", bbox_to_anchor=(0, 1), ncols=2)
     axes.spines[["top", "right"]].set_visible(False)
     return figure
 

@@ -37,6 +37,7 @@ from multirole.credit.estimators.leave_one_out import LeaveOneOutCredit
 from multirole.credit.estimators.shapley import shapley_values
 from multirole.credit.turn_grading import grade_by_duty
 from multirole.engines.protocol import Request
+from multirole.policy import trained_part
 from multirole.rollout.replay import Fork, Replay, fork_seed
 from multirole.rollout.rollout import WorkflowError
 from multirole.types import Episode, Problem, Structure, Turn, structure_of
@@ -174,7 +175,7 @@ class _Measurer:
     def __init__(self, trainer: Trainer, sizes: Sizes) -> None:
         self.trainer, self.sizes = trainer, sizes
         self.row_estimators = {name: load_estimator(name)() for name in MEASURED if name not in FORKED}
-        self.roles = list(trainer.policy)
+        self.roles, self.trained = list(trainer.policy), trained_part(trainer.policy)
         self.structure = structure_of(trainer.workflow)
         self.coalitions = [frozenset(c) for n in range(len(self.roles)) for c in itertools.combinations(self.roles, n)]
 
@@ -187,7 +188,7 @@ class _Measurer:
         for i, problem in enumerate(problems):
             rest = played[i * (1 + n_pool) + 1 : (i + 1) * (1 + n_pool)]
             pools[problem.id] = rest[: n_pool // 2], rest[n_pool // 2 :]
-        turns = [(first.episode, turn) for first in firsts for turn in first.episode.turns]
+        turns = [(first.episode, turn) for first in firsts for turn in self._trained_turns(first.episode)]
         # where a prompt beside the turn is too long, a replay may end before it
         repeated = [
             (at, by_tail)
@@ -210,6 +211,10 @@ class _Measurer:
             moments = {name: moments_of(draws[name], exact) for name in MEASURED}
             contexts.append(Context(episode.problem.id, place_of(turn), moments))
         return Measurement(contexts, self._costs([variant for variant, _ in everyone], variants, shapley_tokens))
+
+    def _trained_turns(self, episode: Episode) -> list[Turn]:
+        """Return the turns of an episode whose roles are trained."""
+        return [turn for turn in episode.turns if turn.role in self.trained]
 
     def _play(self, replays: Iterable[SeededReplay]) -> list[Variant]:
         """Play and score replays; each result has the seeds of its replay."""
@@ -335,8 +340,8 @@ class _Measurer:
         advantages = group_advantages([reward_of(episode) for episode in group], same)
         for episode, advantage in zip(group, advantages, strict=True):
             episode.advantage = advantage
-        rows = episode_rows(group, dict(self.trainer.policy), masks_truncated=False)
-        at = next(i for i, turn in enumerate(own.turns) if place_of(turn) == place)
+        rows = episode_rows(group, self.trained, masks_truncated=False)
+        at = next(i for i, turn in enumerate(self._trained_turns(own)) if place_of(turn) == place)
         # the parts of a trainer that they read, for one group of n episodes in an iteration of this number
         group_of_n: Any = SimpleNamespace(
             workflow=self.trainer.workflow,
@@ -349,7 +354,7 @@ class _Measurer:
         self, pool: Sequence[Variant], variants: Sequence[dict[tuple[int, int], Variant]], shapley_tokens: dict[int, int]
     ) -> dict[str, float]:  # fmt: skip
         """Return the sampled tokens per trained row of each estimator."""
-        turns = _mean(len(v.episode.turns) for v in pool)
+        turns = _mean(len(self._trained_turns(v.episode)) for v in pool)
         per_row, n_branches = _mean(v.tokens for v in pool) / turns, self.sizes.branches
         forked = _mean(
             v.tokens for by_tail in variants for (reply, _), v in by_tail.items() if reply >= self.sizes.replies

@@ -294,11 +294,12 @@ LOGGED = (
 
 @contextmanager
 def _restored(trainer: MultiRoleGRPOTrainer) -> Iterator[None]:
-    """Context manager: the trainer plays no episodes ahead, counts and logs nothing, and its engine rests afterwards."""
+    """Context manager: the trainer plays no episodes ahead, has rows of all roles at once, counts and logs nothing, and its engine rests afterwards."""
     state, ahead = trainer.state, trainer.player.ahead
     if ahead is not None:
         ahead.wait()
     trainer.player.ahead = None
+    role_order, trainer.args.role_order = trainer.args.role_order, None
     step, n_tokens, n_sampled = state.global_step, state.num_input_tokens_seen, trainer.rollout.sampled_tokens
     kept = {name: getattr(trainer, name) for name in LOGGED}
     for name, value in kept.items():
@@ -311,6 +312,7 @@ def _restored(trainer: MultiRoleGRPOTrainer) -> Iterator[None]:
         state.global_step, state.num_input_tokens_seen, trainer.rollout.sampled_tokens = step, n_tokens, n_sampled
         trainer.player.rest()
         trainer.player.ahead = ahead
+        trainer.args.role_order = role_order
 
 
 @contextmanager

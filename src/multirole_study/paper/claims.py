@@ -14,7 +14,7 @@ from multirole_study.compare import arms
 from multirole_study.compare.intervals import seeds_needed
 from multirole_study.compare.measures import MEASURES
 from multirole_study.compare.rules import MARGIN, RULES
-from multirole_study.compare.verdicts import NOT_RUN, UNDECIDED, VERDICT_OF, Rule
+from multirole_study.compare.verdicts import NO_NUMBERS, UNDECIDED, VERDICT_OF, Rule
 from multirole_study.paper.grid import POLICIES, WORKFLOWS
 from multirole_study.paper.output import MISSING, Table, formatted
 from multirole_study.paper.results import Results
@@ -187,7 +187,7 @@ def judged(
 
 def in_words(answer: engine.Answer, question: engine.Question) -> tuple[str, str]:
     """Return the verdict and its numbers as text; dashes where there are no runs, or too few."""
-    if answer.verdict in (NOT_RUN, MISSING):
+    if answer.verdict in (*NO_NUMBERS, MISSING) and not answer.text:
         return MISSING, MISSING
     if answer.text:
         return answer.verdict, answer.text

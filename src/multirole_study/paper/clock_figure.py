@@ -10,7 +10,15 @@ from matplotlib.figure import Figure
 
 from multirole_study.compare.measures import FLOOR
 from multirole_study.experiment.cell import Cell
-from multirole_study.labels import BASE_NAMES, POLICY_COLOURS, POLICY_STYLES, cell_name, colours_of, task_name
+from multirole_study.labels import (
+    BASE_NAMES,
+    POLICY_COLOURS,
+    POLICY_STYLES,
+    cell_name,
+    colours_of,
+    file_name,
+    task_name,
+)
 from multirole_study.paper.clock_study import ClockStudy
 from multirole_study.paper.clock_tables import Place, arm_name, places, read_runs, reason_unread
 from multirole_study.paper.output import Plate, how_many, labelled, say_below, styled
@@ -93,7 +101,7 @@ def clock_figure(results: Results, study: ClockStudy, place: Place) -> Plate:
         "accuracy; thick is the mean over seeds, thin is each seed, SP is the same in all columns. Middle: χ² after the update by role, means over seeds and 3 "
         f"iterations, of absolute values because estimates can be negative. Bottom: the learning rate of each adapter. Runs: {runs_text}."
     )
-    return Plate(f"clock_{place.workflow}_{place.task}_{place.name}", figure, caption)
+    return Plate(file_name(f"clock_{place.workflow}_{place.task}_{place.name}"), figure, caption)
 
 
 def figures(results: Results, study: ClockStudy) -> list[Plate]:

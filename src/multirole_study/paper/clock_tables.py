@@ -14,7 +14,7 @@ from multirole_study.compare.arms import find_runs
 from multirole_study.compare.intervals import chance_to_decide, exact_share, t_interval
 from multirole_study.compare.looks import Looks
 from multirole_study.compare.measures import MEASURES
-from multirole_study.compare.verdicts import NOT_RUN, UNDECIDED, YES, Rule
+from multirole_study.compare.verdicts import NO_NUMBERS, NOT_RUN, UNDECIDED, YES, Rule
 from multirole_study.labels import WORKFLOW_NAMES, task_name
 from multirole_study.paper.clock_study import MIDDLE, ClockStudy, Line
 from multirole_study.paper.output import MISSING, Row, Table, formatted, interval_text, number, pivoted, verdict_cell
@@ -102,8 +102,8 @@ def answer(results: Results, study: ClockStudy, place: Place, declared: dict) ->
     names = [declared["arm"], *([declared["minus"]] if "minus" in declared else [])]
     arms = [{place[:2]: runs_of(results, study, place, name)} for name in names]
     (answered,) = engine.answers(question := question_of(declared), [engine.Line(*arms)])
-    if answered.verdict == NOT_RUN:
-        return Answer(NOT_RUN, NOT_RUN)
+    if answered.verdict in NO_NUMBERS:
+        return Answer(answered.verdict, answered.verdict)
     if not len(answered.numbers):
         return Answer(answered.verdict, f"{answered.pairs} of {LOOKS.at[0]} seeds", seeds=answered.pairs)
     interval = answered.interval
@@ -162,6 +162,8 @@ def calibrated_rate(results: Results, study: ClockStudy) -> tuple[float | None, 
             )
         if not any(run.ends_fallen for run in runs):
             return float(line.rate), f"The rate `{MIDDLE}` is {line.rate:g}: no calibration run ends fallen there."
+    if not lines:
+        return None, f"There is no rate `{MIDDLE}`: the study has no calibration."
     return None, f"There is no rate `{MIDDLE}`: at every rate of the calibration a run ends fallen."
 
 

@@ -8,12 +8,12 @@ from pydantic.dataclasses import dataclass
 
 from multirole_study.compare.intervals import NO_UNITS
 from multirole_study.compare.measures import MEASURES
-from multirole_study.compare.study import CompareStudy
+from multirole_study.compare.study import CompareStudy, check_roles
 from multirole_study.experiment.cell import Cell
-from multirole_study.experiment.settings import CHECKED
+from multirole_study.experiment.settings import CHECKED, looked_in
 from multirole_study.labels import WORKFLOW_NAMES, task_name
 from multirole_study.paper import pack
-from multirole_study.paper.grid import ArmsStudy, as_fields
+from multirole_study.paper.grid import ArmsStudy, as_fields, refuse_coordinates
 from multirole_study.paper.output import MISSING, Table, interval_text, p_cell, verdict_cell
 from multirole_study.paper.results import Results
 
@@ -27,10 +27,21 @@ class ComparedStudy(CompareStudy, ArmsStudy):
 
     def __post_init__(self) -> None:
         CompareStudy.__post_init__(self)
+        for about in self.arms.values():
+            refuse_coordinates(about.parameters, "policy")
         self.cells_by_line()  # raises ValueError for invalid cells
+        for question in self.questions:
+            arms = ((arm, place) for pair in question.pairs for arm in pair if arm for place in self.places(*pair))
+            check_roles(question.name, question.options, (self.cells_of(self.grid, *arm)[0] for arm in arms))
 
     def packed_elsewhere(self) -> set[str]:
-        """Return the ids of the runs in `packed_in`."""
+        """Return the ids of the runs in `packed_in`. Raises ValueError for a folder that is not one of packed runs."""
+        for folder in self.packed_in:
+            if not (Path(folder) / "runs.parquet").is_file():
+                raise ValueError(
+                    f"`packed_in` must name folders of packed runs, such as results/tiny-r, got {folder!r}{looked_in(folder)}. It has no "
+                    "runs.parquet: correct the name, or pack its runs first."
+                )
         return {run for folder in self.packed_in for run in pack.index(Path(folder))["run"]}
 
     def runs(self) -> list[tuple[str, Cell]]:
@@ -60,7 +71,9 @@ def answer_table(results: Results, study: CompareStudy) -> Table:
     declared = {question.name: question for question in study.questions}
     for row in values.to_dict("records"):
         question = declared[row["question"]]
-        unit = "rate" if question.kind == "share" else MEASURES[question.measure].unit
+        measure = MEASURES[question.measure]
+        is_level = question.minus is None and measure.has_margin
+        unit = "rate" if question.kind == "share" else "accuracy" if is_level else measure.unit
         interval = NO_UNITS._replace(mean=row["value"], low=row["low"], high=row["high"])
         shown.append({
             "question": question.question,

@@ -11,13 +11,19 @@ import numpy as np
 import pandas as pd
 import yaml
 
-from multirole_study.labels import BASE_COLOURS, BASE_NAMES, MARKERS, POLICY_NAMES, WORKFLOW_NAMES
+from multirole_study.labels import BASE_COLOURS, BASE_NAMES, MARKERS, cell_name
 from multirole_study.measurements.credit_moments import PARTS, Moments, parts_of
-from multirole_study.paper.gradient_signal_table import unmeasured, verdict
+from multirole_study.paper.gradient_signal_table import CELL_KEYS as CELL
+from multirole_study.paper.gradient_signal_table import (
+    first_columns,
+    tasks_of,
+    unmeasured,
+    verdict,
+    without_single_task,
+)
 from multirole_study.paper.output import STYLE, Plate, Table, bounded, how_many, say_below
 
 DECLARED = yaml.safe_load(Path(__file__).with_name("credit_accuracy.yaml").read_text(encoding="utf-8"))
-CELL = ["workflow", "policy", "seed", "step"]
 EVERY = "all"
 """Label of the line for all turns together, in place of a role."""
 CAPTION = (
@@ -99,10 +105,9 @@ def accuracy_table(rows: pd.DataFrame, values: pd.DataFrame, decided: pd.DataFra
     """Build the table of every estimator's parts, of all turns and by role: the `statistics` of `rows`, and the verdicts of `answers`."""
     shown = []
     for key, group in values.groupby([*CELL, "role", "estimator"], sort=False):
-        workflow, policy, _, step, role, estimator = key
+        role, estimator = key[-2:]
         by_statistic = group.set_index("statistic", drop=False)
-        line = {"workflow": WORKFLOW_NAMES[workflow], "policy": POLICY_NAMES[policy], "iteration": step, "turns": role,
-                "estimator": estimator}  # fmt: skip
+        line = first_columns(group.iloc[0]) | {"turns": role, "estimator": estimator}
         for name in (*PARTS, "tokens"):
             row = by_statistic.loc[name]
             line[name] = bounded(row["value"], row["unit"], row["low"], row["high"])
@@ -112,7 +117,7 @@ def accuracy_table(rows: pd.DataFrame, values: pd.DataFrame, decided: pd.DataFra
         )
     sizes = DECLARED["sizes"]
     caption = CAPTION.format(
-        scale=DECLARED["scale"], task=DECLARED["task"], problems=measured_problems(rows), declared=DECLARED["problems"], replies=sizes["replies"],
+        scale=DECLARED["scale"], task=tasks_of(rows), problems=measured_problems(rows), declared=DECLARED["problems"], replies=sizes["replies"],
         tails=sizes["tails"], seeds=", ".join(map(str, sorted(rows["seed"].unique()))), missing=missing(rows),
         reference=DECLARED["reference"], placebo=DECLARED["placebo"], version=DECLARED["version"],
     )  # fmt: skip
@@ -120,23 +125,24 @@ def accuracy_table(rows: pd.DataFrame, values: pd.DataFrame, decided: pd.DataFra
         decided[[*CELL, "role", "estimator", "statistic", "question", "verdict"]],
         on=[*CELL, "role", "estimator", "statistic"], how="left",
     )  # fmt: skip
-    return Table("credit_accuracy", "Bias and variance of credit estimators", caption, pd.DataFrame(shown), numbers)
+    shown_lines, numbers = (without_single_task(table, rows) for table in (pd.DataFrame(shown), numbers))
+    return Table("credit_accuracy", "Bias and variance of credit estimators", caption, shown_lines, numbers)
 
 
 def accuracy_figure(rows: pd.DataFrame, values: pd.DataFrame) -> Plate:
     """Draw the four parts of every estimator, of all turns, with one mark per cell and checkpoint; `values` are the `statistics` of `rows`."""
     values = values[values["role"] == EVERY]
     names = list(values["estimator"].unique())
-    cells = list(values.groupby(CELL, sort=False).groups)
+    cells, has_several = list(values.groupby(CELL, sort=False).groups), rows["task"].nunique() > 1
     with plt.rc_context(STYLE):
         figure, axes = plt.subplots(1, len(PARTS), figsize=(10, 0.9 + 0.4 * len(names)), sharey=True, layout="constrained")  # fmt: skip
         for ax, part in zip(axes, PARTS, strict=True):
             ax.axvline(0, color="0.8", linewidth=0.8)
-            for i, (workflow, policy, _, step) in enumerate(cells):
+            for i, (workflow, policy, task, _, step) in enumerate(cells):
                 here = values[(values[CELL] == list(cells[i])).all(axis=1) & (values["statistic"] == part)]
                 drawn = 100 * here.set_index("estimator").loc[names, ["value", "low", "high"]]
                 heights = np.arange(len(names)) + 0.7 * (i + 0.5) / len(cells) - 0.35
-                label = f"{WORKFLOW_NAMES[workflow]}-{policy.upper()}, iteration {step}"
+                label = f"{cell_name(workflow, policy, task if has_several else None)}, iteration {step}"
                 colour = BASE_COLOURS[i % len(BASE_COLOURS)]
                 ax.plot(drawn["value"], heights, MARKERS[i % 4], markersize=3.5, color=colour, label=label)
                 ax.hlines(heights, drawn["low"], drawn["high"], color=colour, linewidth=1.2)
@@ -145,10 +151,10 @@ def accuracy_figure(rows: pd.DataFrame, values: pd.DataFrame) -> Plate:
         axes[0].set_ylim(len(names) - 0.5, -0.5)
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside upper center", ncols=len(cells))
         base = BASE_NAMES.get(DECLARED["scale"], DECLARED["scale"])
-        about = f"{base}, {DECLARED['task']}; one seed; lines are 95 % bootstrap intervals over {measured_problems(rows)} problems"
+        about = f"{base}, {tasks_of(rows)}; one seed; lines are 95 % bootstrap intervals over {measured_problems(rows)} problems"
         say_below(figure, about)
     caption = (
-        f"Parts of the mean square of every estimator's advantage, at {DECLARED['scale']} on {DECLARED['task']}: proportional to the exact effect of the reply, bias, "
+        f"Parts of the mean square of every estimator's advantage, at {DECLARED['scale']} on {tasks_of(rows)}: proportional to the exact effect of the reply, bias, "
         f"baseline and noise. Lines are 95 % bootstrap intervals over {measured_problems(rows)} problems of one seed. {DECLARED['placebo']} is a placebo. Not measured: "
         f"{missing(rows)}."
     )

@@ -6,7 +6,7 @@ import numpy as np
 import pandas as pd
 
 from multirole_study.compare.intervals import t_interval
-from multirole_study.compare.measures import FIRST_ITERATIONS, entropy, largest
+from multirole_study.compare.measures import FIRST_ITERATIONS, entropy, has_iterations, largest
 from multirole_study.paper.grid import POLICIES, WORKFLOWS
 from multirole_study.paper.results import Results, Run
 
@@ -60,8 +60,10 @@ def extremes(run: Run) -> dict[str, float]:
     `chi2` and `chi2_after` are those of the role with the largest value under IP, and of all tokens of the shared adapter under SP,
     similar to the released code's logs; `chi2_role` and `chi2_after_role` are those of the role with the largest value under
     both. `grad_norm` is that of single optimizer steps of an adapter, `entropy` (per token, over all roles) the initial value
-    minus the smallest.
+    minus the smallest. All are NaN for a run without iterations.
     """
+    if not has_iterations(run):
+        return dict.fromkeys(("chi2", "chi2_after", "chi2_role", "chi2_after_role", "grad_norm", "entropy"), np.nan)
     roles, ledger = run.table("roles"), run.table("ledger")
     row = {name: largest(run, name) for name in ("chi2", "chi2_after")}
     row |= {f"{name}_role": roles[name].max() for name in ("chi2", "chi2_after")}

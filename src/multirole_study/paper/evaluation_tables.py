@@ -22,7 +22,7 @@ def accuracy(folder: str | Path) -> pd.DataFrame:
     for step, part in table.groupby("step"):
         by_rollout = part.pivot(index="rollout", columns="problem", values="correct").astype(float)  # (n, P)
         n, problems = by_rollout.shape
-        mean, low, high = t_interval(by_rollout.mean().to_numpy())[:3]
+        mean, low, high = t_interval(by_rollout.mean().dropna())[:3]  # of problems with a grade
         row = {"step": step, "problems": problems, "rollouts": n, "accuracy": mean, "low": low, "high": high}
         if n > 1:
             row |= {"std": by_rollout.mean(axis=1).std(ddof=0), f"pass@{n}": by_rollout.max().mean()}

@@ -4,9 +4,10 @@ The measurement is `multirole signal`; `<results_dir>/<scale>/gradient_signal.pa
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import matplotlib.pyplot as plt
 import pandas as pd
@@ -14,11 +15,12 @@ import yaml
 from matplotlib.axes import Axes
 
 from multirole_study.compare.verdicts import side
-from multirole_study.labels import BASE_NAMES, POLICY_COLOURS, POLICY_NAMES, WORKFLOW_NAMES
+from multirole_study.labels import BASE_NAMES, MAP_COLOUR, POLICY_COLOURS, POLICY_NAMES, WORKFLOW_NAMES, task_name
 from multirole_study.paper.output import MISSING, STYLE, Plate, Table, bounded, how_many, say_below
 
 DECLARED = yaml.safe_load(Path(__file__).with_name("gradient_signal.yaml").read_text(encoding="utf-8"))
-LINE_KEYS = ["workflow", "policy", "seed", "step", "role"]
+CELL_KEYS = ["workflow", "policy", "task", "seed", "step"]
+LINE_KEYS = [*CELL_KEYS, "role"]
 TABLE_COLUMNS = {  # column of the table -> (statistic, unit)
     "share of rows": ("row_share", "rate"),
     "share of tokens": ("token_share", "rate"),
@@ -70,7 +72,7 @@ def has_signal(rows: pd.DataFrame) -> bool:
 
 def answers(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
     """Yield the verdict on every declared question, by adapter, checkpoint and role or pair of roles."""
-    keys = ["workflow", "policy", "seed", "step", "adapter"]
+    keys = [*CELL_KEYS, "adapter"]
     detected = {"detected": {"statistic": "signal_share", "above": DECLARED["detected"]}}
     for key, group in rows.groupby(keys, sort=False):
         for name, question in (detected | DECLARED["questions"]).items():
@@ -92,13 +94,38 @@ def answers(rows: pd.DataFrame) -> Iterator[dict[str, object]]:
 
 def unmeasured(rows: pd.DataFrame, declared: dict) -> list[tuple[str, int]]:
     """List the declared (cell, checkpoint) that have not been measured."""
-    measured = {(f"{row.workflow} {row.policy}", row.step) for row in rows.itertuples()}
+    measured = {(f"{row.workflow} {row.policy}", row.step) for row in rows.itertuples() if row.task == declared["task"]}
     return [pair for pair in product(declared["cells"], declared["checkpoints"]) if pair not in measured]
 
 
+def declared_at(scale: str) -> dict:
+    """Return the declaration of a scale; no cells and checkpoints if it has none."""
+    return DECLARED["scales"].get(scale, {"task": "", "cells": [], "checkpoints": []})
+
+
+def tasks_of(rows: pd.DataFrame) -> str:
+    """Name the tasks of measured rows."""
+    return " and ".join(map(task_name, rows["task"].unique()))
+
+
+def without_single_task(table: pd.DataFrame, rows: pd.DataFrame) -> pd.DataFrame:
+    """Return a table of measured rows without its column `task`, unless they have several."""
+    return table if rows["task"].nunique() > 1 else table.drop(columns="task")
+
+
+def first_columns(row: Mapping[str, Any]) -> dict[str, object]:
+    """Return the workflow, policy, task and iteration of measured rows as a table shows them."""
+    return {
+        "workflow": WORKFLOW_NAMES.get(row["workflow"], row["workflow"]),
+        "policy": POLICY_NAMES.get(row["policy"], row["policy"]),
+        "task": task_name(row["task"]),
+        "iteration": row["step"],
+    }
+
+
 def missing(rows: pd.DataFrame, scale: str) -> str:
-    """List the declared cells of a scale that have not been measured, by checkpoint."""
-    declared, parts = DECLARED["scales"][scale], []
+    """List the declared cells of a scale that have not been measured, by checkpoint; nothing is declared of another scale."""
+    declared, parts = declared_at(scale), []
     for step in declared["checkpoints"]:
         cells = [cell for cell, other in unmeasured(rows, declared) if other == step]
         if cells:
@@ -107,9 +134,9 @@ def missing(rows: pd.DataFrame, scale: str) -> str:
 
 
 def ordered(rows: pd.DataFrame, scale: str) -> pd.DataFrame:
-    """Return the rows in the order of the declared cells and of the checkpoints. Shares of an adapter of one role become NaN, because they are always 1."""
-    cells = DECLARED["scales"][scale]["cells"]
-    place = [cells.index(f"{row.workflow} {row.policy}") for row in rows.itertuples()]
+    """Return the rows in the order of the declared cells, then of others, and of the checkpoints. Shares of an adapter of one role become NaN, because they are always 1."""
+    place_of = {cell: i for i, cell in enumerate(declared_at(scale)["cells"])}
+    place = [place_of.get(f"{row.workflow} {row.policy}", len(place_of)) for row in rows.itertuples()]
     rows = rows.assign(place=place).sort_values(["place", "step"], kind="stable").drop(columns="place")
     n_roles = rows.groupby(["run", "step", "adapter"])["role"].transform("nunique")
     is_trivial = (n_roles < 2) & rows["statistic"].isin(["batch_share", "mean_share"])
@@ -120,8 +147,7 @@ def signal_table(rows: pd.DataFrame, decided: pd.DataFrame, scale: str) -> Table
     """Build the table of every role's signal and noise: `rows` as `ordered`, `decided` the verdicts of `answers` on them."""
     shown = []
     for key, group in rows[rows["other"] == ""].groupby(LINE_KEYS, sort=False):
-        workflow, policy, _, step, role = key
-        line = {"workflow": WORKFLOW_NAMES[workflow], "policy": POLICY_NAMES[policy], "iteration": step, "role": role}
+        line = first_columns(group.iloc[0]) | {"role": key[-1]}
         by_statistic = group.set_index("statistic")
         for column, (statistic, unit) in TABLE_COLUMNS.items():
             row = by_statistic.loc[statistic]
@@ -130,8 +156,7 @@ def signal_table(rows: pd.DataFrame, decided: pd.DataFrame, scale: str) -> Table
         line["verdicts"] = ", ".join(f"{row.question} {row.verdict}" for row in line_verdicts.itertuples())
         shown.append(line)
     for row in decided[decided["other"] != ""].itertuples():
-        line = {"workflow": WORKFLOW_NAMES[row.workflow], "policy": POLICY_NAMES[row.policy], "iteration": row.step,
-                "role": f"{row.role} and {row.other}"}  # fmt: skip
+        line = first_columns(row._asdict()) | {"role": f"{row.role} and {row.other}"}
         interval = "no interval" if math.isnan(row.low) else f"[{row.low:.2f}, {row.high:.2f}]"
         estimate = f"{row.value:.2f} {interval}".replace("-", "−")
         shown.append(line | {"verdicts": f"cosine {estimate}: agree {row.verdict}"})
@@ -139,7 +164,7 @@ def signal_table(rows: pd.DataFrame, decided: pd.DataFrame, scale: str) -> Table
     caption = CAPTION.format(
         batches=how_many(rows["batches"]),
         scale=scale,
-        task=DECLARED["scales"][scale]["task"],
+        task=tasks_of(rows),
         seeds=seeds,
         missing=missing(rows, scale),
         version=DECLARED["version"],
@@ -148,8 +173,8 @@ def signal_table(rows: pd.DataFrame, decided: pd.DataFrame, scale: str) -> Table
         "gradient_signal",
         "Signal and noise of the gradient by role",
         caption,
-        pd.DataFrame(shown).fillna(MISSING),
-        pd.concat([decided, _batch_shares(rows)]),
+        without_single_task(pd.DataFrame(shown), rows).fillna(MISSING),
+        without_single_task(pd.concat([decided, _batch_shares(rows)]), rows),
     )
 
 
@@ -168,17 +193,22 @@ AXIS_LABELS = {  # statistic -> label of the axis
 }
 
 
+def colour_of(policy: str) -> str:
+    """Return the colour of a policy; policy maps share one."""
+    return POLICY_COLOURS.get(policy, MAP_COLOUR)
+
+
 OF_SHARED_ADAPTERS = ("batch_share", "mean_share")
 """Statistics that only the roles of a shared adapter have."""
 
 
 def signal_figure(rows: pd.DataFrame, scale: str) -> Plate:
     """Draw signal, both shares and coherence, a line for each role and checkpoint of a workflow and a colour per policy; `rows` are `ordered`."""
-    keys = ["workflow", "role", "step"]
+    keys, has_several = ["workflow", "task", "role", "step"], rows["task"].nunique() > 1
     order = {workflow: i for i, workflow in enumerate(rows["workflow"].unique())}
     lines = rows.loc[rows["other"] == "", keys].drop_duplicates()
     lines = lines.sort_values(keys, key=lambda column: column.map(order) if column.name == "workflow" else column)
-    policies = [policy for policy in POLICY_COLOURS if policy in set(rows["policy"])]
+    policies = sorted(rows["policy"].unique(), key=[*POLICY_COLOURS, *rows["policy"]].index)
     with plt.rc_context(STYLE):
         size = 10, 1.2 + 0.25 * len(lines)
         figure, axes = plt.subplots(1, len(AXIS_LABELS), figsize=size, sharey=True, layout="constrained")
@@ -193,20 +223,25 @@ def signal_figure(rows: pd.DataFrame, scale: str) -> Plate:
             if lines["workflow"].iloc[height] != lines["workflow"].iloc[height - 1]:
                 for ax in axes:
                     ax.axhline(height - 0.5, color="0.6", lw=0.8)
-        names = [f"{WORKFLOW_NAMES[line.workflow]}: {line.role}, iteration {line.step}" for line in lines.itertuples()]
+        names = [
+            f"{WORKFLOW_NAMES.get(line.workflow, line.workflow)}{f', {task_name(line.task)}' if has_several else ''}: {line.role}, iteration {line.step}"
+            for line in lines.itertuples()
+        ]
         axes[0].set_yticks(range(len(lines)), names)
         axes[0].set_ylim(len(lines) - 0.5, -0.5)
         marks = [
-            plt.Line2D([], [], color=POLICY_COLOURS[policy], marker="o", ms=4, lw=1.5, label=POLICY_NAMES[policy])
+            plt.Line2D(
+                [], [], color=colour_of(policy), marker="o", ms=4, lw=1.5, label=POLICY_NAMES.get(policy, policy)
+            )
             for policy in policies
         ]
         marks.append(plt.Line2D([], [], color="black", marker="|", ms=9, ls="", label="the role's share of rows (SP)"))
         figure.legend(handles=marks, loc="outside upper center", ncols=len(marks))
-        task, batches = DECLARED["scales"][scale]["task"], how_many(rows["batches"])
+        task, batches = tasks_of(rows), how_many(rows["batches"])
         about = f"{BASE_NAMES.get(scale, scale)}, {task}; one seed; lines are 95 % jackknife intervals over {batches} batches"
         say_below(figure, f"{about}; shares of the mean gradient only where they have an interval")
     caption = (
-        f"Signal and noise of the gradient by role, at {scale} on {DECLARED['scales'][scale]['task']}. Dots are estimates, lines 95 % jackknife intervals over {how_many(rows['batches'])} batches of one seed; a "
+        f"Signal and noise of the gradient by role, at {scale} on {tasks_of(rows)}. Dots are estimates, lines 95 % jackknife intervals over {how_many(rows['batches'])} batches of one seed; a "
         f"bar is the role's share of rows. Only roles of a shared adapter have shares, and only roles with several slots have a coherence. Not measured: {missing(rows, scale)}."
     )
     return Plate("gradient_signal", figure, caption)
@@ -224,8 +259,8 @@ def _draw_line(
     }
     for policy, row in drawn.items():
         at = height if is_shared else height + 0.32 * (policies.index(policy) + 0.5 - len(policies) / 2)
-        ax.hlines(at, 100 * row["low"], 100 * row["high"], color=POLICY_COLOURS[policy], linewidth=1.5)
-        ax.plot(100 * row["value"], at, "o", color=POLICY_COLOURS[policy], markersize=3.6)
+        ax.hlines(at, 100 * row["low"], 100 * row["high"], color=colour_of(policy), linewidth=1.5)
+        ax.plot(100 * row["value"], at, "o", color=colour_of(policy), markersize=3.6)
     if is_shared and ("row_share", "sp") in estimates:
         ax.plot(100 * estimates["row_share", "sp"]["value"], height, "|", color="black", markersize=9)
     if statistic == "coherence" and not drawn:

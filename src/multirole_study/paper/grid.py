@@ -9,7 +9,7 @@ it changes. Its runs are packed with the grid's, and `study.json` lists them.
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from functools import cached_property, lru_cache
 from itertools import product
@@ -24,7 +24,7 @@ from multirole_study.experiment.evaluation import Evaluation
 from multirole_study.experiment.launch import MEMORY_SETTINGS
 from multirole_study.experiment.old_names import merged
 from multirole_study.experiment.presets import TASKS
-from multirole_study.experiment.settings import CHECKED
+from multirole_study.experiment.settings import CHECKED, refuse_repeats
 from multirole_study.experiment.storage import write_text
 
 WORKFLOWS = ("eval_opt", "voting", "orch_workers")  # in the paper's order
@@ -54,6 +54,12 @@ def as_fields(changed: dict[str, object]) -> dict[str, object]:
     return rest | ({"fixed_launch": as_text(fixed)} if fixed else {})
 
 
+def refuse_coordinates(parameters: Mapping[str, object], *others: str) -> None:
+    """Raise ValueError if parameters set a coordinate, by which the cells of a grid differ, or one of `others`."""
+    if coordinates := {"workflow", "task", "scale", "seed", *others} & set(parameters):
+        raise ValueError(f"`parameters` cannot set {sorted(coordinates)}, which vary within the grid. Leave them out.")
+
+
 @dataclass(frozen=True, config=CHECKED)
 class Grid:
     """The cells of the matrix at one scale. Raises ValueError for values that cannot work.
@@ -74,13 +80,14 @@ class Grid:
     tasks: list[str] = Field(default_factory=lambda: list(TASKS))
 
     def __post_init__(self) -> None:
-        if len(set(self.seeds)) < len(self.seeds):
-            raise ValueError(f"`seeds` must not repeat, got {self.seeds}.")
-        if coordinates := {"workflow", "policy", "task", "scale", "seed"} & set(self.parameters):
-            raise ValueError(
-                f"`parameters` cannot set {sorted(coordinates)}, which vary within the grid. Leave them out."
-            )
+        refuse_repeats("`seeds`", self.seeds)
+        refuse_coordinates(self.parameters, "policy")
         self.cells()  # raises ValueError for invalid cells
+
+    @property
+    def shared(self) -> dict[str, object]:
+        """Return the fields of `Cell` that every cell shares: its parameters without launch options for memory."""
+        return {name: value for name, value in merged(self.parameters).items() if name not in MEMORY_SETTINGS}
 
     @property
     def base(self) -> str:
@@ -92,8 +99,8 @@ class Grid:
 
         A launch option for memory among `changed` is a treatment (`Cell.fixed_launch`). Among the grid's parameters it changes no cell.
         """
-        shared = {name: value for name, value in merged(self.parameters).items() if name not in MEMORY_SETTINGS}
-        parameters = {"policy": policy} | shared | as_fields(changed)
+        refuse_coordinates(changed)
+        parameters = {"policy": policy} | self.shared | as_fields(changed)
         settings = {name: value for name, value in parameters.items() if value is not None}
         return cell_of(workflow=workflow, task=task, scale=self.scale, seed=seed, **settings)
 
@@ -101,6 +108,11 @@ class Grid:
         """List the trained cells: every workflow under every policy, and the single-agent control, per task and seed."""
         pairs = [*((w, p) for w in self.workflows for p in self.policies), ("single", "sp")]
         return [self.cell(w, p, task, seed) for seed in self.seeds for task in self.tasks for w, p in pairs]
+
+    @property
+    def unshown(self) -> list[str]:
+        """List the workflows and policies besides the paper's, which no table or figure of a grid shows."""
+        return [name for name in (*self.workflows, *self.policies) if name not in (*WORKFLOWS, *POLICIES, "single")]
 
     def evaluations(self) -> list[Evaluation]:
         """List the evaluations besides the validation of the runs: the untrained workflows, every run's own checkpoints,
@@ -185,10 +197,21 @@ class Declaration:
     def write(self, results_dir: str | Path) -> None:
         """Write `grid.json` and the record of the other fields into `<results_dir>/<scale>`.
 
-        The record of a `Study` there stays if its variants are of this grid; otherwise it is removed, and its runs stay.
+        The record of a `Study` there stays if its variants are of this grid; otherwise it is removed, and its runs and tables stay. The same
+        holds for an `ArmsStudy` there, whose runs share the parameters of the grid.
         """
-        self.grid.write(results_dir)
         folder = Path(results_dir) / self.grid.scale
+        try:
+            before = Grid.read(folder).shared
+        except ValueError:  # none is recorded, or none that still works
+            before = self.grid.shared
+        self.grid.write(results_dir)
+        for kind in ArmsStudy.__subclasses__() if before != self.grid.shared else ():
+            if kind.RECORD != self.RECORD and (folder / kind.RECORD).is_file():
+                logger.warning(
+                    "%s is removed, because its runs have other parameters than this grid", folder / kind.RECORD
+                )
+                (folder / kind.RECORD).unlink()
         try:
             Study.read(folder)
         except ValueError as error:

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
+from pathlib import Path
 from typing import NamedTuple
 
 import pandas as pd
@@ -35,10 +36,11 @@ from multirole_study.compare.verdicts import (
     any_in_all,
     any_of,
 )
-from multirole_study.labels import WORKFLOW_NAMES, cell_name
+from multirole_study.labels import WORKFLOW_NAMES, cell_name, file_name
 from multirole_study.paper import credit_accuracy_table
-from multirole_study.paper.grid import Study
+from multirole_study.paper.grid import Grid, Study
 from multirole_study.paper.output import MISSING, Table, formatted, interval_text, p_cell, verdict_cell
+from multirole_study.paper.pack import read_measurement
 from multirole_study.paper.results import Results, Run
 
 PLACEBO = credit_accuracy_table.DECLARED["placebo"]
@@ -132,7 +134,7 @@ def compared(arms: list[Arm], other: Arm, reference: Arm, score: Score, seeds: l
     for arm, answer in zip(arms, answers, strict=True):
         read, tokens = answer.numbers, relative_tokens(arm, reference)
         peaks = values_of({seed: arm.runs[seed] for seed in read["seed"]}, score.peak)
-        is_judged = answer.verdict not in (NOT_RUN, UNFINISHED)
+        is_judged = answer.verdict not in WITHOUT_VERDICT
         verdict = UNEQUAL if is_judged and is_unequal(tokens, other_tokens) else answer.verdict
         end, peak = t_interval(read["value"]), t_interval(peaks)
         comparisons.append(Comparison(arm, tokens, end, peak, answer.interval, answer.p, verdict))
@@ -255,7 +257,7 @@ def board_table(board: Board, name: str) -> Table:
         texts = {
             "arm": line.arm.name,
             "n": str(line.end.seeds),
-            "tokens": formatted(line.tokens, "similarity") if line.end.seeds else MISSING,
+            "tokens": formatted(line.tokens, "similarity") if line.end.seeds and line.tokens > 0 else MISSING,
             "end": interval_text(line.end, "accuracy"),
             "peak": interval_text(line.peak, "accuracy"),
             f"− {reference.name}": interval_text(line.gap, "difference"),
@@ -274,7 +276,7 @@ def board_table(board: Board, name: str) -> Table:
         reference=reference.name, score=score.title, arms=len(board.arms), peak=score.about_peak,
         seeds=len(board.seeds), placebo=", ".join(f"`{arm.name}`" for arm in board.arms if arm.credit == PLACEBO) or "none",
     )  # fmt: skip
-    return Table(f"leaderboard_{board.workflow}_{board.policy}_{board.task}_{name}",
+    return Table(file_name(f"leaderboard_{board.workflow}_{board.policy}_{board.task}_{name}"),
                  f"Credit estimators in {board.title}: {score.title}", caption,
                  pd.DataFrame(shown), pd.DataFrame(values))  # fmt: skip
 
@@ -298,7 +300,7 @@ def any_better(lines: list[Comparison]) -> tuple[str, str]:
         return verdict, verdict
     if verdict == YES:
         return verdict, "; ".join(difference_text(line) for line in lines if line.verdict == YES)
-    finished = [line for line in lines if line.verdict not in (NOT_RUN, UNFINISHED)]
+    finished = [line for line in lines if line.verdict == UNEQUAL or line.verdict not in WITHOUT_VERDICT]
     largest = max(finished, key=lambda line: (line.verdict != UNEQUAL, line.gap.mean))
     text = f"the largest difference is {difference_text(largest)}"
     return verdict, text + (f" ({UNEQUAL})" if largest.verdict == UNEQUAL else "")
@@ -326,6 +328,13 @@ def placebo_text(board: Board) -> tuple[str, str]:
     verdict = NO if answer.verdict == EQUIVALENT else answer.verdict
     gain = answer.interval
     return verdict, f"{interval_text(gain, 'difference')}, {p_text(gain.p)}, {gain.seeds} runs"
+
+
+def measured_in(folder: str | Path, grid: Grid) -> pd.DataFrame | None:
+    """Read the accuracy of the estimators in a results folder; None if it has none, or if its grid has another base than `grid`."""
+    other = Grid.read(folder)
+    is_same = (other.scale, other.base) == (grid.scale, grid.base)
+    return read_measurement(folder, "credit_accuracy") if is_same else None
 
 
 def shares_of_effect(measured: pd.DataFrame | None, board: Board) -> dict[int, pd.Series]:

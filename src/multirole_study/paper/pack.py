@@ -77,7 +77,8 @@ def pack(folder: str | Path, runs: str | Path | None = None, whole: Collection[s
         folder.mkdir(parents=True, exist_ok=True)
         unchanged = old[~old["run"].isin(list(new))]
         files = {run: _tables(path) for run, path in new.items()}
-        for name in sorted(set().union(*files.values())):
+        replaced = old[old["run"].isin(list(new))]  # which may have had tables that they no longer have
+        for name in sorted(set().union(*files.values(), *map(json.loads, replaced.get("columns", ())))):
             path = folder / f"{name}.parquet"
             parts = [pq.read_table(path, filters=_of_runs(unchanged["run"]))] if path.exists() else []
             for run, tables in files.items():
@@ -87,7 +88,8 @@ def pack(folder: str | Path, runs: str | Path | None = None, whole: Collection[s
                 for file in tables.get(name, ()):
                     table = _as_packed(pq.read_table(file), left_out)
                     parts.append(table.add_column(0, "run", pa.array([run] * len(table))))
-            _write(path, pa.concat_tables(parts, promote_options="permissive"))
+            if parts:
+                _write(path, pa.concat_tables(parts, promote_options="permissive"))
         about = pd.concat([unchanged, pd.DataFrame(rows)]).sort_values("run")[list(rows[0])]
         _write(folder / "runs.parquet", pa.Table.from_pandas(about, preserve_index=False))
     return list(new)

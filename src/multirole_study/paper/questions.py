@@ -94,7 +94,7 @@ def parameters_of(results: Results, study: Study | None, name: str) -> dict[str,
     """
     if name == "grid":
         return {}
-    variant = DECLARED["scales"][results.grid.scale].get(name)
+    variant = DECLARED["scales"].get(results.grid.scale, {}).get(name)
     return study.variants[variant].parameters if study is not None and variant in study.variants else None
 
 

@@ -39,8 +39,8 @@ def draw_tuning(axes: Axes, results: Results, study: RateStudy) -> None:
         if study.arms[arm].rate is not None or not known:
             continue
         axes.plot(list(known), list(known.values()), ms=3, lw=1.2, label=arm, **look)
-        if chosen.rate is not None:
-            axes.plot(chosen.rate, known[chosen.rate], ms=8, mfc="none", **look | {"ls": ""})
+        if chosen.scored in known:
+            axes.plot(chosen.scored, known[chosen.scored], ms=8, mfc="none", **look | {"ls": ""})
     axes.axvline(study.preset, color="0.85", lw=5, zorder=0, label="the preset's rate")
     axes.set_xscale("log", base=2)
     axes.set_xticks(study.rates, [f"{rate:g}" for rate in study.rates])

@@ -7,11 +7,11 @@ from typing import ClassVar, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from multirole_study.compare.measures import MEASURES
+from multirole_study.compare.study import check_measure, check_minus, check_roles
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.old_names import merged
-from multirole_study.experiment.settings import CHECKED, did_you_mean
-from multirole_study.paper.grid import ArmsStudy, cell_of
+from multirole_study.experiment.settings import CHECKED, refuse_repeats
+from multirole_study.paper.grid import ArmsStudy, cell_of, refuse_coordinates
 
 Purpose = Literal["tuning", "scoring"]
 
@@ -48,7 +48,7 @@ class RateQuestion:
     """A comparison of arms, each with `minus`, or with its own arm in a list of them. Its arms are one family of Holm's correction.
 
     Args:
-        measure: "end" on the problems that score, "growth" of a role's replies, or a name of `compare.measures.MEASURES`.
+        measure: a name of `compare.measures.MEASURES`, such as "growth" of a role's replies; "end" is read on the problems that score.
         pooled: the question has one line: a seed's number is the mean over the arms, and a seed without all of them is not read.
     """
 
@@ -58,15 +58,17 @@ class RateQuestion:
     arms: list[str]
     minus: str | list[str]
     role: str = ""
-    """The role whose replies grow, for the measure `growth`."""
+    """The role that the measure reads, such as the one whose replies grow."""
     pooled: bool = False
 
     def __post_init__(self) -> None:
-        known = ["growth", *MEASURES]
-        if self.measure not in known:
-            raise ValueError(
-                f"`measure` of the question {self.name!r} is {self.measure!r}, which is none.{did_you_mean(self.measure, known)}"
-            )
+        check_measure(self.name, self.measure, self.options)
+        check_minus(self.name, self.arms, self.minus)
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Return the options of its measure."""
+        return {"role": self.role} if self.role else {}
 
     @property
     def pairs(self) -> list[tuple[str, str]]:
@@ -103,6 +105,7 @@ class RateStudy(ArmsStudy):
     chosen: dict[str, float] = Field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        refuse_repeats("The names of `questions`", [question.name for question in self.questions])
         named = {arm for line in self.lines for arm in line.arms} | set(self.chosen)
         named |= {arm for question in self.questions for pair in question.pairs for arm in pair}
         if unknown := named - set(self.arms):
@@ -116,6 +119,16 @@ class RateStudy(ArmsStudy):
         if odd := {arm: rate for arm, rate in self.chosen.items() if rate not in self.rates}:
             raise ValueError(f"`chosen` must be one of `rates`, {self.rates}, for every arm, got {odd}.")
         list(self.runs())  # raises ValueError for invalid cells
+        for question in self.questions:
+            pairs = (arm for pair in question.pairs for arm in pair)
+            check_roles(question.name, question.options, (self.first_cell(arm, "scoring") for arm in pairs))
+        for arm in (arm for arm, about in self.arms.items() if about.rate is None):
+            tuning, scoring = (self.first_cell(arm, purpose).n_validation for purpose in ("tuning", "scoring"))
+            if tuning is None or scoring is not None and scoring <= tuning:
+                raise ValueError(
+                    f"`n_validation` of the arm {arm!r} is {tuning} in tuning and {scoring} in scoring, so that no problem is left that scores and "
+                    "chooses no rate. Write a larger one for scoring, or a smaller one for tuning."
+                )
 
     def rate(self, arm: str) -> float | None:
         """Return the rate at which an arm is scored; None until it is chosen."""
@@ -133,9 +146,9 @@ class RateStudy(ArmsStudy):
 
     def settings(self, arm: str, rate: float, purpose: Purpose) -> dict[str, object]:
         """Return the fields of `Cell` by which a run differs from the preset; those of an arm take precedence over those of a phase."""
-        return merged(
-            self.grid.parameters, self.phase(purpose).parameters, self.arms[arm].parameters, {"learning_rate": rate}
-        )
+        own = merged(self.phase(purpose).parameters, self.arms[arm].parameters)
+        refuse_coordinates(own, "policy")
+        return merged(self.grid.parameters, own, {"learning_rate": rate})
 
     def cell(self, arm: str, rate: float, seed: int, purpose: Purpose) -> Cell:
         """Create the cell of one run."""
@@ -143,6 +156,10 @@ class RateStudy(ArmsStudy):
         settings = self.settings(arm, rate, purpose)
         coordinates = {"workflow": about.workflow, "policy": about.policy, "task": self.task_of(arm), "seed": seed}
         return cell_of(scale=self.grid.scale, **coordinates, **settings)
+
+    def first_cell(self, arm: str, purpose: Purpose) -> Cell:
+        """Create the cell of an arm's first seed at the preset's rate, whose roles and problems are those of all its runs."""
+        return self.cell(arm, self.preset, self.phase(purpose).seeds[0], purpose)
 
     def task_of(self, arm: str) -> str:
         """Return the task of an arm."""

@@ -43,10 +43,7 @@ def scored_problems(study: RateStudy) -> list[str]:
     """Return the names of the problems that score, of each task: those of the scoring runs that no tuning run is validated on."""
     names: list[str] = []
     for arm in {study.task_of(arm): arm for arm in study.arms}.values():
-        tuning, scoring = (
-            study.cell(arm, study.preset, phase.seeds[0], purpose)
-            for phase, purpose in ((study.tuning, "tuning"), (study.scoring, "scoring"))
-        )
+        tuning, scoring = (study.first_cell(arm, purpose) for purpose in ("tuning", "scoring"))
         problems = scoring.make_task().problems("validation", scoring.n_validation)
         names += [problem.id for problem in problems[tuning.n_validation :]]
     return names
@@ -61,12 +58,16 @@ def end(run: Run, problems: list[str] | None = None) -> float:
 
 
 class Tuned(NamedTuple):
-    """The tuning of one arm: rate -> mean accuracy and runs, and the rate that is chosen; None before all runs are there."""
+    """The tuning of one arm: rate -> mean accuracy and runs, and the rate that is chosen; None before all runs are there.
+
+    `scored` is the rate that the arm is scored at: the one that is written under `chosen`, or before that the tuned one.
+    """
 
     means: dict[float, float]
     runs: dict[float, int]
     rate: float | None
     is_at_edge: bool
+    scored: float | None
 
 
 def tuned(results: Results, study: RateStudy, arm: str) -> Tuned:
@@ -83,6 +84,7 @@ def tuned(results: Results, study: RateStudy, arm: str) -> Tuned:
         {rate: len(values) for rate, values in ends.items()},
         rate,
         rate in (min(study.rates), max(study.rates)),
+        study.chosen.get(arm, rate),
     )
 
 
@@ -96,7 +98,7 @@ def tuning_sentences(results: Results, study: RateStudy) -> Iterator[str]:
                 yield f"{arm}: {n} of {planned} tuning runs are there."
             else:
                 yield f"{arm}: {chosen.rate:g}{AT_THE_EDGE if chosen.is_at_edge else ''}."
-            if arm in study.chosen and study.chosen[arm] != chosen.rate:
+            if chosen.rate is not None and study.chosen.get(arm, chosen.rate) != chosen.rate:
                 yield f"{arm} is scored at {study.chosen[arm]:g}, which its tuning did not choose: correct `chosen`."
 
 
@@ -110,7 +112,7 @@ def tuning_table(results: Results, study: RateStudy) -> Table:
         texts = {"arm": arm}
         for rate, mean in chosen.means.items():
             text = MISSING if math.isnan(mean) else f"{formatted(mean, 'accuracy')} ({chosen.runs[rate]})"
-            texts[f"{rate:g}"] = f"**{text}**" if rate == chosen.rate else text
+            texts[f"{rate:g}"] = f"**{text}**" if rate == chosen.scored else text
             values.append(
                 {"arm": arm, "rate": rate, "seeds": chosen.runs[rate], "accuracy": mean, "chosen": rate == chosen.rate}
             )
@@ -152,12 +154,8 @@ def arm_table(results: Results, study: RateStudy, problems: list[str]) -> Table:
 
 def question_of(study: RateStudy, declared: RateQuestion, problems: list[str]) -> Question:
     """Return a declared question: its pairs of arms are one family of Holm's correction, and each is read when it has all seeds."""
-    if declared.measure == "end":
-        measure, options = MEASURES["end"], {"problems": problems}
-    elif declared.measure == "growth":
-        measure, options = MEASURES["change"], {"role": declared.role, "metric": "length_mean"}
-    else:
-        measure, options = MEASURES[declared.measure], {"role": declared.role} if declared.role else {}
+    measure = MEASURES[declared.measure]
+    options = declared.options | ({"problems": problems} if declared.measure == "end" else {})
     rule, looks = Rule(has_margin=measure.has_margin), Looks((len(study.scoring.seeds),))
     return Question(measure, options, rule=rule, looks=looks, correction="holm")
 
@@ -183,7 +181,7 @@ def answer_table(results: Results, study: RateStudy, problems: list[str]) -> Tab
     """Build the table of the study's questions."""
     shown, values = [], []
     for question in study.questions:
-        unit = "change" if question.measure == "growth" else MEASURES[question.measure].unit
+        unit = MEASURES[question.measure].unit
         pairs = [("all arms", "their own")] if question.pooled else question.pairs
         for (arm, minus), line in zip(pairs, compared(results, study, question, problems), strict=True):
             gap = line.interval

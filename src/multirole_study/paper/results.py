@@ -25,13 +25,19 @@ class Run:
         self.cell, self.folder = cell, folder
 
     def table(self, name: str, *columns: str) -> pd.DataFrame:
-        """Return one of the run's tables; empty if the run has none, such as cosines under IP."""
+        """Return one of the run's tables; without rows if the run has none, such as cosines under IP."""
         path = self.folder / f"{name}.parquet"
-        tables = _by_run(path, path.stat().st_mtime_ns, columns) if path.exists() else {}
-        return tables.get(self.cell.id, pd.DataFrame())
+        if not path.exists():
+            return pd.DataFrame()
+        tables, empty = _by_run(path, path.stat().st_mtime_ns, columns)
+        return tables.get(self.cell.id, empty)
 
     def series(self, metric: str, role: str | None = None) -> pd.Series:
-        """Return iteration -> a metric, of one role or of the run."""
+        """Return iteration -> a metric, of one role or of the run. Raises ValueError for a role that the run does not have."""
+        if role and role not in self.cell.policy:
+            raise ValueError(
+                f"The run {self.cell.id} has no role {role!r}, so that it has no {metric!r} of it. Its roles are {list(self.cell.policy)}."
+            )
         rows = self.table("roles" if role else "metrics")
         return (rows[rows["role"] == role] if role else rows).set_index("iteration")[metric]
 
@@ -77,10 +83,10 @@ def accuracies(runs: Iterable[Run], at: str) -> pd.Series:
 
 
 @cache
-def _by_run(path: Path, _modified: int, columns: tuple[str, ...]) -> dict[str, pd.DataFrame]:
-    """Read a packed table and split it by run; cached until the file changes."""
+def _by_run(path: Path, _modified: int, columns: tuple[str, ...]) -> tuple[dict[str, pd.DataFrame], pd.DataFrame]:
+    """Read a packed table and split it by run, and return it without rows as well; cached until the file changes."""
     table = pack.read(path.parent, path.stem, columns=["run", *columns] if columns else None)
-    return dict(iter(table.groupby("run", observed=True)))
+    return dict(iter(table.groupby("run", observed=True))), table.iloc[:0]
 
 
 class Results:

@@ -74,7 +74,7 @@ def plot(table: pd.DataFrame) -> Figure:
                     heights, 100 * rows[f"{column}_low"], 100 * rows[f"{column}_high"], color=dots.get_color(), lw=1.3
                 )
         axes[0].axvline(0, color="0.8", lw=0.8)
-        shares = here.drop_duplicates("role").set_index("role").loc[roles]
+        shares = here.drop_duplicates("role").set_index("role").reindex(roles)  # a run of another workflow lacks some
         for i, (column, name) in enumerate(
             {"token_share": "tokens of all roles", "grad_share": "its adapter's gradient"}.items()
         ):

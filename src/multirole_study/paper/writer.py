@@ -10,7 +10,7 @@ import pandas as pd
 from IPython.display import Image, Markdown, display
 from matplotlib.figure import Figure
 
-from multirole_study.labels import task_name
+from multirole_study.labels import file_name, task_name
 from multirole_study.paper.captions import DECLARED, FIGURES, about, sentences
 from multirole_study.paper.output import (
     Page,
@@ -100,7 +100,7 @@ class Writer:
             say_below(figure, about(self.packed, facts.get("seeds")))
         named = {} if task is None else {"task": task_name(task)}
         caption = FIGURES[cell].format(**sentences(self.packed), **named, **facts)
-        self.finished(cell, Plate(cell if task is None else f"{cell}_{task}", figure, caption))
+        self.finished(cell, Plate(cell if task is None else file_name(f"{cell}_{task}"), figure, caption))
 
     def finished(self, cell: str, made: Table | Plate | Page) -> None:
         """Write and show a table, figure or page that has its caption; a table without lines is not written."""

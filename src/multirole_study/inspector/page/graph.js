@@ -75,10 +75,12 @@ function buildGraph() {
   });
   drawing.append(...lines); // above the bands: one may pass a band on its way to its own
   const height = bottom + 30 * (1 + Math.max(-1, ...Object.values(rows))) + 2;
+  const partners = columns.filter((name) => roles[name].played_by);
   const arrow = svg("marker", { id: "arrow", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto" }, svg("path", { class: "head", d: "M0 0.8L7.5 4L0 7.2z" }));
   byId("graph").append(svg("svg", { viewBox: `0 0 ${width} ${height}`, width, role: "img", "aria-label": "the workflow and its adapters" }, svg("defs", {}, arrow), drawing),
     el("p", { class: "muted small" }, (data.edges_are_declared ? "" : isKnown ? "Arrows: the order of the recorded turns, by round and then by role. " : "Roles in the order of their first turns. ") +
-      (adapters.length === 1 && columns.length > 1 ? "All roles train one adapter." : "The band below a role is the adapter that it trains.")));
+      (adapters.length === 1 && columns.length > 1 && !partners.length ? "All roles train one adapter." : "The band below a role is the adapter that it trains.") +
+      partners.map((name) => ` ${name} is not trained, but played by ${roles[name].played_by}.`).join("")));
 }
 
 // A role may be called "question" or "answer", too: an edge from such a role to the same name leads to the end.

@@ -20,10 +20,11 @@ function buildRoleChanges() {
   const said = { better: "got better", worse: "got worse", "": "shows no clear change" };
   const bySaid = Object.keys(said).map((verdict) => [said[verdict], [...new Set(changes.filter((row) => row.role && row.verdict === verdict).map((row) => `${named(row)} (${row.counted})`))]]);
   place.append(el("p", {}, bySaid.filter(([, names]) => names.length).map(([words, names]) => `${words[0].toUpperCase()}${words.slice(1)}: ${names.join("; ")}. `)));
+  const at = (share, iteration, usual) => [percent(share), iteration === usual ? "" : ` (iteration ${iteration})`];
   const change = (row) => (row.after >= row.before ? "+" : "−") + Math.abs(100 * (row.after - row.before)).toFixed(1);
   place.append(el("div", { class: "scroll" }, el("table", { class: "numbers" },
     el("thead", {}, el("tr", {}, ["role", "counted", `iteration ${changes[0].from}`, `iteration ${changes[0].to}`, "change, points", "", "a trivial role, last", "cases, last"].map((name) => el("th", { class: name === "counted" ? "words" : null }, name)))),
-    el("tbody", {}, changes.map((row) => el("tr", {}, el("th", {}, row.role ? swatch(row.role) : null, named(row)), el("td", { class: "words" }, row.counted), el("td", {}, percent(row.before)), el("td", {}, percent(row.after)),
+    el("tbody", {}, changes.map((row) => el("tr", {}, el("th", {}, row.role ? swatch(row.role) : null, named(row)), el("td", { class: "words" }, row.counted), el("td", {}, at(row.before, row.from, changes[0].from)), el("td", {}, at(row.after, row.to, changes[0].to)),
       el("td", {}, change(row)), el("td", { class: "verdict " + row.verdict }, row.verdict || "no clear change"), el("td", {}, percent(row.trivial)), el("td", {}, row.cases)))))),
   el("p", { class: "muted small" }, "Better or worse: the 95 % interval of the change over the cases, of this run alone, does not hold 0 (rough for balanced verdicts). A trivial role in the same place chooses at random or always says the same; for the whole workflow it is the first answer alone."));
 }
