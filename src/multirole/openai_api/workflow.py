@@ -72,7 +72,9 @@ class OpenAIWorkflow:
 
     async def run(self, problem: Problem, call: Call) -> Answer:
         """Run one episode: call the agent and return its answer."""
-        session = Session(call, list(self.roles), self._sampling, self._tokenizer, template_options=self._template_options)
+        session = Session(
+            call, list(self.roles), self._sampling, self._tokenizer, template_options=self._template_options
+        )
         key = self.endpoint.open(session)
         try:
             answer = await self._answer_of(session, problem.messages if problem.history else problem.question, key)
