@@ -64,6 +64,9 @@ class MadeUp(Run):
         self.correct = pd.DataFrame(right.astype(float), columns=range(0, 10 * len(accuracies), 10))
         self.chi2_peak = chi2_peak
 
+    def table(self, name: str, *columns: str) -> pd.DataFrame:
+        return self.series(name).to_frame()
+
     def series(self, metric: str, role: str | None = None) -> pd.Series:
         values = pd.Series(0.01, range(1, 61))
         if role == "generator":

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import chain, product
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Literal, Self
 
 import pandas as pd
 import yaml
@@ -117,7 +117,7 @@ class DeclaredQuestion:
     metric: str | None = None
     flat: str | None = None
     gain: str | None = None
-    last: int | None = Field(None, ge=1)
+    last: Annotated[int, Field(ge=1)] | None = None
 
     def __post_init__(self) -> None:
         check_measure(self.name, self.measure, self.options)
