@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Self
-from urllib.parse import urlsplit
+from urllib.parse import urlsplit, urlunsplit
 
 from mcp import Client, MCPError
 from mcp_types import (
@@ -33,7 +33,6 @@ from mcp_types import (
     TextResourceContents,
 )
 from mcp_types import Tool as ServerTool
-from pydantic import ValidationError
 
 from multirole.types import Tool, ToolUnavailable
 
@@ -147,7 +146,7 @@ class MCPTools:
                 raise _unanswered(name, str(error)) from error
             except ToolError:
                 raise
-            except ValidationError as error:
+            except ValueError as error:  # pydantic's, of an answer that is none of the protocol
                 raise ToolError(str(error)) from error
             except RuntimeError as error:
                 if not str(error).startswith(MISFITS):
@@ -169,7 +168,7 @@ def _shown(server: Any) -> str:
     """Return a server's command or its URL, without the environment and the query, which may hold keys."""
     if isinstance(server, str):
         url = urlsplit(server)
-        return repr(url._replace(netloc=url.netloc.rpartition("@")[2], query="").geturl())
+        return repr(urlunsplit((url.scheme, url.netloc.rpartition("@")[2], url.path, "", "")))
     if hasattr(server, "command"):
         return repr(" ".join([server.command, *server.args]))[:300]
     return type(server).__name__
