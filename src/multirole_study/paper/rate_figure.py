@@ -31,6 +31,12 @@ def looks(study: RateStudy) -> dict[str, dict[str, str]]:
     return marks
 
 
+def scored_arms(study: RateStudy) -> list[str]:
+    """Return the arms that a line scores, in the order of the study's arms."""
+    scored = {arm for line in study.lines if line.purpose == "scoring" for arm in line.arms}
+    return [arm for arm in study.arms if arm in scored]
+
+
 def draw_tuning(axes: Axes, results: Results, study: RateStudy) -> None:
     """Draw mean accuracy over the learning rate, a line per tuned arm with a larger mark at its rate."""
     for arm, look in looks(study).items():
@@ -50,9 +56,10 @@ def draw_tuning(axes: Axes, results: Results, study: RateStudy) -> None:
 
 
 def draw_scores(axes: Axes, results: Results, study: RateStudy) -> None:
-    """Draw the accuracy of every arm at its own rate as a point with its interval over seeds."""
-    problems, labels = scored_problems(study), []
-    for height, (arm, look) in enumerate(looks(study).items()):
+    """Draw the accuracy of every arm that is scored, at its own rate, as a point with its interval over seeds."""
+    problems, labels, marks = scored_problems(study), [], looks(study)
+    for height, arm in enumerate(scored_arms(study)):
+        look = marks[arm]
         runs = runs_of(results, study, arm, study.rate(arm), "scoring")
         score = t_interval([100 * end(run, problems) for run in runs.values()])
         if runs:
@@ -71,7 +78,7 @@ def draw_scores(axes: Axes, results: Results, study: RateStudy) -> None:
 @styled
 def rate_figure(results: Results, study: RateStudy) -> Plate:
     """Draw accuracy over the learning rate on the left, and each arm's score at its own rate on the right."""
-    figure = Figure(figsize=(8.6, 4.8), layout="constrained")
+    figure = Figure(figsize=(8.6, max(4.8, 1.4 + 0.3 * len(scored_arms(study)))), layout="constrained")
     tuning, scores = figure.subplots(1, 2, width_ratios=[1, 1])
     draw_tuning(tuning, results, study)
     draw_scores(scores, results, study)
