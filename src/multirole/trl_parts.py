@@ -440,10 +440,6 @@ class StockHooks(GRPOTrainer):
         n_tokens += sum(len(t.prompt_ids) + len(t.completion_ids) for episode in episodes for t in episode.turns)
         self.state.num_input_tokens_seen = n_tokens
         self._metrics["train"]["num_tokens"] = [n_tokens]
-        if self.log_completions:
-            shown = self._logs["completion"]
-            for i, episode in enumerate(episodes, start=len(shown) - len(episodes)):
-                shown[i] = transcript(episode)
         is_equal = groups_of_equal_rewards(
             self.underway.rewards, self.reward_weights, self.num_generations, self.multi_objective_aggregation
         )
@@ -457,9 +453,10 @@ class StockHooks(GRPOTrainer):
         if self.underway.turn_rewards is not None:
             self._compare_roles(episodes, self.underway.turn_rewards)
         if self.log_completions:
-            column = self._logs["advantages"]
-            for i, episode in enumerate(episodes, start=len(column) - len(episodes)):
-                column[i] = math.nan if episode.turn_advantages else episode.advantage
+            texts, advantages_shown = self._logs["completion"], self._logs["advantages"]
+            for i, episode in enumerate(episodes, start=len(texts) - len(episodes)):
+                texts[i] = transcript(episode)
+                advantages_shown[i] = math.nan if episode.turn_advantages else episode.advantage
         for callback in self.multirole_callbacks:
             callback.on_rollout_end(self, episodes)
         return episodes

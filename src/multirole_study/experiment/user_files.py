@@ -145,19 +145,23 @@ def _content(value: object, seen: dict[int, object]) -> object:
         case types.FunctionType():
             return [inspect.getsource(value), *each(_read_by(value))]
         case type():
-            own = [base for base in value.__mro__ if base.__module__ == value.__module__]
+            classes = [base for base in value.__mro__ if base.__module__ == value.__module__]
             members = [
                 item
-                for base in own
+                for base in classes
                 for name, item in vars(base).items()
                 if not name.startswith("__") or inspect.isfunction(item)
             ]
             methods = [
                 item for item in members if inspect.isfunction(item) and _source_of(item)
             ]  # others were generated, as by `dataclass`
-            if not any(map(_source_of, own)) and not methods:
+            if not any(map(_source_of, classes)) and not methods:
                 raise OSError(f"the source of class {value.__qualname__} is not available")
-            return [[*map(_source_of, own)], each(item for item in members if isinstance(item, PLAIN)), each(methods)]
+            return [
+                [*map(_source_of, classes)],
+                each(item for item in members if isinstance(item, PLAIN)),
+                each(methods),
+            ]
     if dataclasses.is_dataclass(value) or callable(value):
         wrapped = getattr(value, "__wrapped__", None)  # as in `functools.cache`
         return [getattr(value, "__qualname__", ""), _content(wrapped, seen), *parts_of(value)]
@@ -192,13 +196,13 @@ def _read_by(function: types.FunctionType) -> list[object]:
         cell.cell_contents for cell in function.__closure__ or () if cell != types.CellType()
     ]  # empty before its variable is set
     known = [function.__globals__.get(name) for name in sorted(_globals_read(function.__code__))]
-    own = [
+    globals_read = [
         value
         for value in known
         if isinstance(value, PLAIN)
         or (isinstance(value, types.FunctionType | type) and value.__module__ == function.__module__)
     ]
-    return [function.__defaults__, function.__kwdefaults__, *closed, *own]
+    return [function.__defaults__, function.__kwdefaults__, *closed, *globals_read]
 
 
 def _globals_read(code: types.CodeType) -> set[str]:

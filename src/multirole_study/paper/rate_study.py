@@ -146,9 +146,9 @@ class RateStudy(ArmsStudy):
 
     def settings(self, arm: str, rate: float, purpose: Purpose) -> dict[str, object]:
         """Return the fields of `Cell` by which a run differs from the preset; those of an arm take precedence over those of a phase."""
-        own = merged(self.phase(purpose).parameters, self.arms[arm].parameters)
-        refuse_coordinates(own, "policy")
-        return merged(self.grid.parameters, own, {"learning_rate": rate})
+        changes = merged(self.phase(purpose).parameters, self.arms[arm].parameters)
+        refuse_coordinates(changes, "policy")
+        return merged(self.grid.parameters, changes, {"learning_rate": rate})
 
     def cell(self, arm: str, rate: float, seed: int, purpose: Purpose) -> Cell:
         """Create the cell of one run."""
