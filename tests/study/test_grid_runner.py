@@ -259,6 +259,21 @@ def test_a_refused_grid_ends_without_a_traceback(checkout):
     assert "File " not in done.stdout
 
 
+@pytest.mark.parametrize("study", sorted((ROOT / "studies").glob("*.yaml")), ids=lambda path: path.stem)
+def test_tasks_have_the_rows_that_each_declared_study_validates_on(study):
+    scale = re.search(r"make study SCALE=(\S+)", study.read_text())
+    declaration, _ = declaration_of(CONFIGURATION | {"scale": scale[1] if scale else "tiny-r", "study": str(study)})
+    declaration.check_rows()
+
+
+def test_a_study_with_more_validation_problems_than_its_task_has_is_refused_before_any_run(checkout):
+    options = ("scale=qwen-0.5b", "tasks=[code]", "parameters={n_validation: 1000}")
+    done = snakemake(checkout, "--dry-run", study=options)
+    last = done.stdout.strip().splitlines()[-1]
+    assert done.returncode == 1, done.stdout
+    assert "cannot run: The validation split holds 146 problems, got count=1000. Write 1 <= count <= 146" in last
+
+
 @pytest.mark.parametrize("name", ["default", "slurm"])
 def test_every_profile_looks_at_done_files_only(name):
     profile = yaml.safe_load((ROOT / "profiles" / name / "config.yaml").read_text())

@@ -190,6 +190,21 @@ class Declaration:
         """List the evaluations besides the validation of the runs."""
         return self.grid.evaluations()
 
+    def check_rows(self) -> None:
+        """Raise ValueError if an embedded task has fewer validation problems than a run asks for.
+
+        Rows of the Hub and of the user's files are checked when a run starts, since they may have to be downloaded.
+        """
+        cell_of_rows = {(cell.scale, cell.task_label, cell.n_validation): cell for cell in self.cells()}
+        for cell in cell_of_rows.values():
+            task = cell.make_task()
+            if not task.describe().get("is_embedded"):
+                continue
+            try:
+                task.problems("validation", cell.n_validation)
+            except ValueError as error:
+                raise ValueError(f"{cell.id} cannot run: {error}") from error
+
     def parameters_of(self, job: Cell | Evaluation) -> dict[str, object]:
         """Return the notebook parameters of a run (train_cell.ipynb) or of an evaluation (eval_cell.ipynb)."""
         return self.grid.parameters_of(job)
