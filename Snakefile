@@ -7,6 +7,7 @@ import os, sys
 from pathlib import Path
 from shlex import quote
 from multirole_study.experiment.run_folder import folder_of
+from multirole_study.experiment.settings import UserError
 from multirole_study.paper import pack
 from multirole_study.paper.declarations import declaration_of
 
@@ -16,7 +17,7 @@ try:
     DECLARATION, GPUS = declaration_of(config)
     if workflow.is_main_process:
         DECLARATION.check_rows()
-except ValueError as error:
+except UserError as error:
     sys.exit(str(error))  # without Snakemake's traceback
 RESULTS = os.path.normpath(os.path.expanduser(config["results_dir"]))
 FOLDER = f"{RESULTS}/{DECLARATION.grid.scale}"

@@ -274,6 +274,12 @@ def test_a_study_with_more_validation_problems_than_its_task_has_is_refused_befo
     assert "cannot run: The validation split holds 146 problems, got count=1000. Write 1 <= count <= 146" in last
 
 
+def test_no_rows_of_the_hub_are_read_before_a_run(monkeypatch):
+    monkeypatch.setattr("multirole_study.tasks.sources.Source.load", lambda *_: pytest.fail("rows are read"))
+    declaration, _ = declaration_of(CONFIGURATION | {"scale": "1.7b"})
+    declaration.check_rows()
+
+
 @pytest.mark.parametrize("name", ["default", "slurm"])
 def test_every_profile_looks_at_done_files_only(name):
     profile = yaml.safe_load((ROOT / "profiles" / name / "config.yaml").read_text())

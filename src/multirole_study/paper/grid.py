@@ -24,7 +24,7 @@ from multirole_study.experiment.evaluation import Evaluation
 from multirole_study.experiment.launch import MEMORY_SETTINGS
 from multirole_study.experiment.old_names import merged
 from multirole_study.experiment.presets import TASKS
-from multirole_study.experiment.settings import CHECKED, refuse_repeats
+from multirole_study.experiment.settings import CHECKED, refuse_repeats, user_errors
 from multirole_study.experiment.storage import write_text
 
 WORKFLOWS = ("eval_opt", "voting", "orch_workers")  # in the paper's order
@@ -190,20 +190,22 @@ class Declaration:
         """List the evaluations besides the validation of the runs."""
         return self.grid.evaluations()
 
+    @user_errors()
     def check_rows(self) -> None:
-        """Raise ValueError if an embedded task has fewer validation problems than a run asks for.
+        """Raise UserError if an embedded table of problems has fewer for validation than a run asks for.
 
-        Rows of the Hub and of the user's files are checked when a run starts, since they may have to be downloaded.
+        Other embedded tasks are endless. Rows of the Hub and of the user's files are checked when a run starts, since they may have to be downloaded.
         """
-        cell_of_rows = {(cell.scale, cell.task_label, cell.n_validation): cell for cell in self.cells()}
+        from multirole_study.tasks.spec_table import TableTask  # imports datasets
+
+        cell_of_rows = {(cell.task_label, cell.n_validation): cell for cell in self.cells()}
         for cell in cell_of_rows.values():
             task = cell.make_task()
-            if not task.describe().get("is_embedded"):
-                continue
-            try:
-                task.problems("validation", cell.n_validation)
-            except ValueError as error:
-                raise ValueError(f"{cell.id} cannot run: {error}") from error
+            if isinstance(task, TableTask):
+                try:
+                    task.problems("validation", cell.n_validation)
+                except ValueError as error:
+                    raise ValueError(f"{cell.id} cannot run: {error}") from error
 
     def parameters_of(self, job: Cell | Evaluation) -> dict[str, object]:
         """Return the notebook parameters of a run (train_cell.ipynb) or of an evaluation (eval_cell.ipynb)."""
