@@ -239,6 +239,12 @@ def test_a_folder_without_packed_runs_is_refused():
         study.packed_elsewhere()
 
 
+def test_a_metric_that_no_run_has_is_named(grid_results):
+    study = declared(questions=[ROLE | {"metric": "length_meen", "role": "generator"}])
+    with pytest.raises(ValueError, match=r"has no metric 'length_meen' of 'generator'\. Did you mean 'length_mean'\?"):
+        study.table(Results(grid_results))
+
+
 def test_a_measure_that_no_run_has_is_not_measured():
     numbers = pd.DataFrame({"workflow": "w", "task": "t", "seed": range(3), "value": math.nan})
     answers = judged(Question(MEASURES["end"], looks=Looks((3,))), [numbers, numbers.iloc[:0]])

@@ -10,6 +10,7 @@ import pandas as pd
 
 from multirole_study.experiment.cell import Cell
 from multirole_study.experiment.evaluation import Evaluation, named_steps
+from multirole_study.experiment.settings import did_you_mean
 from multirole_study.falls import first_fall
 from multirole_study.paper import pack
 from multirole_study.paper.grid import Grid
@@ -33,12 +34,20 @@ class Run:
         return tables.get(self.cell.id, empty)
 
     def series(self, metric: str, role: str | None = None) -> pd.Series:
-        """Return iteration -> a metric, of one role or of the run. Raises ValueError for a role that the run does not have."""
+        """Return iteration -> a metric, of one role or of the run. Raises ValueError for a role or a metric that the run does not have."""
         if role and role not in self.cell.policy:
             raise ValueError(
                 f"The run {self.cell.id} has no role {role!r}, so that it has no {metric!r} of it. Its roles are {list(self.cell.policy)}."
             )
         rows = self.table("roles" if role else "metrics")
+        if not rows.empty and metric not in rows:
+            known = (
+                did_you_mean(metric, rows.columns)
+                or f" Its metrics are {sorted(set(rows) - {'run', 'iteration', 'role'})}."
+            )
+            raise ValueError(
+                f"The run {self.cell.id} has no metric {metric!r}{f' of {role!r}' if role else ''}.{known}"
+            )
         return (rows[rows["role"] == role] if role else rows).set_index("iteration")[metric]
 
     @cached_property
