@@ -393,8 +393,10 @@ def main() -> None:
     if of_machine.get("other") != other:
         of_machine = result[place] = {"other": other, "workflows": {}}
     with tempfile.TemporaryDirectory() as temporary:
+        stored = args.rows or Path(temporary)
+        stored.mkdir(parents=True, exist_ok=True)
         for workflow in args.workflows:
-            path = str((args.rows or Path(temporary)) / f"{workflow}.json")
+            path = str(stored / f"{workflow}.json")
 
             def run(*work: str, checkout: Path = ROOT) -> dict:
                 return alone(__file__, str(args.other), "--model", folder, "--one", *work, checkout=checkout)

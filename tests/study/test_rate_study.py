@@ -239,15 +239,15 @@ def test_the_figure_has_the_tuning_and_the_scores(monkeypatch):
     study, rises = declared(chosen=PRESET), {0.001: 0.25, 0.002: 0.5, 0.004: 0.75, 0.008: 0.5}
     results = results_of(monkeypatch, lambda c: {"end": rises[c.learning_rate]} if c.seed < 310 else three_seeds(c))
     tuning, scores = rate_figure(results, study).figure.axes
-    lines = {line.get_label(): line for line in tuning.lines}
-    assert list(lines["Voting-SP"].get_xdata()) == study.rates
-    assert list(lines["Voting-SP"].get_ydata()) == [100 * rises[rate] for rate in study.rates]
-    rings = [line for line in tuning.lines if line.get_markersize() == 8]
-    assert {float(ring.get_xdata()[0]) for ring in rings} == {0.002}, "the rate that every arm is scored at"
-    labels = [" ".join(label.get_text().split()) for label in scores.get_yticklabels()]
+    labels = [" ".join(label.get_text().split()) for label in tuning.get_yticklabels()]
     assert labels[0] == "Voting-IP (0.002)" and "Voting-SP (0.002, unfinished)" in labels
     assert "Orch-Workers-IP (0.002, not run)" in labels
-    points = {line.get_ydata()[0]: line.get_xdata()[0] for line in scores.lines}
+    row = labels.index("Voting-SP (0.002, unfinished)")
+    marks = sorted((m for m in tuning.lines if list(m.get_ydata()) == [row]), key=lambda mark: mark.get_markersize())
+    *of_rates, ring = [float(mark.get_xdata()[0]) for mark in marks]
+    assert of_rates == [100 * rises[rate] for rate in study.rates], "larger marks for larger rates"
+    assert ring == 100 * rises[0.002], "around the rate that the arm is scored at"
+    points = {line.get_ydata()[0]: line.get_xdata()[0] for line in scores.lines if len(line.get_ydata()) == 1}
     assert points[0] == pytest.approx(100 * 29 / 64) and len(points) == sum(
         arm.startswith(("Voting", "single")) for arm in study.arms
     )
@@ -306,7 +306,10 @@ def test_a_question_pools_arms_of_two_tasks(monkeypatch):
     apart = compared(results, study, study.questions[1], problems)
     assert [line.interval.mean for line in apart] == pytest.approx([0.25, 0.625])
     answers = answer_table(results, study, problems)
-    assert list(answers.shown["arm"]) == ["all arms", "ip, math", "ip, code"]
+    assert list(answers.shown["arm"]) == ["2 arms, pooled", "ip, math", "ip, code"]
+    assert (
+        answers.shown["minus"][0] == "2 arms, pooled" and "on 512 validation problems of each task" in answers.caption
+    )
 
 
 def test_an_unknown_measure_is_refused():

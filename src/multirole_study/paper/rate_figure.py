@@ -2,6 +2,7 @@
 
 import math
 import textwrap
+from itertools import pairwise
 
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
@@ -10,87 +11,122 @@ from matplotlib.figure import Figure
 from multirole_study.compare.intervals import t_interval
 from multirole_study.compare.looks import Looks
 from multirole_study.compare.rules import ALPHA
-from multirole_study.labels import BASE_NAMES, MAP_COLOUR, MARKERS, POLICY_COLOURS, SINGLE_COLOUR, WORKFLOW_MARKERS
+from multirole_study.labels import BASE_NAMES, MAP_COLOUR, POLICY_COLOURS, POLICY_NAMES, SINGLE_COLOUR, task_name
 from multirole_study.paper.output import Plate, say_below, styled
-from multirole_study.paper.rate_study import RateStudy
+from multirole_study.paper.rate_study import Phase, RateStudy
 from multirole_study.paper.rate_tables import end, runs_of, scored_problems, tuned
 from multirole_study.paper.results import Results
 
-LINES = ("-", "--", ":", "-.")
+SMALLEST, LARGEST, RING = 2.5, 6.0, 9.0
+"""Sizes in points of the mark of the lowest and of the highest learning rate, and of the ring around the one that is scored."""
 
 
-def looks(study: RateStudy) -> dict[str, dict[str, str]]:
-    """Return the marks of every arm: its colour is that of its policy, or the single agent's, and marker and line differ within one colour."""
-    marks, seen = {}, dict.fromkeys([SINGLE_COLOUR, MAP_COLOUR, *POLICY_COLOURS.values()], 0)
-    for arm, about in study.arms.items():
-        colour = SINGLE_COLOUR if about.workflow == "single" else POLICY_COLOURS.get(about.policy, MAP_COLOUR)
-        n, seen[colour] = seen[colour], seen[colour] + 1
-        is_plain = about.workflow in WORKFLOW_MARKERS and not about.parameters
-        marker = WORKFLOW_MARKERS[about.workflow] if is_plain else MARKERS[3 + n % 3]
-        marks[arm] = {"color": colour, "marker": marker, "ls": LINES[n % len(LINES)]}
-    return marks
+def seeds_of(phase: Phase) -> str:
+    """Return the number of a phase's seeds, such as "3 seeds"."""
+    return f"{len(phase.seeds)} seed{'s' * (len(phase.seeds) > 1)}"
 
 
-def scored_arms(study: RateStudy) -> list[str]:
-    """Return the arms that a line scores, in the order of the study's arms."""
-    scored = {arm for line in study.lines if line.purpose == "scoring" for arm in line.arms}
-    return [arm for arm in study.arms if arm in scored]
+def place_of(study: RateStudy, arm: str) -> tuple[str, str]:
+    """Return the workflow and the task of an arm."""
+    return study.arms[arm].workflow, study.task_of(arm)
+
+
+def ordered_arms(study: RateStudy) -> list[str]:
+    """List the arms that a line trains; those of one workflow and task stand together, in the order of the study."""
+    trained = {arm for line in study.lines for arm in line.arms}
+    arms = [arm for arm in study.arms if arm in trained]
+    places = list(dict.fromkeys(place_of(study, arm) for arm in arms))
+    return sorted(arms, key=lambda arm: places.index(place_of(study, arm)))
+
+
+def kind_of(study: RateStudy, arm: str) -> tuple[str, str]:
+    """Return the colour of an arm, and its name in the legend."""
+    about = study.arms[arm]
+    if about.workflow == "single":
+        return SINGLE_COLOUR, "single agent"
+    if about.policy in POLICY_COLOURS:
+        return POLICY_COLOURS[about.policy], POLICY_NAMES[about.policy]
+    return MAP_COLOUR, "another policy"
+
+
+def sizes(study: RateStudy) -> dict[float, float]:
+    """Map every tuned learning rate to the size of its mark, which grows with the rate."""
+    rates = sorted(study.rates)
+    step = (LARGEST - SMALLEST) / max(1, len(rates) - 1)
+    return {rate: SMALLEST + i * step for i, rate in enumerate(rates)}
 
 
 def draw_tuning(axes: Axes, results: Results, study: RateStudy) -> None:
-    """Draw mean accuracy over the learning rate, a line per tuned arm with a larger mark at its rate."""
-    for arm, look in looks(study).items():
-        chosen = tuned(results, study, arm)
+    """Draw mean accuracy in tuning, a row per arm with a mark per learning rate, and a ring around the rate that is scored."""
+    for height, arm in enumerate(ordered_arms(study)):
+        chosen, (colour, _) = tuned(results, study, arm), kind_of(study, arm)
         known = {rate: 100 * mean for rate, mean in chosen.means.items() if not math.isnan(mean)}
         if study.arms[arm].rate is not None or not known:
             continue
-        axes.plot(list(known), list(known.values()), ms=3, lw=1.2, label=arm, **look)
+        axes.hlines(height, min(known.values()), max(known.values()), color=colour, lw=0.8, alpha=0.4)
+        for rate, mean in known.items():
+            axes.plot(mean, height, "o", ms=sizes(study)[rate], color=colour, mec="white", mew=0.4)
         if chosen.scored in known:
-            axes.plot(chosen.scored, known[chosen.scored], ms=8, mfc="none", **look | {"ls": ""})
-    axes.axvline(study.preset, color="0.85", lw=5, zorder=0, label="the preset's rate")
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(study.rates, [f"{rate:g}" for rate in study.rates])
-    axes.set_xlabel("learning rate")
-    axes.set_ylabel("accuracy at the end (%)")
-    axes.set_title(f"learning rates ({len(study.tuning.seeds)} tuning seeds)", fontsize=8)
+            axes.plot(known[chosen.scored], height, "o", ms=RING, mfc="none", color=colour)
+    axes.set_xlabel("accuracy at the end (%)")
+    axes.set_title(f"tuning ({seeds_of(study.tuning)} per rate)", fontsize=8)
 
 
 def draw_scores(axes: Axes, results: Results, study: RateStudy) -> None:
     """Draw the accuracy of every arm that is scored, at its own rate, as a point with its interval over seeds."""
-    problems, labels, marks = scored_problems(study), [], looks(study)
-    for height, arm in enumerate(scored_arms(study)):
-        look = marks[arm]
+    problems = scored_problems(study)
+    for height, arm in enumerate(ordered_arms(study)):
+        colour, _ = kind_of(study, arm)
         runs = runs_of(results, study, arm, study.rate(arm), "scoring")
         score = t_interval([100 * end(run, problems) for run in runs.values()])
         if runs:
-            axes.plot(score.mean, height, ms=5, **look | {"ls": ""})
+            axes.plot(score.mean, height, "o", ms=5, color=colour)
         if len(runs) > 1:
-            axes.hlines(height, score.low, score.high, color=look["color"], lw=1.4)
-        missing = Looks((len(study.scoring.seeds),)).missing(len(runs))
-        notes = ["not tuned"] if study.rate(arm) is None else [f"{study.rate(arm):g}", *([missing] if missing else [])]
-        labels.append(textwrap.fill(f"{arm} ({', '.join(notes)})", 36))
-    axes.set_yticks(range(len(labels)), labels)
-    axes.set_ylim(len(labels) - 0.5, -0.5)
+            axes.hlines(height, score.low, score.high, color=colour, lw=1.4)
     axes.set_xlabel("accuracy at the end (%)")
-    axes.set_title(f"each arm at its own rate ({len(study.scoring.seeds)} other seeds)", fontsize=8)
+    axes.set_title(f"own rate ({len(study.scoring.seeds)} other seeds)", fontsize=8)
+
+
+def row_label(results: Results, study: RateStudy, arm: str) -> str:
+    """Return an arm's name with the rate that it is scored at, and what its score lacks."""
+    if arm not in {arm for line in study.lines if line.purpose == "scoring" for arm in line.arms}:
+        return textwrap.fill(arm, 40)
+    rate = study.rate(arm)
+    missing = Looks((len(study.scoring.seeds),)).missing(len(runs_of(results, study, arm, rate, "scoring")))
+    notes = ["not tuned"] if rate is None else [f"{rate:g}", *([missing] if missing else [])]
+    return textwrap.fill(f"{arm} ({', '.join(notes)})", 40)
 
 
 @styled
 def rate_figure(results: Results, study: RateStudy) -> Plate:
-    """Draw accuracy over the learning rate on the left, and each arm's score at its own rate on the right."""
-    figure = Figure(figsize=(8.6, max(4.8, 1.4 + 0.3 * len(scored_arms(study)))), layout="constrained")
-    tuning, scores = figure.subplots(1, 2, width_ratios=[1, 1])
+    """Draw a row per arm: its accuracy at each learning rate on the left, its score at its own rate on the right."""
+    arms = ordered_arms(study)
+    figure = Figure(figsize=(8.6, 1.6 + 0.22 * len(arms)), layout="constrained")
+    tuning, scores = figure.subplots(1, 2, sharey=True)
     draw_tuning(tuning, results, study)
     draw_scores(scores, results, study)
-    handles, labels = tuning.get_legend_handles_labels()
-    handles.append(plt.Line2D([], [], ls="", marker="o", ms=8, mfc="none", color="0.35"))
-    figure.legend(handles, [*labels, "the rate that the arm is scored at"], loc="outside upper center", ncols=3)
-    seeds = f"n = {len(study.tuning.seeds)} seeds on the left, {len(study.scoring.seeds)} others on the right"
+    tuning.set_yticks(range(len(arms)), [row_label(results, study, arm) for arm in arms])
+    tuning.set_ylim(len(arms) - 0.5, -0.5)
+    for height, (above, below) in enumerate(pairwise(arms)):
+        if place_of(study, above) != place_of(study, below):
+            for axes in (tuning, scores):
+                axes.axhline(height + 0.5, color="0.85", lw=0.8, zorder=0)
+    handles = [plt.Line2D([], [], ls="", marker="s", color=colour, label=name)
+               for colour, name in dict.fromkeys(kind_of(study, arm) for arm in arms)]  # fmt: skip
+    handles += [plt.Line2D([], [], ls="", marker="o", ms=size, color="0.35", label=f"rate {rate:g}")
+                for rate, size in sizes(study).items()]  # fmt: skip
+    handles.append(plt.Line2D([], [], ls="", marker="o", ms=RING, mfc="none", color="0.35", label="scored at"))
+    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
     base = BASE_NAMES.get(results.grid.base, results.grid.base)
-    say_below(figure, f"{base}, {study.task}; {seeds}; means over seeds, lines on the right 95 % t intervals")
+    tasks = " and ".join(dict.fromkeys(task_name(study.task_of(arm)) for arm in arms))
+    say_below(
+        figure,
+        f"{base}, {tasks}; n = {seeds_of(study.tuning)} on the left, {seeds_of(study.scoring)} on the right; means over seeds, "
+        "lines on the right 95 % t intervals",
+    )
     caption = (
-        f"Accuracy at {results.grid.scale} at the last iteration. Left: over the learning rate, mean over the tuning seeds; the ring is the rate that the arm is scored at, the grey line the preset's. Right: at its own "
-        f"rate (in brackets), on other seeds and on problems that chose no rate, with {100 * (1 - ALPHA):.0f} % t intervals over seeds; colours and marks are those of the left. Differences and verdicts are in the tables. "
-        f"Rules: {study.rules}."
+        f"Accuracy at {results.grid.scale} at the last iteration, a row per arm; grey lines divide workflows and tasks. Left: in tuning, a mark per learning rate, larger for a larger rate, mean over "
+        f"the tuning seeds; the ring is the rate that the arm is scored at. Right: at its own rate (in brackets), on other seeds and on problems that chose no rate, with "
+        f"{100 * (1 - ALPHA):.0f} % t intervals over seeds. Differences and verdicts are in the tables. Rules: {study.rules}."
     )
     return Plate("rates", figure, caption)

@@ -42,11 +42,22 @@ def runs_of(results: Results, study: RateStudy, arm: str, rate: float | None, pu
 def scored_problems(study: RateStudy) -> list[str]:
     """Return the names of the problems that score, of each task: those of the scoring runs that no tuning run is validated on."""
     names: list[str] = []
-    for arm in {study.task_of(arm): arm for arm in study.arms}.values():
+    for arm in tasks_of(study).values():
         tuning, scoring = (study.first_cell(arm, purpose) for purpose in ("tuning", "scoring"))
         problems = scoring.make_task().problems("validation", scoring.n_validation)
         names += [problem.id for problem in problems[tuning.n_validation :]]
     return names
+
+
+def tasks_of(study: RateStudy) -> dict[str, str]:
+    """Map every task of the study to an arm that has it."""
+    return {study.task_of(arm): arm for arm in study.arms}
+
+
+def scored_on(study: RateStudy, problems: list[str]) -> str:
+    """Say on how many problems arms are scored, such as "512 validation problems of each task"."""
+    tasks = tasks_of(study)
+    return f"{len(problems) // len(tasks)} validation problems" + " of each task" * (len(tasks) > 1)
 
 
 def end(run: Run, problems: list[str] | None = None) -> float:
@@ -146,7 +157,7 @@ def arm_table(results: Results, study: RateStudy, problems: list[str]) -> Table:
     """Build the table of scores."""
     values = pd.DataFrame(arm_rows(results, study, problems))
     caption = (
-        f"Not in the paper. Accuracy at the last iteration at each arm's own learning rate, in %, on {len(problems)} validation problems that chose no rate, at {results.grid.scale}, "
+        f"Not in the paper. Accuracy at the last iteration at each arm's own learning rate, in %, on {scored_on(study, problems)} that chose no rate, at {results.grid.scale}, "
         f"with 95 % t intervals over seeds. Rules: {study.rules}."
     )
     return Table("rates_scores", "Accuracy at each arm's own learning rate", caption, pivoted(values), values)
@@ -177,12 +188,18 @@ def compared(results: Results, study: RateStudy, declared: RateQuestion, problem
     return judged(question, numbers)
 
 
+def pooled_names(question: RateQuestion) -> tuple[str, str]:
+    """Name the arms that a question pools, and what is subtracted from them: one arm, or one for each."""
+    n, others = len(question.arms), {minus for _, minus in question.pairs}
+    return f"{n} arms, pooled", min(others) if len(others) == 1 else f"{n} arms, pooled"
+
+
 def answer_table(results: Results, study: RateStudy, problems: list[str]) -> Table:
     """Build the table of the study's questions."""
     shown, values = [], []
     for question in study.questions:
         unit = MEASURES[question.measure].unit
-        pairs = [("all arms", "their own")] if question.pooled else question.pairs
+        pairs = [pooled_names(question)] if question.pooled else question.pairs
         for (arm, minus), line in zip(pairs, compared(results, study, question, problems), strict=True):
             gap = line.interval
             shown.append(
@@ -201,15 +218,18 @@ def answer_table(results: Results, study: RateStudy, problems: list[str]) -> Tab
                 | {"difference": gap.mean, "low": gap.low, "high": gap.high}
                 | {"p_holm": line.p, "verdict": line.verdict}
             )
+    measures = {MEASURES[question.measure].unit for question in study.questions}
+    growth = " The growth of replies is in points of the start's length." * ("change" in measures)
+    pooled = " A pooled line has one number per seed, the mean over its arms." * any(q.pooled for q in study.questions)
     caption = (
-        f"Not in the paper. Every arm at its own learning rate at {results.grid.scale}, minus another one, paired by seed (n), with 95 % t intervals over seeds: accuracy at the last "
-        f"iteration on {len(problems)} problems that chose no rate, in points, or the growth of replies, in points of the start's length. Yes or no: p < {ALPHA} after Holm's "
+        f"Not in the paper. Every arm at its own learning rate at {results.grid.scale}, minus another one, paired by seed (n), with 95 % t intervals over seeds. Accuracy is read at the last "
+        f"iteration on {scored_on(study, problems)} that chose no rate; differences are in points.{growth}{pooled} Yes or no: p < {ALPHA} after Holm's "
         f"correction over the arms of a question. Equivalent: two one-sided tests within {100 * MARGIN:.0f} points, also after Holm. A line without all "
         f"{len(study.scoring.seeds)} seeds has no test (unfinished). Rules: {study.rules}."
     )
     return Table(
         "rates_answers",
-        "Do the comparisons hold at each arm's own learning rate?",
+        "Comparisons at each arm's own learning rate",
         caption,
         pd.DataFrame(shown),
         pd.DataFrame(values),
