@@ -204,7 +204,7 @@ def test_extras_name_the_packages_of_the_clone_and_of_a_source_distribution_thei
     assert not [name for name in names if "src/multirole_cpu" in name]
 
 
-README_TRAINS = """
+PAGE_TRAINS = """
 import os, runpy
 from importlib.util import find_spec
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers
@@ -223,7 +223,7 @@ Qwen3ForCausalLM(Qwen3Config(
     vocab_size=len(names), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
     num_key_value_heads=2, head_dim=8, eos_token_id=1, pad_token_id=0,
 )).save_pretrained("model")
-exec(compile(readme, "README.md", "exec"))
+exec(compile(page, "own_workflow.md", "exec"))
 assert trainer.state.global_step == 1
 print(json.dumps(("trained", sorted(trainer.adapters), type(trainer.engine).__name__)))
 
@@ -232,9 +232,9 @@ exec("from multirole import *")  # without what needs an extra
 assert multirole.__file__.startswith(site), multirole.__file__
 assert "vllm" not in sys.modules and "multirole_study" not in sys.modules
 """
-PAGE_TRAINS = """
+README_TRAINS = """
 assert find_spec("vllm") is None and find_spec("tabulate") is None and find_spec("multirole_cpu") is None
-exec(compile(page, "own_workflow.md", "exec"))
+exec(compile(readme, "README.md", "exec"))
 assert trainer.state.global_step == 1 and os.path.exists("out/review/adapter_reviewer/adapter_model.safetensors")
 
 from trl.trainer import grpo_trainer
@@ -272,7 +272,7 @@ installed.cache_clear()
 os.mkdir("cpu")
 os.symlink("../model", "cpu/model")
 os.chdir("cpu")
-exec(compile(readme, "README.md", "exec"))
+exec(compile(page, "own_workflow.md", "exec"))
 assert trainer.state.global_step == 1
 print(json.dumps(("with_cpu", sorted(trainer.adapters), type(trainer.engine).__name__)))
 print(json.dumps(("passes", [type(passes).__name__ for passes in installed()], installed()[0].__module__)))
@@ -298,24 +298,24 @@ def ended(printed: str) -> dict[str, tuple[object, str]]:
 
 
 def pages() -> tuple[str, str]:
-    """Return the scripts of README and of docs/own_workflow.md, which train one step; README's on a model with random weights."""
+    """Return the scripts of README and of docs/own_workflow.md, which train one step; the page's on a model with random weights."""
     (readme,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    readme = replaced(readme, {
+    (page,) = re.findall(r"```python\n(from datasets.*?)```", PAGE, re.DOTALL)
+    page = replaced(page, {
         '"Qwen/Qwen3-0.6B"': '"model"',
         'load_dataset("trl-lib/tldr", split="train")': '__import__("datasets").Dataset.from_list([{"prompt": f"{i}+1"} for i in range(4)])',
         "max_steps=500, per_device_train_batch_size=64, num_generations=8": 'max_steps=1, per_device_train_batch_size=8, num_generations=2, max_completion_length=8, report_to="none"',
     })  # fmt: skip
-    (page,) = re.findall(r"```python\n(import re\n\nfrom datasets.*?)```", PAGE, re.DOTALL)
-    return readme, replaced(
-        page, {"max_steps=10": "max_steps=1", "per_device_train_batch_size=64": "per_device_train_batch_size=16"}
-    )
+    return replaced(
+        readme, {"max_steps=10": "max_steps=1", "per_device_train_batch_size=64": "per_device_train_batch_size=16"}
+    ), page
 
 
 @pytest.fixture(scope="module")
 def alone(environment, wheels, tmp_path_factory) -> dict[str, tuple[object, str]]:
     """What the library alone says, in one process, which saves imports: it trains, every command runs, and it trains with multirole-cpu."""
     lines = [f"{command} {words}" for command, words in ARGUMENTS.items()]
-    code = README_TRAINS + PAGE_TRAINS + COMMANDS + WITH_CPU
+    code = PAGE_TRAINS + README_TRAINS + COMMANDS + WITH_CPU
     site_of_cpu = tmp_path_factory.mktemp("cpu") / "site-packages"
     with zipfile.ZipFile(wheels["multirole-cpu"]) as files:
         files.extractall(site_of_cpu)
@@ -324,7 +324,7 @@ def alone(environment, wheels, tmp_path_factory) -> dict[str, tuple[object, str]
 
 
 def test_the_library_alone_trains_the_workflows_of_the_pages(alone):
-    """README's on a model with random weights; the whole script of docs/own_workflow.md as it is, but for its length."""
+    """That of docs/own_workflow.md on a model with random weights; README's as it is, but for its length."""
     assert alone["trained"] == (["adapter_editor", "adapter_writer"], "GenerateEngine")
     for name, extra in (("from_openai", "openai"), ("engine", "server"), ("serve.py", "openai")):
         assert re.search(
