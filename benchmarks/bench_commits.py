@@ -1,7 +1,7 @@
 """Compare the CPU-seconds of this checkout with those of another one, cell by cell, in interleaved pairs.
 
     git worktree add /tmp/before 9153f33
-    python benchmarks/bench_commits.py /tmp/before [--pairs 5] [--out results/bench/commits.json]
+    python benchmarks/bench_commits.py /tmp/before [--pairs 5] [--out results/bench/commits_9153f33.json]
 
 Each measurement is a separate process with one thread, on the first problems of a cell of `tiny-r`: `start` until the trainer is built,
 `rollout` and `update` of one iteration (the second of two, after the warm-up). It uses only the library's public names, and takes
@@ -114,7 +114,7 @@ def silent_shares() -> dict[str, float]:
 
 
 def table(result: dict[str, dict]) -> str:
-    """Return the table in docs/speed.md."""
+    """Return a table in docs/speed.md, which has one for each of these files in results/bench."""
     rows = []
     for cell, ratios in result.items():
         spans = [shown(ratios[phase]) for phase in ("update", "rollout", "start")]
@@ -153,7 +153,7 @@ def main() -> None:
                 result[cell][phase] = spread(ratios) | {"seconds": statistics.median(b[phase] for _, b in pairs)}
             spans = "   ".join(f"{phase} {shown(result[cell][phase])}" for phase in ("start", "rollout", "update"))
             print(f"{cell:<22} {shares[cell]:4.0%} silent   other / this: {spans}", flush=True)
-    write("bench_commits", args.out, result, table(result))
+    write("bench_commits", args.out, result, table(result), of=args.out.name if args.out else "")
 
 
 if __name__ == "__main__":
