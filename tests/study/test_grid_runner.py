@@ -363,3 +363,31 @@ def test_a_line_is_trained_seed_by_seed(checkout):
     first, second = ({path for path in before if f"-s{seed}-" in path} for seed in (11, 10))
     assert len(first) == len(second) == 2, done.stdout[-3000:]
     assert before == {path: set() for path in first} | dict.fromkeys(second, first)
+
+
+STUB = """\
+mkdir -p running && touch running/$$ && ls running | wc -l >> counts
+sleep 0.5
+rm running/$$ && touch {output}
+"""
+ONE_BY_ONE = """\
+arms: {sp: {policy: sp}, ip: {policy: ip}, single: {workflow: single}}
+workflows: [voting]
+tasks: [math]
+seeds: [0, 1, 2, 3]
+questions: [{name: end, question: "?", measure: end, arm: ip, minus: sp}]
+"""
+
+
+def test_no_more_jobs_run_at_once_than_cores_are_given(checkout):
+    """Of three runs per seed the last is ready alone, whose core Snakemake 9.15 does not count but frees."""
+    runner = checkout / "Snakefile"
+    text = runner.read_text(encoding="utf-8")
+    assert text.count('shell: "{params}"') == 2
+    runner.write_text(text.replace('shell: "{params}"', f'shell: """{STUB}"""'))
+    (checkout / "studies" / "three.yaml").write_text(ONE_BY_ONE)
+    words = ("trained", "--nolock", "--cores", "2", "--config", "study=studies/three.yaml", "results_dir=runs")
+    log = checkout / "log"
+    assert processes.run(log, main, checkout, *words) == 0, log.read_text()[-3000:]
+    counts = [int(line) for line in (checkout / "counts").read_text().split()]
+    assert len(counts) == 12 and max(counts) == 2
