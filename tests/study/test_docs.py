@@ -141,25 +141,22 @@ def test_the_page_of_logs_has_every_metric_of_an_evaluation():
 @pytest.mark.parametrize(
     ("name", "page"),
     [
-        ("bench_rivals", "speed"),
-        ("bench_processes", "speed"),
-        ("bench_engine", "speed"),
-        ("bench_commands", "speed"),
-        ("bench_update", "speed_update"),
-        ("bench_gradient", "speed_update"),
+        ("rivals", "speed"),
+        ("commits_9153f33", "speed"),
+        ("commits_30b0fbaa", "speed"),
+        ("processes", "speed"),
+        ("engine", "speed"),
+        ("commands", "speed"),
+        ("update", "speed_update"),
+        ("gradient", "speed_update"),
     ],
 )
 def test_the_tables_of_a_benchmark_are_the_measured_ones(monkeypatch, name, page):
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    measured = json.loads((ROOT / f"results/bench/{name.removeprefix('bench_')}.json").read_text(encoding="utf-8"))
-    assert import_module(name).table(measured) in (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("name", ["commits_9153f33", "commits_30b0fbaa"])
-def test_the_tables_against_commits_are_the_measured_ones(monkeypatch, name):
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
     measured = json.loads((ROOT / f"results/bench/{name}.json").read_text(encoding="utf-8"))
-    assert import_module("bench_commits").table(measured) in (ROOT / "docs/speed.md").read_text(encoding="utf-8")
+    assert import_module(f"bench_{name.partition('_')[0]}").table(measured) in (ROOT / f"docs/{page}.md").read_text(
+        encoding="utf-8"
+    )
 
 
 @pytest.mark.parametrize("name", ["staleness_server", "staleness_server_smollm2"])

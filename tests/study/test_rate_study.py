@@ -236,7 +236,7 @@ def test_the_command_writes_tables_and_says_which_rates_are_chosen(monkeypatch, 
 
 
 def test_the_figure_has_the_tuning_and_the_scores(monkeypatch):
-    study, rises = declared(chosen=PRESET), {0.001: 0.25, 0.002: 0.5, 0.004: 0.75, 0.008: 0.5}
+    study, rises = declared(chosen=PRESET), {0.001: 0.25, 0.002: 0.5, 0.004: 0.75, 0.008: 0.375}
     results = results_of(monkeypatch, lambda c: {"end": rises[c.learning_rate]} if c.seed < 310 else three_seeds(c))
     tuning, scores = rate_figure(results, study).figure.axes
     labels = [" ".join(label.get_text().split()) for label in tuning.get_yticklabels()]
@@ -246,7 +246,8 @@ def test_the_figure_has_the_tuning_and_the_scores(monkeypatch):
     marks = sorted((m for m in tuning.lines if list(m.get_ydata()) == [row]), key=lambda mark: mark.get_markersize())
     *of_rates, ring = [float(mark.get_xdata()[0]) for mark in marks]
     assert of_rates == [100 * rises[rate] for rate in study.rates], "larger marks for larger rates"
-    assert ring == 100 * rises[0.002], "around the rate that the arm is scored at"
+    rings = {float(mark.get_xdata()[0]) for mark in tuning.lines if mark.get_markersize() == marks[-1].get_markersize()}
+    assert rings == {ring} == {100 * rises[0.002]}, "around the rate that every arm is scored at"
     points = {line.get_ydata()[0]: line.get_xdata()[0] for line in scores.lines if len(line.get_ydata()) == 1}
     assert points[0] == pytest.approx(100 * 29 / 64) and len(points) == sum(
         arm.startswith(("Voting", "single")) for arm in study.arms

@@ -15,7 +15,7 @@ from multirole_study.labels import BASE_NAMES, MAP_COLOUR, POLICY_COLOURS, POLIC
 from multirole_study.paper.output import Plate, say_below, styled
 from multirole_study.paper.rate_study import Phase, RateStudy
 from multirole_study.paper.rate_tables import end, runs_of, scored_problems, tuned
-from multirole_study.paper.results import Results
+from multirole_study.paper.results import Results, Run
 
 SMALLEST, LARGEST, RING = 2.5, 6.0, 9.0
 """Sizes in points of the mark of the lowest and of the highest learning rate, and of the ring around the one that is scored."""
@@ -58,6 +58,7 @@ def sizes(study: RateStudy) -> dict[float, float]:
 
 def draw_tuning(axes: Axes, results: Results, study: RateStudy) -> None:
     """Draw mean accuracy in tuning, a row per arm with a mark per learning rate, and a ring around the rate that is scored."""
+    size_of = sizes(study)
     for height, arm in enumerate(ordered_arms(study)):
         chosen, (colour, _) = tuned(results, study, arm), kind_of(study, arm)
         known = {rate: 100 * mean for rate, mean in chosen.means.items() if not math.isnan(mean)}
@@ -65,19 +66,18 @@ def draw_tuning(axes: Axes, results: Results, study: RateStudy) -> None:
             continue
         axes.hlines(height, min(known.values()), max(known.values()), color=colour, lw=0.8, alpha=0.4)
         for rate, mean in known.items():
-            axes.plot(mean, height, "o", ms=sizes(study)[rate], color=colour, mec="white", mew=0.4)
+            axes.plot(mean, height, "o", ms=size_of[rate], color=colour, mec="white", mew=0.4)
         if chosen.scored in known:
             axes.plot(known[chosen.scored], height, "o", ms=RING, mfc="none", color=colour)
     axes.set_xlabel("accuracy at the end (%)")
     axes.set_title(f"tuning ({seeds_of(study.tuning)} per rate)", fontsize=8)
 
 
-def draw_scores(axes: Axes, results: Results, study: RateStudy) -> None:
+def draw_scores(axes: Axes, study: RateStudy, runs_of_arms: dict[str, dict[int, Run]]) -> None:
     """Draw the accuracy of every arm that is scored, at its own rate, as a point with its interval over seeds."""
     problems = scored_problems(study)
-    for height, arm in enumerate(ordered_arms(study)):
+    for height, (arm, runs) in enumerate(runs_of_arms.items()):
         colour, _ = kind_of(study, arm)
-        runs = runs_of(results, study, arm, study.rate(arm), "scoring")
         score = t_interval([100 * end(run, problems) for run in runs.values()])
         if runs:
             axes.plot(score.mean, height, "o", ms=5, color=colour)
@@ -87,12 +87,12 @@ def draw_scores(axes: Axes, results: Results, study: RateStudy) -> None:
     axes.set_title(f"own rate ({len(study.scoring.seeds)} other seeds)", fontsize=8)
 
 
-def row_label(results: Results, study: RateStudy, arm: str) -> str:
+def row_label(study: RateStudy, arm: str, n_runs: int) -> str:
     """Return an arm's name with the rate that it is scored at, and what its score lacks."""
     if arm not in {arm for line in study.lines if line.purpose == "scoring" for arm in line.arms}:
         return textwrap.fill(arm, 40)
     rate = study.rate(arm)
-    missing = Looks((len(study.scoring.seeds),)).missing(len(runs_of(results, study, arm, rate, "scoring")))
+    missing = Looks((len(study.scoring.seeds),)).missing(n_runs)
     notes = ["not tuned"] if rate is None else [f"{rate:g}", *([missing] if missing else [])]
     return textwrap.fill(f"{arm} ({', '.join(notes)})", 40)
 
@@ -101,11 +101,12 @@ def row_label(results: Results, study: RateStudy, arm: str) -> str:
 def rate_figure(results: Results, study: RateStudy) -> Plate:
     """Draw a row per arm: its accuracy at each learning rate on the left, its score at its own rate on the right."""
     arms = ordered_arms(study)
+    runs_of_arms = {arm: runs_of(results, study, arm, study.rate(arm), "scoring") for arm in arms}
     figure = Figure(figsize=(8.6, 1.6 + 0.22 * len(arms)), layout="constrained")
     tuning, scores = figure.subplots(1, 2, sharey=True)
     draw_tuning(tuning, results, study)
-    draw_scores(scores, results, study)
-    tuning.set_yticks(range(len(arms)), [row_label(results, study, arm) for arm in arms])
+    draw_scores(scores, study, runs_of_arms)
+    tuning.set_yticks(range(len(arms)), [row_label(study, arm, len(runs)) for arm, runs in runs_of_arms.items()])
     tuning.set_ylim(len(arms) - 0.5, -0.5)
     for height, (above, below) in enumerate(pairwise(arms)):
         if place_of(study, above) != place_of(study, below):

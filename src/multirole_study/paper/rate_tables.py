@@ -218,8 +218,8 @@ def answer_table(results: Results, study: RateStudy, problems: list[str]) -> Tab
                 | {"difference": gap.mean, "low": gap.low, "high": gap.high}
                 | {"p_holm": line.p, "verdict": line.verdict}
             )
-    measures = {MEASURES[question.measure].unit for question in study.questions}
-    growth = " The growth of replies is in points of the start's length." * ("change" in measures)
+    units = {MEASURES[question.measure].unit for question in study.questions}
+    growth = " The growth of replies is in points of the start's length." * ("change" in units)
     pooled = " A pooled line has one number per seed, the mean over its arms." * any(q.pooled for q in study.questions)
     caption = (
         f"Not in the paper. Every arm at its own learning rate at {results.grid.scale}, minus another one, paired by seed (n), with 95 % t intervals over seeds. Accuracy is read at the last "
