@@ -16,6 +16,7 @@ PAGES = {
     "README.md": "index.md",
     "METRICS.md": "metrics.md",
     "results/README.md": "committed.md",
+    "studies/README.md": "studies.md",
     "docker/README.md": "containers.md",
     "CONTRIBUTING.md": "contributing.md",
     "tests/README.md": "tests.md",
@@ -82,6 +83,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
             place = name.removeprefix("results/").removesuffix(".md").replace("/", "-")
             return f"{text}(results/index.html#{place})"
         if name not in PAGES and not name.startswith("docs/") and files.get_file_from_path(name) is None:
+            if target.suffix == ".md":
+                raise PluginError(
+                    f"{source.relative_to(ROOT)} links to {name}, a page outside docs/ that the site does not have. Add it to `PAGES` of "
+                    "tools/docs_site.py and to mkdocs.yml."
+                )
             files.append(static(config, target))
         return f"{text}({PAGES.get(name, name.removeprefix('docs/'))}{anchor})"
 
