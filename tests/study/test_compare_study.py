@@ -191,6 +191,7 @@ def test_runs_of_another_folder_serve_as_an_arm(grid_results, tmp_path):
         ({"measure": "only_ip_falls", "estimate": "shares"}, "has one number for a pair of runs"),
         ({"measure": "falls", "estimate": "share"}, "the share of one arm, which `minus` has no part in"),
         ({"estimate": "shares"}, "'peak' of the question 'q' is a number and no pattern"),
+        ({"enough": 0.1, "tested": False}, "is not tested, so that no bound applies"),
         ({"measure": "end", "last": 0}, "greater than or equal to 1"),
         ({"measure": "change", "role": "generator"}, "needs `metric` or `gain`"),
     ],
@@ -351,6 +352,16 @@ def test_an_accuracy_without_another_arm_is_no_difference(grid_results):
     question = {"name": "q", "question": "?", "measure": "peak", "arm": "shared"}
     study = declare(Grid.read(grid_results), yaml.safe_load(STUDY) | {"questions": [question]})
     assert "+" not in answer_table(Results(grid_results), study).shown["value"].str.cat()
+
+
+def test_a_question_that_is_not_tested_shows_its_number_alone(grid_results):
+    ends = {"name": "end", "question": "?", "measure": "end", "arm": "isolated", "minus": "shared"}
+    shown = declared(questions=[ends | {"tested": False}])
+    one, other = by_line(shown, grid_results), by_line(declared(questions=[ends]), grid_results)
+    assert set(one["verdict"]) == {"not tested"} and one["p"].isna().all() and not other["p"].isna().any()
+    assert one[["seeds", "value", "low", "high"]].equals(other[["seeds", "value", "low", "high"]])
+    table = answer_table(Results(grid_results), shown)
+    assert table.caption.endswith("Nothing is tested.") and "verdict" not in table.shown
 
 
 def test_the_record_of_a_study_goes_with_its_grid(tmp_path, caplog):

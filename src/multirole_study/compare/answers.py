@@ -20,7 +20,7 @@ from multirole_study.compare.estimates import ESTIMATES, Estimate
 from multirole_study.compare.intervals import NO_UNITS, Interval
 from multirole_study.compare.looks import Looks
 from multirole_study.compare.measures import Measure
-from multirole_study.compare.verdicts import NOT_MEASURED, UNDECIDED, Rule, decide
+from multirole_study.compare.verdicts import NOT_MEASURED, NOT_TESTED, UNDECIDED, Rule, decide
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class Question:
     rule: Rule = field(default_factory=Rule)
     looks: Looks = field(default_factory=Looks)
     correction: str = "none"
+    is_tested: bool = True
 
     def numbers(self, arm: Runs, minus: Runs | None) -> pd.DataFrame:
         """Return the numbers of all runs of a line."""
@@ -83,6 +84,8 @@ def judged(question: Question, numbers: Sequence[pd.DataFrame]) -> list[Answer]:
         for part, known in zip(numbers, there, strict=True)
     ]
     estimates = [question.estimated(part) if len(part) else Estimate(NO_UNITS) for part in read]
+    if not question.is_tested:
+        missing = [why or NOT_TESTED for why in missing]
     intervals = [
         NO_UNITS if why else estimate.interval for estimate, why in zip(estimates, missing, strict=True)
     ]  # a line without a verdict counts in the correction

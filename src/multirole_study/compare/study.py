@@ -100,6 +100,7 @@ class DeclaredQuestion:
         at: the bound, by default 0; of a share without `minus`, one half.
         enough: the bound that is enough for a yes, such as -0.03 for "matches or exceeds".
         within: asks instead whether the number lies within ± this.
+        tested: False shows the numbers with their intervals, without p and verdict.
     """
 
     name: str
@@ -113,6 +114,7 @@ class DeclaredQuestion:
     at: float | None = None
     enough: float | None = None
     within: float | None = None
+    tested: bool = True
     role: str | None = None
     metric: str | None = None
     flat: str | None = None
@@ -142,6 +144,11 @@ class DeclaredQuestion:
             raise ValueError(
                 f"The measure {self.measure!r} of the question {self.name!r} is a number and no pattern that a run shows or not, so that it has no "
                 "share of runs. Leave `estimate` out."
+            )
+        bounds = {name for name in ("at", "enough", "within") if getattr(self, name) is not None}
+        if bounds and not self.tested:
+            raise ValueError(
+                f"The question {self.name!r} is not tested, so that no bound applies. Leave `{min(bounds)}` or `tested` out."
             )
 
     @property
@@ -237,7 +244,7 @@ class CompareStudy:
         estimated_by = {"margin": self.margin} if declared.kind == "mean" else {}
         return Question(
             MEASURES[declared.measure], declared.options, estimate=declared.kind, estimated_by=estimated_by,
-            rule=self.rule(declared), looks=Looks(at, alphas=alphas), correction=self.correction,
+            rule=self.rule(declared), looks=Looks(at, alphas=alphas), correction=self.correction, is_tested=declared.tested,
         )  # fmt: skip
 
     def cells_of(self, grid: "Grid", arm: str, place: Place) -> list["Cell"]:

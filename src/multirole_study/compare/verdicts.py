@@ -7,7 +7,8 @@ A verdict answers a question that states a direction, such as "does A end above 
     equivalent   of accuracies: two one-sided tests put the difference within the margin
     undecided    all else
 
-Without a verdict a line says why: "not run", "unfinished" (not all declared seeds), "unequal tokens" (an arm spent more), "not measured".
+Without a verdict a line says why: "not run", "unfinished" (not all declared seeds), "unequal tokens" (an arm spent more), "not measured",
+"not tested" (its number is shown, and nothing is asked of it).
 """
 
 import math
@@ -19,9 +20,10 @@ from multirole_study.compare.rules import ALPHA
 
 YES, NO, EQUIVALENT, UNDECIDED = "yes", "no", "equivalent", "undecided"
 NOT_RUN, UNFINISHED, UNEQUAL, NOT_MEASURED = "not run", "unfinished", "unequal tokens", "not measured"
+NOT_TESTED = "not tested"
 NO_NUMBERS = (NOT_RUN, NOT_MEASURED)
 """Words of a line without a number: it has no run, or the measure is NaN in all of its runs."""
-WITHOUT_VERDICT = (*NO_NUMBERS, UNFINISHED, UNEQUAL)
+WITHOUT_VERDICT = (*NO_NUMBERS, UNFINISHED, UNEQUAL, NOT_TESTED)
 VERDICT_OF = {"holds": YES, "fails": NO, "better": YES, "worse": NO}
 """Word of a committed declaration or of an older table -> verdict."""
 

@@ -93,8 +93,11 @@ def answer_table(results: Results, study: CompareStudy) -> Table:
     corrected = (
         "after Holm's correction over the lines of a question" if study.correction == "holm" else "not corrected"
     )
-    caption = (
-        f"Arms at {results.grid.scale}, paired by seed (n), with 95 % intervals over seeds. A line is read at {levels} seeds; p is {corrected}. "
-        f"Equivalent: two one-sided tests within {100 * study.margin:g} points."
-    )
-    return Table("compare", "Answers of the study", caption, pd.DataFrame(shown), values)
+    caption = f"Arms at {results.grid.scale}, paired by seed (n), with 95 % intervals over seeds."
+    table = pd.DataFrame(shown)
+    if not any(question.tested for question in study.questions):
+        caption += " Nothing is tested."
+        table = table.drop(columns=["p", "verdict"])
+    else:
+        caption += f" A line is read at {levels} seeds; p is {corrected}. Equivalent: two one-sided tests within {100 * study.margin:g} points."
+    return Table("compare", "Answers of the study", caption, table, values)

@@ -12,7 +12,7 @@ import pandas as pd
 from multirole_study.compare.corrections import corrected
 from multirole_study.compare.intervals import Interval
 from multirole_study.compare.rules import ALPHA
-from multirole_study.compare.verdicts import NOT_RUN
+from multirole_study.compare.verdicts import NOT_RUN, NOT_TESTED
 from multirole_study.experiment.storage import write_text
 from multirole_study.labels import MISSING, POLICY_NAMES, TASK_NAMES, WORKFLOW_NAMES, formatted
 
@@ -121,7 +121,7 @@ def p_cell(p: float) -> str:
 
 def verdict_cell(verdict: str) -> str:
     """Format a verdict, in bold unless there was nothing to judge."""
-    return verdict if verdict in (MISSING, NOT_RUN) else f"**{verdict}**"
+    return verdict if verdict in (MISSING, NOT_RUN, NOT_TESTED) else f"**{verdict}**"
 
 
 def bounded(value: float, unit: str, low: float = np.nan, high: float = np.nan, missing: str = MISSING) -> str:
