@@ -189,7 +189,7 @@ class MultiRoleGRPOTrainer(StockHooks):
         evaluated = self._evaluation_sets[1]
         check_sets(workflow, train_dataset, *(evaluated.values() if isinstance(evaluated, dict) else [evaluated]))
         check_engine(args.engine)
-        credit = credit_callbacks(args, callbacks or [])
+        credit = credit_callbacks(args, callbacks or [], workflow)
         self.partners.check(args, [*credit, *(callbacks or [])])
         self.teachers.check()
         self.role_betas = kl_weights(args, self.policy)

@@ -223,6 +223,8 @@ class Workflow(Protocol):
 
 
 DutyKind = Literal["solves", "judges", "selects", "merges", "plans"]
+JUDGING = ("judges", "selects", "merges")
+"""Duties of roles that read the replies of another one."""
 
 
 @dataclass(frozen=True)
@@ -282,7 +284,7 @@ class Structure:
     @property
     def judge(self) -> str | None:
         """Return the first role that judges, selects or merges the solver's replies."""
-        return next((role for role, duty in self.duties.items() if duty.kind in ("judges", "selects", "merges")), None)
+        return next((role for role, duty in self.duties.items() if duty.kind in JUDGING), None)
 
 
 def structure_of(workflow: Any) -> Structure:

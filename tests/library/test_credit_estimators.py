@@ -440,13 +440,13 @@ def test_every_estimator_needs_what_it_says(make_library_trainer, monkeypatch, n
 def test_older_weights_are_refused_where_episodes_are_replayed(name):
     args = MultiRoleGRPOConfig("unused", credit=name, max_staleness=1, bf16=False, use_cpu=True)
     if not load_estimator(name).replays_episodes:
-        assert type(credit_callbacks(args, [])[0]) is load_estimator(name)
+        assert type(credit_callbacks(args, [], Voting())[0]) is load_estimator(name)
         return
     with pytest.raises(ValueError, match="replays episodes under the weights that played them, and `max_staleness=1`"):
-        credit_callbacks(args, [])
+        credit_callbacks(args, [], Voting())
     with pytest.raises(ValueError, match="replays episodes"):  # also if it is passed as a callback
         credit_callbacks(
-            SimpleNamespace(credit="outcome", process_reward=0.0, max_staleness=1), [load_estimator(name)()]
+            SimpleNamespace(credit="outcome", process_reward=0.0, max_staleness=1), [load_estimator(name)()], Voting()
         )
 
 
@@ -522,10 +522,10 @@ def test_an_estimator_among_the_callbacks_starts_from_what_the_others_have_made(
 def test_branches_have_no_grades_for_a_process_reward(name):
     args = MultiRoleGRPOConfig("unused", credit=name, process_reward=0.5, bf16=False, use_cpu=True)
     with pytest.raises(ValueError, match="`process_reward=0.5` grades .* other replies .* not graded"):
-        credit_callbacks(args, [])
+        credit_callbacks(args, [], Voting())
     args.credit = "outcome"
     with pytest.raises(ValueError, match="`process_reward=0.5` grades .* other replies .* not graded"):
-        credit_callbacks(args, [load_estimator(name)(2)])
+        credit_callbacks(args, [load_estimator(name)(2)], Voting())
 
 
 OWN = """
@@ -597,6 +597,17 @@ def test_a_critic_needs_a_reward_function_that_says_what_is_right(make_library_t
     )
     with pytest.raises(ValueError, match=r"CriticCredit reads which turns are right, .* `episode.reward = Reward\("):
         played(trainer, monkeypatch)
+
+
+def test_a_critic_needs_roles_with_duties(make_library_trainer):
+    """Without them its advantages would be those of `outcome`."""
+
+    class Bare(Voting):
+        structure = Structure({"aggregator": Duty("plans", "generator")})
+
+    for options in ({"credit": "critic"}, {"callbacks": [CriticCredit()]}):
+        with pytest.raises(ValueError, match="no role of the workflow 'voting' has one, .* `structure = Structure"):
+            make_library_trainer(Bare(), **options)
 
 
 def test_an_instance_among_the_callbacks_sets_the_advantages_that_are_trained(make_library_trainer):

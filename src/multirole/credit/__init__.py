@@ -47,17 +47,18 @@ def load_estimator(name: str) -> "type[CreditEstimator]":
     return estimator
 
 
-def credit_callbacks(args: "MultiRoleGRPOConfig", callbacks: Iterable[Any]) -> "list[CreditEstimator]":
+def credit_callbacks(args: "MultiRoleGRPOConfig", callbacks: Iterable[Any], workflow: Any) -> "list[CreditEstimator]":
     """Return the estimators that `credit` and `process_reward` ask for, in the order in which they change advantages.
 
     Raises ValueError for a name that cannot be loaded, for branches with a `process_reward`, and for an estimator, also among the user's `callbacks`, that
-    replays episodes although `max_staleness` has them played by older weights.
+    replays episodes although `max_staleness` has them played by older weights, or that has no meaning for the workflow.
     """
     from multirole.credit.estimator import CreditEstimator
     from multirole.credit.process_reward import ProcessReward
 
     named = [load_estimator(args.credit).from_args(args)]
     for estimator in [*named, *(callback for callback in callbacks if isinstance(callback, CreditEstimator))]:
+        estimator.check(workflow)
         if args.process_reward and estimator.has_branches:
             raise ValueError(
                 f"`process_reward={args.process_reward}` grades the turns of sampled episodes, and {type(estimator).__name__} also trains on other replies "

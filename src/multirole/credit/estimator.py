@@ -6,7 +6,7 @@ from typing import ClassVar, Self
 from multirole.callbacks import MultiRoleCallback, Trainer
 from multirole.credit.turn_grading import grade_by_duty
 from multirole.options import MultiRoleGRPOConfig
-from multirole.types import Episode, structure_of
+from multirole.types import Episode, Workflow, structure_of
 from multirole.update.rows import Row
 
 
@@ -35,6 +35,9 @@ class CreditEstimator(MultiRoleCallback):
     def from_args(cls, args: MultiRoleGRPOConfig) -> Self:
         """Return the estimator that a configuration asks for."""
         return cls()
+
+    def check(self, workflow: Workflow) -> None:
+        """Raise ValueError for a workflow whose turns this estimator cannot tell apart. Called before a model is loaded; by default, every workflow will do."""
 
     def advantages(self, trainer: Trainer, rows: Sequence[Row]) -> Sequence[float]:
         """Return one advantage per row.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from multirole.callbacks import Trainer
 from multirole.credit.advantages import compared_grades, mean
 from multirole.credit.estimator import CreditEstimator
-from multirole.types import structure_of
+from multirole.types import JUDGING, Workflow, structure_of
 from multirole.update.rows import Row
 
 
@@ -24,6 +24,15 @@ class CriticCredit(CreditEstimator):
 
     needs_grades = True
 
+    def check(self, workflow: Workflow) -> None:
+        kinds = {duty.kind for duty in structure_of(workflow).duties.values()}
+        if not kinds & {"solves", *JUDGING}:
+            raise ValueError(
+                f"CriticCredit pays each role by its duty, and no role of the workflow {workflow.name!r} has one, so that every turn would keep the advantage of "
+                'its episode. Declare them, such as `structure = Structure({"solver": Duty("solves"), "judge": Duty("selects", "solver")})`, or write '
+                'another `credit`, such as "outcome".'
+            )
+
     def advantages(self, trainer: Trainer, rows: Sequence[Row]) -> list[float]:
         duties, advantages = structure_of(trainer.workflow).duties, [row.advantage for row in rows]
         solvers: list[int] = []
@@ -34,7 +43,7 @@ class CriticCredit(CreditEstimator):
                 continue
             if duty.kind == "solves" and turn.is_right is not None:
                 solvers.append(i)
-            elif duty.kind in ("judges", "selects", "merges"):
+            elif duty.kind in JUDGING:
                 read = [t.is_right for t in row.episode.turns if t.role == duty.of and t.round <= turn.round]
                 if read and None not in read:
                     advantages[i] = reward - mean([float(bool(flag)) for flag in read])
