@@ -22,8 +22,8 @@ class Trainer(Protocol):
 
     Attributes:
         workflow: as it was passed.
-        policy: role -> the adapter that it trains, or its partner as text (`multirole.policy`).
-        adapters: the names of the adapters that are trained.
+        policy: role -> the stored name of the adapter that it trains, or its partner as text (`multirole.policy`).
+        adapters: the names under which the trained adapters are stored: "shared", "generator", and "adapter_a" for an adapter `a` of your own map.
         partners: what plays the roles that are not trained: `partners.roles` names these, `partners.served` all adapters that play.
         peft_model: the model without the wrappers of accelerate.
         state: HF's; `state.global_step` is the number of finished iterations.

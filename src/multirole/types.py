@@ -260,7 +260,7 @@ class Edge:
 
 @dataclass(frozen=True)
 class Structure:
-    """Description of a workflow, in its attribute `structure`, for diagnostics, tables and diagrams. Every field is optional.
+    """Description of a workflow, in its attribute `structure`, for diagnostics, tables, diagrams, and credit that is given by duty. Every field is optional.
 
     Args:
         duties: role -> its duty. For a role without a duty, format and length are measured but no skill.
