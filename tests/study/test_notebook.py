@@ -20,6 +20,7 @@ from multirole_study.experiment.cell import cell_parameters
 from multirole_study.experiment.evaluation import evaluation_parameters
 from multirole_study.experiment.settings import UserError
 from multirole_study.notebook import link, use_root_of_clone
+from multirole_study.paper.declarations import declare
 from multirole_study.paper.grid import Grid
 from multirole_study.paper.notebooks import notebooks_of, remove_what_differs, run_notebooks
 
@@ -223,3 +224,18 @@ def test_results_outside_a_clone_or_without_a_run_are_refused(grid_results, tmp_
     Grid("tiny-r").write(tmp_path)
     with pytest.raises(UserError, match="holds no finished run"):
         run_notebooks(tmp_path / "tiny-r")
+
+
+def test_a_study_of_runs_that_are_packed_elsewhere_needs_none_of_its_own(grid_results, tmp_path, monkeypatch):
+    monkeypatch.chdir(ROOT)
+    question = {"name": "q", "question": "?", "measure": "end", "arm": "shared"}
+    study = {
+        "arms": {"shared": {}},
+        "tasks": ["math"],
+        "seeds": [0, 1],
+        "workflows": ["voting"],
+        "questions": [question],
+    }
+    declare(Grid.read(grid_results), study | {"packed_in": [str(grid_results)]}).write(tmp_path)
+    assert run_notebooks(tmp_path / "tiny-r", ["compare"])
+    assert "| 2   |" in (tmp_path / "tiny-r/tables/compare.md").read_text(encoding="utf-8")

@@ -10,6 +10,7 @@ from nbformat import NotebookNode
 from papermill import execute_notebook
 
 from multirole_study.experiment.settings import UserError, did_you_mean
+from multirole_study.paper.compared_study import ComparedStudy
 from multirole_study.paper.declarations import STUDIES
 from multirole_study.paper.results import Results
 
@@ -70,7 +71,8 @@ def run_notebooks(
         raise UserError(
             f"{Path.cwd()} holds no {FOLDER}/{missing[0]}.ipynb. Run this command in the root of a clone of the repository."
         )
-    if Results(folder).packed.empty:
+    compared = ComparedStudy.read(folder)
+    if Results(folder).packed.empty and not (compared and compared.packed_in):
         raise UserError(
             f"{folder} holds no finished run of its grid, so there is nothing to show. Run one first: make grid."
         )
