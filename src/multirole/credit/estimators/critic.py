@@ -28,7 +28,7 @@ class CriticCredit(CreditEstimator):
         kinds = {duty.kind for duty in structure_of(workflow).duties.values()}
         if not kinds & {"solves", *JUDGING}:
             raise ValueError(
-                f"CriticCredit pays each role by its duty, and no role of the workflow {workflow.name!r} has one, so that every turn would keep the advantage of "
+                f"CriticCredit pays each role by its duty to solve, judge, select or merge, and no role of the workflow {workflow.name!r} has one, so that every turn would keep the advantage of "
                 'its episode. Declare them, such as `structure = Structure({"solver": Duty("solves"), "judge": Duty("selects", "solver")})`, or write '
                 'another `credit`, such as "outcome".'
             )
