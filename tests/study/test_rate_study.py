@@ -20,6 +20,8 @@ from multirole_study.paper.rate_tables import (
     answer_table,
     arm_table,
     compared,
+    costs_of,
+    runs_of,
     scored_problems,
     tuned,
     tuning_sentences,
@@ -52,7 +54,9 @@ class MadeUp(Run):
         self.lengths.iloc[-5:] *= 1 + growth
 
     def table(self, name: str, *columns: str) -> pd.DataFrame:
-        return self.lengths.to_frame()
+        assert name == "metrics"
+        counts = {"optimizer_steps": 4, "completion_tokens": 50 * self.cell.seed, "prompt_tokens": 70}
+        return pd.DataFrame(counts, range(1, 61))
 
     def series(self, metric: str, role: str | None = None) -> pd.Series:
         assert (metric, role) == ("length_mean", "aggregator")
@@ -273,6 +277,23 @@ def test_without_runs_every_line_says_so(monkeypatch):
     assert set(answers.shown["verdict"]) == {"not run"} and set(scores.shown["accuracy"]) == {"–"}
 
 
+def test_costs_are_totals_of_a_run_averaged_over_seeds(monkeypatch):
+    """60 iterations of 4 steps; seeds 310 to 312 sample 50 tokens per iteration times their number."""
+    study, results = declared(chosen=PRESET), results_of(monkeypatch, three_seeds)
+    scores = arm_table(results, study, scored_problems(study))
+    (voting,) = scores.shown[scores.shown["arm"] == "Voting-IP"].to_dict("records")
+    counted = [voting[name] for name in ("iterations", "optimizer steps", "tokens sampled", "tokens read")]
+    assert counted == ["60", "240", f"{60 * 50 * 311:,}", "4,200"]
+
+
+def test_replays_count_where_a_run_counted_them(monkeypatch):
+    study, results = declared(chosen=PRESET), results_of(monkeypatch, three_seeds)
+    run = runs_of(results, study, "Voting-IP", 0.002, "scoring")[310]
+    with_replays = run.table("metrics").assign(sampled_tokens=[100.0] + [math.nan] * 59, read_tokens=300)
+    monkeypatch.setattr(run, "table", lambda name: with_replays)
+    assert costs_of(run)["tokens sampled"] == 100 + 59 * 50 * 310 and costs_of(run)["tokens read"] == 60 * 300
+
+
 # ---- arms of several tasks
 
 
@@ -291,7 +312,12 @@ def test_a_question_pools_arms_of_two_tasks(monkeypatch):
         arms=arms,
         chosen={},
         lines=[{"purpose": "scoring", "arms": list(arms)}],
-        questions=[question | {"name": "pooled", "pooled": True}, question],
+        questions=[
+            question | {"name": "pooled", "pooled": True},
+            question,
+            question | {"name": "tasks", "pooled": "by task"},
+            question | {"name": "shown", "tested": False},
+        ],
     )
     above = {"math": [0.25] * 3, "code": [0.5, 0.625, 0.75]}
 
@@ -307,7 +333,14 @@ def test_a_question_pools_arms_of_two_tasks(monkeypatch):
     apart = compared(results, study, study.questions[1], problems)
     assert [line.interval.mean for line in apart] == pytest.approx([0.25, 0.625])
     answers = answer_table(results, study, problems)
-    assert list(answers.shown["arm"]) == ["2 arms, pooled", "ip, math", "ip, code"]
+    by_task = ["1 arms, pooled, math", "1 arms, pooled, code"]
+    assert list(answers.shown["arm"]) == ["2 arms, pooled", "ip, math", "ip, code", *by_task, "ip, math", "ip, code"]
+    tasks, shown = (compared(results, study, question, problems) for question in study.questions[2:])
+    assert [(line.interval.mean, line.p) for line in tasks] == [(line.interval.mean, line.p) for line in apart]
+    assert [(line.verdict, line.interval.mean) for line in shown] == [
+        ("not tested", line.interval.mean) for line in apart
+    ]
+    assert all(math.isnan(line.p) for line in shown)
     assert (
         answers.shown["minus"][0] == "2 arms, pooled" and "on 512 validation problems of each task" in answers.caption
     )

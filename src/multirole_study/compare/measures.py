@@ -449,9 +449,15 @@ def cpu(run: "Run") -> float:
 @measure("tokens")
 def sampled_tokens(run: "Run") -> float:
     """Return the completion tokens that an iteration samples, on average, replays included."""
+    return tokens_by_iteration(run)["sampled"].mean()
+
+
+def tokens_by_iteration(run: "Run") -> pd.DataFrame:
+    """Return a row per iteration with the tokens "sampled" and "read" by all requests, replays included; of a run that did not count them, by those of its episodes."""
     metrics = run.table("metrics")
-    replayed = metrics.get("sampled_tokens", pd.Series(math.nan, metrics.index))
-    return replayed.fillna(metrics["completion_tokens"]).mean()
+    episodes = {"sampled": metrics["completion_tokens"], "read": metrics["prompt_tokens"]}
+    counted = {name: metrics.get(f"{name}_tokens", pd.Series(math.nan, metrics.index)) for name in episodes}
+    return pd.DataFrame({name: counted[name].fillna(tokens) for name, tokens in episodes.items()})
 
 
 # ---- what roles write and how well

@@ -49,7 +49,8 @@ class RateQuestion:
 
     Args:
         measure: a name of `compare.measures.MEASURES`, such as "growth" of a role's replies; "end" is read on the problems that score.
-        pooled: the question has one line: a seed's number is the mean over the arms, and a seed without all of them is not read.
+        pooled: the question has one line, or one per task ("by task"): a seed's number is the mean over the arms, and a seed without all of them is not read.
+        tested: False shows the numbers with their intervals, without p and verdict.
     """
 
     name: str
@@ -59,7 +60,8 @@ class RateQuestion:
     minus: str | list[str]
     role: str = ""
     """The role that the measure reads, such as the one whose replies grow."""
-    pooled: bool = False
+    pooled: bool | Literal["by task"] = False
+    tested: bool = True
 
     def __post_init__(self) -> None:
         check_measure(self.name, self.measure, self.options)

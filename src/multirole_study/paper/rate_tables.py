@@ -10,9 +10,10 @@ from multirole_study.compare.answers import Answer, Question, judged
 from multirole_study.compare.arms import find_runs, mean_by_seed, of_whole_seeds
 from multirole_study.compare.intervals import t_interval, untested
 from multirole_study.compare.looks import Looks
-from multirole_study.compare.measures import MEASURES
+from multirole_study.compare.measures import MEASURES, tokens_by_iteration
 from multirole_study.compare.rules import ALPHA, MARGIN
 from multirole_study.compare.verdicts import Rule
+from multirole_study.labels import task_name
 from multirole_study.paper.output import (
     MISSING,
     Row,
@@ -143,7 +144,7 @@ def tuning_table(results: Results, study: RateStudy) -> Table:
 
 
 def arm_rows(results: Results, study: RateStudy, problems: list[str]) -> Iterator[Row]:
-    """Yield rate, runs and score of every arm."""
+    """Yield rate, runs, score and costs of every arm."""
     for arm in study.arms:
         rate = study.rate(arm)
         runs = runs_of(results, study, arm, rate, "scoring")
@@ -151,6 +152,20 @@ def arm_rows(results: Results, study: RateStudy, problems: list[str]) -> Iterato
         yield number("runs", len(runs), "count", **keys)
         score = untested(t_interval([end(run, problems) for run in runs.values()]))
         yield number("accuracy", score, "accuracy", **keys)
+        costs = pd.DataFrame([costs_of(run) for run in runs.values()], columns=COSTS)
+        for name, mean in costs.mean().items():
+            yield number(str(name), mean, "count", **keys)
+
+
+COSTS = ["iterations", "optimizer steps", "tokens sampled", "tokens read"]
+
+
+def costs_of(run: Run) -> dict[str, float]:
+    """Return what training a run has cost; its evaluations are not counted."""
+    metrics, tokens = run.table("metrics"), tokens_by_iteration(run).sum()
+    return dict(
+        zip(COSTS, (len(metrics), metrics["optimizer_steps"].sum(), tokens["sampled"], tokens["read"]), strict=True)
+    )
 
 
 def arm_table(results: Results, study: RateStudy, problems: list[str]) -> Table:
@@ -158,40 +173,60 @@ def arm_table(results: Results, study: RateStudy, problems: list[str]) -> Table:
     values = pd.DataFrame(arm_rows(results, study, problems))
     caption = (
         f"Not in the paper. Accuracy at the last iteration at each arm's own learning rate, in %, on {scored_on(study, problems)} that chose no rate, at {results.grid.scale}, "
-        f"with 95 % t intervals over seeds. Rules: {study.rules}."
+        f"with 95 % t intervals over seeds. Iterations, optimizer steps of all adapters and tokens are means over runs, of training alone. Rules: {study.rules}."
     )
     return Table("rates_scores", "Accuracy at each arm's own learning rate", caption, pivoted(values), values)
 
 
 def question_of(study: RateStudy, declared: RateQuestion, problems: list[str]) -> Question:
-    """Return a declared question: its pairs of arms are one family of Holm's correction, and each is read when it has all seeds."""
+    """Return a declared question: its lines are one family of Holm's correction, and each is read when it has all seeds."""
     measure = MEASURES[declared.measure]
     options = declared.options | ({"problems": problems} if declared.measure == "end" else {})
     rule, looks = Rule(has_margin=measure.has_margin), Looks((len(study.scoring.seeds),))
-    return Question(measure, options, rule=rule, looks=looks, correction="holm")
+    return Question(measure, options, rule=rule, looks=looks, correction="holm", is_tested=declared.tested)
+
+
+Pairs = list[tuple[str, str]]
+"""Arms, each with the arm that is subtracted from it."""
+
+
+def lines_of(study: RateStudy, question: RateQuestion) -> list[Pairs]:
+    """List the lines of a question: one for each of its pairs, or one of all pairs that it pools."""
+    if not question.pooled:
+        return [[pair] for pair in question.pairs]
+    if question.pooled is True:
+        return [question.pairs]
+    by_task: dict[str, Pairs] = {}
+    for pair in question.pairs:
+        by_task.setdefault(study.task_of(pair[0]), []).append(pair)
+    return list(by_task.values())
 
 
 def compared(results: Results, study: RateStudy, declared: RateQuestion, problems: list[str]) -> list[Answer]:
-    """Answer one question for each of its pairs, or once if it pools them."""
+    """Answer one question for each of its lines."""
 
     def runs(arm: str) -> dict[int, Run]:
         return runs_of(results, study, arm, study.rate(arm), "scoring")
 
     question = question_of(study, declared, problems)
-    places = [(study.arms[arm].workflow, study.task_of(arm)) for arm, _ in declared.pairs]
-    numbers = [
-        question.numbers({place: runs(arm)}, {place: runs(minus)})
-        for place, (arm, minus) in zip(places, declared.pairs, strict=True)
-    ]
+
+    def numbers(arm: str, minus: str) -> pd.DataFrame:
+        place = study.arms[arm].workflow, study.task_of(arm)
+        return question.numbers({place: runs(arm)}, {place: runs(minus)})
+
+    parts = [[numbers(*pair) for pair in line] for line in lines_of(study, declared)]
     if declared.pooled:
-        numbers = [mean_by_seed(of_whole_seeds(numbers, study.scoring.seeds))]
-    return judged(question, numbers)
+        return judged(question, [mean_by_seed(of_whole_seeds(line, study.scoring.seeds)) for line in parts])
+    return judged(question, [part for (part,) in parts])
 
 
-def pooled_names(question: RateQuestion) -> tuple[str, str]:
-    """Name the arms that a question pools, and what is subtracted from them: one arm, or one for each."""
-    n, others = len(question.arms), {minus for _, minus in question.pairs}
-    return f"{n} arms, pooled", min(others) if len(others) == 1 else f"{n} arms, pooled"
+def line_names(study: RateStudy, question: RateQuestion, line: Pairs) -> tuple[str, str]:
+    """Name the arm of a line and what is subtracted from it; of arms that are pooled their number, of several tasks that task."""
+    if not question.pooled:
+        return line[0]
+    where = f", {task_name(study.task_of(line[0][0]))}" if question.pooled == "by task" else ""
+    name, others = f"{len(line)} arms, pooled{where}", {minus for _, minus in line}
+    return name, min(others) if len(others) == 1 else name
 
 
 def answer_table(results: Results, study: RateStudy, problems: list[str]) -> Table:
@@ -199,9 +234,9 @@ def answer_table(results: Results, study: RateStudy, problems: list[str]) -> Tab
     shown, values = [], []
     for question in study.questions:
         unit = MEASURES[question.measure].unit
-        pairs = [pooled_names(question)] if question.pooled else question.pairs
-        for (arm, minus), line in zip(pairs, compared(results, study, question, problems), strict=True):
-            gap = line.interval
+        answers = compared(results, study, question, problems)
+        for pairs, line in zip(lines_of(study, question), answers, strict=True):
+            (arm, minus), gap = line_names(study, question, pairs), line.interval
             shown.append(
                 {
                     "question": question.question,
@@ -221,10 +256,11 @@ def answer_table(results: Results, study: RateStudy, problems: list[str]) -> Tab
     units = {MEASURES[question.measure].unit for question in study.questions}
     growth = " The growth of replies is in points of the start's length." * ("change" in units)
     pooled = " A pooled line has one number per seed, the mean over its arms." * any(q.pooled for q in study.questions)
+    alone = " A line that is not tested is shown with its interval alone." * any(not q.tested for q in study.questions)
     caption = (
         f"Not in the paper. Every arm at its own learning rate at {results.grid.scale}, minus another one, paired by seed (n), with 95 % t intervals over seeds. Accuracy is read at the last "
         f"iteration on {scored_on(study, problems)} that chose no rate; differences are in points.{growth}{pooled} Yes or no: p < {ALPHA} after Holm's "
-        f"correction over the arms of a question. Equivalent: two one-sided tests within {100 * MARGIN:.0f} points, also after Holm. A line without all "
+        f"correction over the lines of a question. Equivalent: two one-sided tests within {100 * MARGIN:.0f} points, also after Holm.{alone} A line without all "
         f"{len(study.scoring.seeds)} seeds has no test (unfinished). Rules: {study.rules}."
     )
     return Table(
