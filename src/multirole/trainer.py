@@ -58,7 +58,8 @@ from multirole.policy import adapter_names, parse_policy
 from multirole.rollout.play_ahead import RolloutsAhead, plays_during_update, staleness_metrics
 from multirole.rollout.player import Player
 from multirole.rollout.replay import Replay
-from multirole.rollout.rollout import Attempt, Rollout, numbered_attempts, turn_seed, warn_of_silent_roles
+from multirole.rollout.rollout import Attempt, Rollout, numbered_attempts, warn_of_silent_roles
+from multirole.rollout.seeds import turn_seed
 from multirole.schedule import schedule_callbacks
 from multirole.teachers import Teachers
 from multirole.trl_parts import StockHooks

@@ -53,7 +53,8 @@ from multirole.options import MultiRoleGRPOConfig
 from multirole.partners import Partners
 from multirole.policy import served_part, shown
 from multirole.rollout.player import PLAY_ERRORS, Player
-from multirole.rollout.rollout import Attempt, answer_ids, last_turns, transcript
+from multirole.rollout.replies import answer_ids, last_turns, transcript
+from multirole.rollout.rollout import Attempt
 from multirole.saving.checkpoints import (
     PolicyMap,
     check_checkpoint,

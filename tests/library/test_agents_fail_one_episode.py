@@ -11,7 +11,7 @@ from openai import AsyncOpenAI, OpenAI
 from played_agents import ask, play
 
 from multirole import from_openai
-from multirole.rollout.rollout import RolloutStopped, WorkflowError
+from multirole.rollout.errors import RolloutStopped, WorkflowError
 from multirole.types import OVERFLOW
 
 

@@ -6,7 +6,8 @@ import pytest
 from scripted_engine import ScriptedEngine
 
 from multirole.engines.protocol import Sampling
-from multirole.rollout.rollout import PromptOverflow, Rollout, WorkflowError, is_overflow, warn_of_silent_roles
+from multirole.rollout.errors import PromptOverflow, WorkflowError, is_overflow
+from multirole.rollout.rollout import Rollout, warn_of_silent_roles
 from multirole.types import Answer, Problem, user
 
 

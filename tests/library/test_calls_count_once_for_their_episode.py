@@ -14,7 +14,7 @@ from played_agents import ask, play
 from scripted_engine import ScriptedEngine
 
 from multirole import from_openai
-from multirole.rollout.rollout import WorkflowError
+from multirole.rollout.errors import WorkflowError
 
 
 def turns_of(episodes):

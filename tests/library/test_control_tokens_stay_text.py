@@ -10,7 +10,8 @@ from tokenizers import AddedToken
 
 from multirole.chat.templates import KEPT_MARK, MARK, chat_template, control_tokens
 from multirole.engines.protocol import Sampling
-from multirole.rollout.rollout import Rollout, answer_ids, reply_text
+from multirole.rollout.replies import answer_ids, reply_text
+from multirole.rollout.rollout import Rollout
 from multirole.types import Answer, Episode, Problem, assistant, user
 from multirole.workflows import EvalOpt, Voting
 

@@ -9,7 +9,8 @@ import pytest
 from scripted_engine import ScriptedEngine
 
 from multirole.engines.protocol import Sampling
-from multirole.rollout.rollout import Rollout, WorkflowError
+from multirole.rollout.errors import WorkflowError
+from multirole.rollout.rollout import Rollout
 from multirole.types import Answer, Episode, Problem
 
 pytest.importorskip("verifiers.v1")

@@ -8,7 +8,8 @@ import torch
 from scripted_engine import ScriptedEngine
 
 from multirole.engines.protocol import Sampling
-from multirole.rollout.rollout import Rollout, WorkflowError, check_failures
+from multirole.rollout.errors import WorkflowError
+from multirole.rollout.rollout import Rollout, check_failures
 from multirole.types import FAILED, Answer, Episode, Problem, user
 
 PROBLEMS = [(Problem(str(i // 4), "general", f"q{i // 4}", None), i % 4) for i in range(8)]

@@ -19,9 +19,10 @@ from two_tokens import (
     trainer_of,
 )
 
+from multirole.rollout.errors import WorkflowError
 from multirole.rollout.forks import fork, play_forks
 from multirole.rollout.replay import Fork, same_turn
-from multirole.rollout.rollout import Rollout, WorkflowError
+from multirole.rollout.rollout import Rollout
 from multirole.types import Answer, user
 from multirole.workflows import EvalOpt, OrchWorkers, Single, Voting
 

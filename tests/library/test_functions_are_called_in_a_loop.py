@@ -17,8 +17,10 @@ from multirole.engines.protocol import Sampling
 from multirole.inputs.problems import INDEX
 from multirole.metrics.iteration import role_metrics
 from multirole.rollout import tool_loop
+from multirole.rollout.errors import WorkflowError
 from multirole.rollout.replay import Fork, replays_of
-from multirole.rollout.rollout import Rollout, WorkflowError, turn_seed
+from multirole.rollout.rollout import Rollout
+from multirole.rollout.seeds import turn_seed
 from multirole.types import Answer, Problem, Tool, user
 
 

@@ -19,7 +19,7 @@ from trl import GRPOConfig
 from multirole import Answer, MultiRoleCallback, MultiRoleGRPOConfig, MultiRoleGRPOTrainer, Single, user
 from multirole.inputs import streams
 from multirole.inputs.adapters import changes_base, with_adapters
-from multirole.rollout.rollout import WorkflowError
+from multirole.rollout.errors import WorkflowError
 from multirole.trl_parts import GRPOTrainer
 
 MODEL = toy_base()

@@ -25,7 +25,8 @@ from multirole.engines.protocol import Sampling
 from multirole.openai_api.app import MAX_BODY_BYTES, Endpoint
 from multirole.openai_api.serving import ModelServer, listening
 from multirole.openai_api.session import Session
-from multirole.rollout.rollout import PromptOverflow, Rollout, WorkflowError
+from multirole.rollout.errors import PromptOverflow, WorkflowError
+from multirole.rollout.rollout import Rollout
 from multirole.types import Problem, Turn, user
 from multirole.workflows.prompts import render
 from multirole.workflows.voting import list_candidates, parse_selection

@@ -20,7 +20,8 @@ from multirole.engines import vllm_colocate as vllm_engine
 from multirole.engines.protocol import Completion
 from multirole.engines.vllm_colocate import base_source
 from multirole.inputs.epochs import EpochCount
-from multirole.rollout.rollout import WorkflowError, reply_text
+from multirole.rollout.errors import WorkflowError
+from multirole.rollout.replies import reply_text
 from multirole.saving.checkpoints import check_checkpoint, resume_argument
 from multirole.types import check_workflow
 

@@ -3,7 +3,8 @@
 import pytest
 from toy_qwen3 import toy_tokenizer
 
-from multirole.rollout.rollout import chat_template, reply_text
+from multirole.chat.templates import chat_template
+from multirole.rollout.replies import reply_text
 from multirole.types import assistant, user
 
 CHAT = [user("solve it"), assistant(" draft \n"), assistant("\\boxed{Incorrect}"), user("again")]

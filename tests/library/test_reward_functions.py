@@ -13,7 +13,7 @@ from trainers import rows_of
 
 from multirole.inputs.problems import INDEX
 from multirole.metrics.episodes import accuracy, mean_reward, overflow_rate, text_metrics
-from multirole.rollout.rollout import answer_ids
+from multirole.rollout.replies import answer_ids
 from multirole.types import Answer, Episode, Reward, user
 from multirole.workflows import Single, Voting
 

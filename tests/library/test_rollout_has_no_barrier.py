@@ -14,7 +14,9 @@ from scripted_engine import ScriptedEngine
 from multirole import watched_thread
 from multirole.engines.protocol import RequestRefused, Sampling
 from multirole.rollout import event_loop, rollout
-from multirole.rollout.rollout import Rollout, WorkflowError, turn_seed
+from multirole.rollout.errors import WorkflowError
+from multirole.rollout.rollout import Rollout
+from multirole.rollout.seeds import turn_seed
 from multirole.types import Answer, Problem, user
 
 PROBLEMS = [(Problem(str(i), "general", f"q{i}", None), 0) for i in range(4)]

@@ -14,8 +14,9 @@ from multirole.engines.generate import GenerateEngine
 from multirole.engines.protocol import EngineError, Sampling
 from multirole.options import MultiRoleGRPOConfig
 from multirole.rollout import play_ahead as ahead
+from multirole.rollout.errors import RolloutStopped, WorkflowError
 from multirole.rollout.play_ahead import copy_with_shared_base, staleness_metrics
-from multirole.rollout.rollout import Rollout, RolloutStopped, WorkflowError
+from multirole.rollout.rollout import Rollout
 from multirole.types import Answer, Problem, user
 from multirole.workflows import Voting
 from multirole_cpu.engine import TransformersEngine

@@ -14,7 +14,7 @@ from trainers import SUMS
 from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer
 from multirole.callbacks import MultiRoleCallback
 from multirole.engines.protocol import EngineError
-from multirole.rollout.rollout import WorkflowError
+from multirole.rollout.errors import WorkflowError
 from multirole.types import Answer, user
 from multirole.workflows import Voting
 from multirole_cpu.engine import TransformersEngine

@@ -7,7 +7,8 @@ from scripted_engine import ScriptedEngine
 from multirole.chat.replies import find_boxes
 from multirole.chat.templates import chat_template
 from multirole.engines.protocol import Sampling
-from multirole.rollout.rollout import Rollout, reply_text
+from multirole.rollout.replies import reply_text
+from multirole.rollout.rollout import Rollout
 from multirole.types import OVERFLOW, Problem, assistant, user
 from multirole.workflows import EvalOpt, Single, Voting
 from multirole.workflows.eval_opt import parse_verdict

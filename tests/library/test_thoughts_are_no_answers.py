@@ -10,7 +10,7 @@ from chat_tokenizers import TEMPLATES, byte_level, template, wrap
 
 from multirole.chat.replies import ends_in_broken_box, find_boxes, plain_words, text_outside_thoughts
 from multirole.chat.tool_calls import parse_reply, tool_form
-from multirole.rollout.rollout import reply_text
+from multirole.rollout.replies import reply_text
 from multirole.types import Problem, Turn, assistant, user
 from multirole.workflows import Voting
 

@@ -13,7 +13,8 @@ from scripted_engine import ScriptedEngine
 from multirole import Answer, MCPTools, Problem, user
 from multirole.engines.protocol import Sampling
 from multirole.rollout import event_loop
-from multirole.rollout.rollout import Rollout, WorkflowError
+from multirole.rollout.errors import WorkflowError
+from multirole.rollout.rollout import Rollout
 from multirole.types import ToolUnavailable
 
 mcp, mcp_types = pytest.importorskip("mcp"), pytest.importorskip("mcp_types")

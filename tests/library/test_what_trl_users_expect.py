@@ -16,11 +16,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
 
 from multirole import MultiRoleGRPOConfig, MultiRoleGRPOTrainer, RoleDiagnostics, Voting, user
 from multirole.callbacks import MultiRoleCallback
+from multirole.chat.templates import chat_template
 from multirole.inputs.adapters import add_adapters
 from multirole.inputs.arguments import facts_before_loading
 from multirole.inputs.problems import check_dataset, to_problems
 from multirole.inputs.streams import read_whole
-from multirole.rollout.rollout import chat_template
 from multirole.saving.model_card import base_of
 from multirole.update.processes import check_launch
 

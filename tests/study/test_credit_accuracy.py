@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from two_tokens import CHANCE, PROBLEM, SAMPLING, beside, relay, trainer_of
 
-from multirole.rollout.rollout import WorkflowError
+from multirole.rollout.errors import WorkflowError
 from multirole.types import Problem
 from multirole_study.measurements.credit_accuracy import (
     MEASURED,

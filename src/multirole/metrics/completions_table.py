@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from multirole.rollout.rollout import transcript
+from multirole.rollout.replies import transcript
 from multirole.types import Episode
 
 

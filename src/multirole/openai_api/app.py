@@ -28,7 +28,7 @@ from multirole.chat.tool_calls import parse_reply
 from multirole.openai_api.dialect import HARMLESS, BadRequest, ClientReply, Dialect, token_logprobs
 from multirole.openai_api.responses import RESPONSES
 from multirole.openai_api.session import FAULTS, Session
-from multirole.rollout.rollout import PromptOverflow
+from multirole.rollout.errors import PromptOverflow
 from multirole.types import Message, Reply, Turn
 
 logger = logging.getLogger(__name__)

@@ -25,8 +25,10 @@ from multirole.engines.protocol import Completion, Engine, Request, Sampling
 from multirole.openai_api.app import Endpoint
 from multirole.openai_api.dialect import BadRequest
 from multirole.openai_api.session import RequestSampling, Session
+from multirole.rollout.errors import PromptOverflow
 from multirole.rollout.event_loop import EngineSelector
-from multirole.rollout.rollout import PromptOverflow, decode_reply, reply_text, turn_seed
+from multirole.rollout.replies import decode_reply, reply_text
+from multirole.rollout.seeds import turn_seed
 from multirole.types import Message, Turn
 
 logger = logging.getLogger(__name__)

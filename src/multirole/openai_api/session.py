@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from multirole.engines.protocol import RequestRefused, Sampling
-from multirole.rollout.rollout import RolloutStopped
+from multirole.rollout.errors import RolloutStopped
 from multirole.types import Message, Turn
 
 FAULTS = (RequestRefused, RolloutStopped, TypeError)

@@ -27,7 +27,7 @@ from multirole.engines.protocol import Sampling
 from multirole.openai_api.app import Endpoint
 from multirole.openai_api.session import Session
 from multirole.rollout.call_order import Branch, BranchTask
-from multirole.rollout.rollout import PromptOverflow
+from multirole.rollout.errors import PromptOverflow
 from multirole.types import Answer, Call, Message, Problem, Structure
 
 logger = logging.getLogger(__name__)

@@ -10,14 +10,11 @@ from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 from multirole.rollout.call_order import make_task
+from multirole.rollout.errors import WorkflowError
 
 T = TypeVar("T")
 ALONE = 60.0
 """Seconds for which every episode may wait for something other than a model call, such as a tool in a thread, without `waits_outside`."""
-
-
-class WorkflowError(RuntimeError):
-    """A workflow's own code failed; the message names it, the problem and the lines of that code, the cause is its error."""
 
 
 class EngineSelector(selectors.DefaultSelector):

@@ -27,7 +27,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from multirole.rollout.rollout import Attempt, RolloutStopped
+from multirole.rollout.errors import RolloutStopped
+from multirole.rollout.rollout import Attempt
 from multirole.types import Episode
 from multirole.update.processes import gather_objects, new_thread_group, use_thread_group
 from multirole.update.rows import Row

@@ -6,9 +6,10 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from peft import PeftModel
 
 from multirole.engines.protocol import EngineError, RequestRefused, Sampling
+from multirole.rollout.errors import RolloutStopped, WorkflowError
 from multirole.rollout.play_ahead import RolloutsAhead
 from multirole.rollout.replay import Replay
-from multirole.rollout.rollout import Attempt, Rollout, RolloutStopped, Speaker, WorkflowError, check_failures
+from multirole.rollout.rollout import Attempt, Rollout, Speaker, check_failures
 from multirole.types import Answer, Episode, Turn
 from multirole.update.processes import gather_results, own_share
 

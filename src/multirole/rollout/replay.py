@@ -1,6 +1,6 @@
 """Decide, call by call, how an episode is played again with some of its turns changed.
 
-Every turn has its own sampling seed (`rollout.turn_seed`), so a replay that changes only one seed shows the causal effect of that
+Every turn has its own sampling seed (`seeds.turn_seed`), so a replay that changes only one seed shows the causal effect of that
 turn. A turn that is not forked and has the same prompt would get the same reply, so that reply is copied from the episode instead of being
 generated: this covers turns before the fork, concurrent ones, and later ones that do not depend on it. A turn with another prompt
 is generated again with its old seed.

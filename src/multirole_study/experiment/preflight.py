@@ -15,7 +15,8 @@ import multirole_sandbox as sandbox
 from multirole.chat.templates import StartClock, check_chats
 from multirole.engines.protocol import Completion, Sampling
 from multirole.inputs.reward_functions import check_reward
-from multirole.rollout.rollout import PromptOverflow, Rollout, is_overflow, warn_of_silent_roles
+from multirole.rollout.errors import PromptOverflow, is_overflow
+from multirole.rollout.rollout import Rollout, warn_of_silent_roles
 from multirole.types import Message, Problem, Turn, Workflow, assistant, user, waits_outside
 from multirole.watched_thread import in_thread
 from multirole_cpu import SERVED

@@ -38,8 +38,8 @@ from multirole.credit.estimators.shapley import shapley_values
 from multirole.credit.turn_grading import grade_by_duty
 from multirole.engines.protocol import Request
 from multirole.policy import trained_part
+from multirole.rollout.errors import WorkflowError
 from multirole.rollout.replay import Fork, Replay, fork_seed
-from multirole.rollout.rollout import WorkflowError
 from multirole.types import Episode, Problem, Structure, Turn, structure_of
 from multirole.update.rows import episode_rows
 from multirole_study.measurements.credit_moments import Moments, moments_of
