@@ -106,8 +106,9 @@ def execute(notebook: NotebookNode, folder: Path, parameters: Mapping[str, objec
     """Execute a notebook on a results folder, with further parameters."""
     all_parameters = {"results": str(folder), **parameters}
     return execute_notebook(
-        notebook, None, all_parameters, kernel_name="python3", progress_bar=False, start_timeout=START_TIMEOUT
-    )
+        notebook, None, all_parameters, kernel_name="python3", progress_bar=False, start_timeout=START_TIMEOUT,
+        extra_arguments=["--IPKernelApp.log_level=CRITICAL"],  # without its notices about local sockets, and about the interrupt that ends it
+    )  # fmt: skip
 
 
 def write_executed(notebook: NotebookNode, path: Path) -> list[Path]:
