@@ -53,6 +53,8 @@ VLLM_GRAPHS = GIB
 """vLLM's CUDA graphs and sampling buffers, which stay allocated when it sleeps; assumed, not measured."""
 HEAD_TOKENS, HEAD_COLUMNS = 4096, 32768
 """Tokens and columns of a tile in TRL's fused LM head, from its code."""
+HEAD_TILE = 512, 2048
+"""The same on a CPU, where `multirole-cpu` replaces it, from its code."""
 ENGINE_ROWS = 384
 """Number of requests that the "transformers" engine runs at once, from its code."""
 PREFIX_BYTES, PREFIX_PARAMETERS = GIB, 10_000_000
@@ -274,7 +276,10 @@ def activations(cell: Cell, s: Shape, tokens: int, on_gpu: bool, recomputes: boo
     else:
         per_token += 18 * h + 10 * q + 8 * kv + 8 * inter + 14 * rank
         passing = 6 * inter + 10 * h
-    tile = min(tokens, HEAD_TOKENS) * (HEAD_COLUMNS * b if on_gpu else min(s.vocab, HEAD_COLUMNS) * 8 * 4)
+    if on_gpu:
+        tile = min(tokens, HEAD_TOKENS) * HEAD_COLUMNS * b
+    else:
+        tile = min(tokens, HEAD_TILE[0]) * min(s.vocab, HEAD_TILE[1]) * 8 * 4
     head = tile + tokens * h * (8 + b)
     if recomputes:  # every layer's input, and one layer at a time
         return tokens * s.layers * h * b + max(head, tokens * (per_token - h * b + passing))

@@ -168,6 +168,7 @@ def test_an_iteration_with_the_real_widths_and_vocabulary_takes_the_memory_that_
     assert is_done(folder) and len(table(folder, "ledger")) == 4
     peak = int(log.read_text().splitlines()[-1])
     monkeypatch.setattr(plan, "this_device", lambda: ("CPU", 10**12))
-    planned = plan.plan(*Cell.from_parameters(parameters)).peaks
-    sys.stdout.write(f"peak {peak / plan.GIB:.2f} GiB, planned {planned}\n")
-    assert max(planned.values()) == pytest.approx(peak, rel=0.15)
+    planned = plan.plan(*Cell.from_parameters(parameters))
+    sys.stdout.write(f"peak {peak / plan.GIB:.2f} GiB, required {planned.need}, with all bounds {planned.peaks}\n")
+    assert 0.85 * peak <= planned.need[0] <= 1.15 * peak
+    assert peak <= max(planned.peaks.values()), "the caches were not full"

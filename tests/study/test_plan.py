@@ -15,6 +15,7 @@ from trl.trainer import utils as trl_utils
 import multirole_study.plan as planner
 from multirole.engines.generate import GenerateEngine
 from multirole.options import MultiRoleGRPOConfig
+from multirole_cpu import attention_head
 from multirole_cpu import engine as transformers_engine
 from multirole_cpu.engine import TransformersEngine
 from multirole_study.__main__ import plan as command
@@ -72,6 +73,7 @@ def test_the_estimate_is_within_15_percent_of_fake_tensors_at_the_papers_shapes(
 def test_constants_equal_those_of_the_code_they_describe():
     assert chunked_logprob.TOKEN_CHUNK_SIZE == planner.HEAD_TOKENS
     assert trl_utils._CHUNKED_LOGPROB_CHUNK_SIZE == planner.HEAD_COLUMNS
+    assert attention_head.TILE == planner.HEAD_TILE
     assert inspect.signature(TransformersEngine).parameters["max_rows"].default == planner.ENGINE_ROWS
     assert (transformers_engine.PREFIX_BYTES, transformers_engine.PREFIX_PARAMETERS) == (
         planner.PREFIX_BYTES,
