@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import combinations
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Literal, get_args
 
 import numpy as np
 import pandas as pd
@@ -449,15 +449,14 @@ def cpu(run: "Run") -> float:
 @measure("tokens")
 def sampled_tokens(run: "Run") -> float:
     """Return the completion tokens that an iteration samples, on average, replays included."""
-    return tokens_by_iteration(run)["sampled"].mean()
+    return tokens_of_requests(run, "sampled").mean()
 
 
-def tokens_by_iteration(run: "Run") -> pd.DataFrame:
-    """Return a row per iteration with the tokens "sampled" and "read" by all requests, replays included; of a run that did not count them, by those of its episodes."""
+def tokens_of_requests(run: "Run", kind: Literal["sampled", "read"]) -> pd.Series:
+    """Return the tokens of all requests by iteration, replays included; of a run that did not count them, those of its episodes."""
     metrics = run.table("metrics")
-    episodes = {"sampled": metrics["completion_tokens"], "read": metrics["prompt_tokens"]}
-    counted = {name: metrics.get(f"{name}_tokens", pd.Series(math.nan, metrics.index)) for name in episodes}
-    return pd.DataFrame({name: counted[name].fillna(tokens) for name, tokens in episodes.items()})
+    of_episodes = metrics["completion_tokens" if kind == "sampled" else "prompt_tokens"]
+    return metrics.get(f"{kind}_tokens", pd.Series(math.nan, metrics.index)).fillna(of_episodes)
 
 
 # ---- what roles write and how well

@@ -10,7 +10,7 @@ from multirole_study.compare.answers import Answer, Question, judged
 from multirole_study.compare.arms import find_runs, mean_by_seed, of_whole_seeds
 from multirole_study.compare.intervals import t_interval, untested
 from multirole_study.compare.looks import Looks
-from multirole_study.compare.measures import MEASURES, tokens_by_iteration
+from multirole_study.compare.measures import MEASURES, tokens_of_requests
 from multirole_study.compare.rules import ALPHA, MARGIN
 from multirole_study.compare.verdicts import Rule
 from multirole_study.labels import task_name
@@ -162,10 +162,11 @@ COSTS = ["iterations", "optimizer steps", "tokens sampled", "tokens read"]
 
 def costs_of(run: Run) -> dict[str, float]:
     """Return what training a run has cost; its evaluations are not counted."""
-    metrics, tokens = run.table("metrics"), tokens_by_iteration(run).sum()
-    return dict(
-        zip(COSTS, (len(metrics), metrics["optimizer_steps"].sum(), tokens["sampled"], tokens["read"]), strict=True)
+    metrics, (sampled, read) = (
+        run.table("metrics"),
+        (tokens_of_requests(run, kind).sum() for kind in ("sampled", "read")),
     )
+    return dict(zip(COSTS, (len(metrics), metrics["optimizer_steps"].sum(), sampled, read), strict=True))
 
 
 def arm_table(results: Results, study: RateStudy, problems: list[str]) -> Table:
