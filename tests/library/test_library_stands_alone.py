@@ -386,13 +386,13 @@ assert "vllm" not in sys.modules
 def test_the_study_needs_what_its_extra_has(environment, tmp_path):
     """Every module is imported, and commands run that need no run."""
     printed = run(
-        environment("multirole[study]"), WALK + COMMANDS, tmp_path, f"plan {CELL}", "clock --power", "paper nowhere"
+        environment("multirole[study]"), WALK + COMMANDS, tmp_path, f"plan {CELL}", "fetch tiny-r", "paper nowhere"
     )
     commands = ended(printed)
-    assert commands.pop("plan")[0] == commands.pop("clock")[0] == 0 and commands.pop("paper")[0] == 2
+    assert commands.pop("plan")[0] == commands.pop("fetch")[0] == 0 and commands.pop("paper")[0] == 2
     needs = {module: missing for module, (missing, _) in commands.items()}
-    assert set(needs.values()) <= declared([*EXTRAS["openai"], *EXTRAS["server"]]), needs
-    assert all(re.search(r"\.openai\.|\.vllm_server?|\.serve$", module) for module in needs), needs
+    assert set(needs.values()) <= declared([text for name in OPTIONAL for text in EXTRAS[name]]), needs
+    assert all(re.search(r"\.openai_api\.|\.vllm_server|\.serve$|\.environments\.", module) for module in needs), needs
 
 
 @pytest.mark.slow

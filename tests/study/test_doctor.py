@@ -14,9 +14,9 @@ from pytest import MonkeyPatch
 from trainers import slow_but
 from trl.trainer.utils import add_fused_lm_head
 
-from multirole import trainer
-from multirole.engines.protocol import Sampling
+from multirole import trainer, trl_parts
 from multirole.inputs.adapters import adapter_parameters
+from multirole.rollout.player import Player
 from multirole.trainer import MultiRoleGRPOTrainer
 from multirole.types import Reward
 from multirole.update import rows
@@ -98,8 +98,10 @@ def the_trainer_forgets_the_temperature(patch):
 
 @sees("engine")
 def sampled_at_another_temperature(patch):
-    sampling = property(lambda self: Sampling(self.args.max_completion_length, 1.0))
-    patch.setattr(MultiRoleGRPOTrainer, "sampling", sampling)
+    def init(original, self, rollout, sampling, free_memory):
+        original(self, rollout, replace(sampling, temperature=1.0), free_memory)
+
+    around(patch, Player, "__init__", init)
 
 
 @sees("published weights")
@@ -230,7 +232,7 @@ def an_adapter_is_not_saved(patch):
 
     around(patch, PeftModel, "save_pretrained", save)
     patch.setattr(MultiRoleGRPOTrainer, "_load_optimizer_and_scheduler", lambda *_: None)  # these would refuse it
-    patch.setattr(trainer, "check_checkpoint", lambda *_: None)
+    patch.setattr(trl_parts, "check_checkpoint", lambda *_: None)
 
 
 @sees("checkpoint")
