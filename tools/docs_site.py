@@ -17,6 +17,7 @@ PAGES = {
     "METRICS.md": "metrics.md",
     "results/README.md": "committed.md",
     "studies/README.md": "studies.md",
+    "examples/README.md": "examples.md",
     "docker/README.md": "containers.md",
     "CONTRIBUTING.md": "contributing.md",
     "tests/README.md": "tests.md",

@@ -27,9 +27,14 @@ def run(name: str, folder: Path, *arguments: str) -> str:
     return printed
 
 
+def test_the_readme_lists_every_script():
+    listed = re.findall(r"\]\((\w+\.py|\w+)\)", (EXAMPLES / "README.md").read_text(encoding="utf-8"))
+    there = [path.name for path in EXAMPLES.iterdir() if path.suffix == ".py" or path.is_dir() and path.name[0] != "_"]
+    assert sorted(listed) == sorted(there)
+
+
 @pytest.mark.slow
 def test_a_user_supplied_workflow_rows_and_reward(tmp_path):
-    assert len((EXAMPLES / "debate.py").read_text().splitlines()) <= 60
     output = run("debate.py", tmp_path)
     assert "eval_reward" in output
     assert {"adapter_a", "adapter_b"} <= {path.name for path in (tmp_path / "out" / "debate").iterdir()}
