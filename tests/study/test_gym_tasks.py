@@ -194,7 +194,8 @@ def test_the_last_number_of_a_text_is_read_as_a_reader_would():
 
 
 @pytest.mark.slow
-def test_every_kind_gives_its_own_answer_the_full_score_in_the_sandbox():
+def test_every_kind_gives_its_own_answer_the_full_score_in_the_sandbox(monkeypatch):
+    monkeypatch.setenv("PYTHONHASHSEED", "0")  # which problems are drawn does not matter here
     kinds = [kind for kind in load_gym().factory.DATASETS if kind not in ("composite", "zebra_puzzles", *SLOW)]
     for kind in kinds:
         task = parse(f"gym:{kind}")
