@@ -333,7 +333,7 @@ def test_a_question_pools_arms_of_two_tasks(monkeypatch):
     apart = compared(results, study, study.questions[1], problems)
     assert [line.interval.mean for line in apart] == pytest.approx([0.25, 0.625])
     answers = answer_table(results, study, problems)
-    by_task = ["1 arms, pooled, math", "1 arms, pooled, code"]
+    by_task = ["1 arm, pooled, math", "1 arm, pooled, code"]
     assert list(answers.shown["arm"]) == ["2 arms, pooled", "ip, math", "ip, code", *by_task, "ip, math", "ip, code"]
     tasks, shown = (compared(results, study, question, problems) for question in study.questions[2:])
     assert [(line.interval.mean, line.p) for line in tasks] == [(line.interval.mean, line.p) for line in apart]

@@ -226,7 +226,7 @@ def line_names(study: RateStudy, question: RateQuestion, line: Pairs) -> tuple[s
     if not question.pooled:
         return line[0]
     where = f", {task_name(study.task_of(line[0][0]))}" if question.pooled == "by task" else ""
-    name, others = f"{len(line)} arms, pooled{where}", {minus for _, minus in line}
+    name, others = f"{len(line)} arm{'s' * (len(line) > 1)}, pooled{where}", {minus for _, minus in line}
     return name, min(others) if len(others) == 1 else name
 
 
