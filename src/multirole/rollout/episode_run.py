@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from multirole.chat.messages import normalised
 from multirole.chat.replies import text_outside_thoughts
-from multirole.chat.templates import control_tokens, reply_form, takes_several_calls
+from multirole.chat.templates import control_tokens, takes_several_calls
 from multirole.chat.tool_calls import parse_reply
 from multirole.engines.endpoint import Endpoint
 from multirole.engines.protocol import Completion, Request, RequestRefused, Sampling
@@ -58,12 +58,10 @@ class EpisodeRun:
         self.unplaced: defaultdict[str, list[UnplacedTurn]] = defaultdict(list)  # turns without a slot, by role
         self._made: list[str] = []  # the roles of all calls, awaited or not
         self._begun: list[str] = []  # of those that were awaited
-        self._places: list[
-            tuple[str, int | None, int]
-        ] = []  # role, slot and round of each call, and of the turns that it may make
-        self._ended: list[
-            asyncio.Future[None]
-        ] = []  # one for each call, done when its turns are recorded or it was cancelled
+        # role, slot and round of the turns that each call may make
+        self._places: list[tuple[str, int | None, int]] = []
+        # one for each call, done when its turns are recorded or it was cancelled
+        self._ended: list[asyncio.Future[None]] = []
         self._raised: list[BaseException] = []  # by calls, which tools may make, too
         self._n_turns = 0
         self._n_equal: Counter[tuple[str, tuple[int, ...]]] = Counter()  # turns of a role with a prompt
@@ -262,8 +260,9 @@ class EpisodeRun:
             turn = Turn(role, slot or 0, round, prompt_ids, *self._known_reply(step), version=version)
         if tools:
             prompts = rollout.prompts
-            form = reply_form(prompts.tokenizer, prompts.render)
-            turn.reply = parse_reply(prompts.tokenizer, turn, tools, form) if prompts.reads_calls else Reply(turn.text)
+            turn.reply = (
+                parse_reply(prompts.tokenizer, turn, tools, prompts.form) if prompts.reads_calls else Reply(turn.text)
+            )
         if slot is None:
             self.unplaced[role].append(UnplacedTurn(turn, nth, current_branch(), began, time.monotonic_ns()))
         self.episode.turns.append(turn)
@@ -301,16 +300,15 @@ class EpisodeRun:
 
     def _reply_of(self, done: Completion, prompt_ids: list[int]) -> tuple[list[int], list[float], str, str]:
         """Return ids, log-probs, text and finish reason of an engine's reply. That of an endpoint has the tokens of its text, without log-probs."""
-        tokenizer, strips = self.rollout.prompts.tokenizer, self.rollout.strip_thoughts
+        prompts, strips = self.rollout.prompts, self.rollout.strip_thoughts
         if done.text is not None:
             text = text_outside_thoughts(done.text) if strips else done.text
             ids, *_ = self._known_reply(text)
             return ids, [math.nan] * len(ids), text, done.finish_reason
         if strips:
-            form = reply_form(tokenizer, self.rollout.prompts.render)
-            text = reply_text(tokenizer, done.token_ids, prompt_ids, form)
+            text = reply_text(prompts.tokenizer, done.token_ids, prompt_ids, prompts.form)
         else:
-            text = decode_reply(tokenizer, done.token_ids)
+            text = decode_reply(prompts.tokenizer, done.token_ids)
         return done.token_ids, done.logprobs, text, done.finish_reason
 
     def _known_reply(self, reply: Turn | str) -> tuple[list[int], list[float], str, str]:

@@ -5,7 +5,8 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from multirole.chat.templates import Renderer, check_tools, control_tokens
+from multirole.chat.templates import Renderer, check_tools, control_tokens, reply_form
+from multirole.chat.tool_calls import ToolForm
 from multirole.types import Message
 
 
@@ -24,6 +25,11 @@ class Prompts:
         self.tokenizer, self.render = tokenizer, render
         self.n_embeddings, self.reads_calls = n_embeddings, reads_calls
         self._rendered: dict[str, list[int]] = {}
+
+    @property
+    def form(self) -> ToolForm:
+        """How the model replies to the prompts."""
+        return reply_form(self.tokenizer, self.render)
 
     def ids(self, messages: list[Message], tools: list[dict[str, Any]], is_remote: bool = False) -> list[int]:
         """Return the prompt's ids. Raises ValueError or TypeError for messages that cannot be rendered for this model.

@@ -47,13 +47,8 @@ class EngineRequests:
         self, engine: Engine, keys: Iterator[int], context: Context | None, progress: Progress,
         is_stopped: Callable[[], bool],
     ) -> None:  # fmt: skip
-        self.engine, self.keys, self.context, self.progress, self.is_stopped = (
-            engine,
-            keys,
-            context,
-            progress,
-            is_stopped,
-        )
+        self.engine, self.keys, self.context = engine, keys, context
+        self.progress, self.is_stopped = progress, is_stopped
         self.is_interrupted = Event()
         self._waiting: dict[int, asyncio.Future[Completion]] = {}
 

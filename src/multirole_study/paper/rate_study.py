@@ -45,7 +45,7 @@ class Line:
 
 @dataclass(frozen=True, config=CHECKED)
 class RateQuestion:
-    """A comparison of arms, each with `minus`, or with its own arm in a list of them. Its arms are one family of Holm's correction.
+    """A comparison of arms, each with `minus`, or with its own arm in a list of them. Its lines are one family of Holm's correction.
 
     Args:
         measure: a name of `compare.measures.MEASURES`, such as "growth" of a role's replies; "end" is read on the problems that score.

@@ -162,11 +162,9 @@ COSTS = ["iterations", "optimizer steps", "tokens sampled", "tokens read"]
 
 def costs_of(run: Run) -> dict[str, float]:
     """Return what training a run has cost; its evaluations are not counted."""
-    metrics, (sampled, read) = (
-        run.table("metrics"),
-        (tokens_of_requests(run, kind).sum() for kind in ("sampled", "read")),
-    )
-    return dict(zip(COSTS, (len(metrics), metrics["optimizer_steps"].sum(), sampled, read), strict=True))
+    metrics = run.table("metrics")
+    tokens = [tokens_of_requests(run, kind).sum() for kind in ("sampled", "read")]
+    return dict(zip(COSTS, (len(metrics), metrics["optimizer_steps"].sum(), *tokens), strict=True))
 
 
 def arm_table(results: Results, study: RateStudy, problems: list[str]) -> Table:
@@ -192,7 +190,7 @@ Pairs = list[tuple[str, str]]
 
 
 def lines_of(study: RateStudy, question: RateQuestion) -> list[Pairs]:
-    """List the lines of a question: one for each of its pairs, or one of all pairs that it pools."""
+    """List the lines of a question: one for each of its pairs, or one of all pairs that it pools, or of those of a task."""
     if not question.pooled:
         return [[pair] for pair in question.pairs]
     if question.pooled is True:
