@@ -85,6 +85,18 @@ def answer_table(results: Results, study: CompareStudy) -> Table:
             "p": p_cell(row["p"]),
             "verdict": verdict_cell(row["verdict"]),
         })  # fmt: skip
+    caption = f"Arms at {results.grid.scale}, paired by seed (n), with 95 % intervals over seeds."
+    table = pd.DataFrame(shown)
+    if not any(question.tested for question in study.questions):
+        caption += " Nothing is tested."
+        table = table.drop(columns=["p", "verdict"])
+    else:
+        caption += f" {_how_tested(study)}"
+    return Table("compare", "Answers of the study", caption, table, values)
+
+
+def _how_tested(study: CompareStudy) -> str:
+    """Return the sentences of a caption that say when a line is read, and by which correction and margin."""
     looks = study.looks or [len(study.seeds)]
     levels = ", ".join(
         f"{look} (p < {looks[look]:g})" if isinstance(looks, dict) else f"{look} (p < {study.alpha:g})"
@@ -93,11 +105,4 @@ def answer_table(results: Results, study: CompareStudy) -> Table:
     corrected = (
         "after Holm's correction over the lines of a question" if study.correction == "holm" else "not corrected"
     )
-    caption = f"Arms at {results.grid.scale}, paired by seed (n), with 95 % intervals over seeds."
-    table = pd.DataFrame(shown)
-    if not any(question.tested for question in study.questions):
-        caption += " Nothing is tested."
-        table = table.drop(columns=["p", "verdict"])
-    else:
-        caption += f" A line is read at {levels} seeds; p is {corrected}. Equivalent: two one-sided tests within {100 * study.margin:g} points."
-    return Table("compare", "Answers of the study", caption, table, values)
+    return f"A line is read at {levels} seeds; p is {corrected}. Equivalent: two one-sided tests within {100 * study.margin:g} points."
