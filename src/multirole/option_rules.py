@@ -251,8 +251,9 @@ RULES = [
     Rule(lambda max_staleness, past_roles: not (max_staleness and past_roles),
          "`max_staleness={max_staleness}` plays episodes during the update, which copies the past selves that play {past_roles}. Leave it at 0."),
     Rule(lambda is_sharded, past_roles, frozen_adapter_roles: not (is_sharded and (past_roles or frozen_adapter_roles)),
-         "FSDP2 shards the model, and frozen adapters and past selves were not made to work with it, but `policy` has them for "
-         "{frozen_adapter_roles}{past_roles}. Train with data parallelism, or write 'frozen', the base."),
+         lambda is_sharded, past_roles, frozen_adapter_roles: (
+             "FSDP2 shards the model, and frozen adapters and past selves were not made to work with it, but `policy` has them for "
+             f"{[*frozen_adapter_roles, *past_roles]}. Train with data parallelism, or write 'frozen', the base.")),
     Rule(lambda base_change, local_partners: not (base_change and local_partners),
          "`init_lora_weights={base_change!r}` moves a part of the base's weights into the new adapters, so neither the base nor another adapter can "
          "play {local_partners} on it. Use True."),
@@ -309,7 +310,8 @@ RULES = [
          "`step_rows={step_rows}` needs `updates='per_batch'`, got {updates!r}. Leave it out."),
     Rule(lambda asked_steps: asked_steps >= 1 and asked_steps % 1 == 0,
          "`steps_per_generation` ({steps_per_generation}) is no multiple of `gradient_accumulation_steps` ({gradient_accumulation_steps}), so in TRL an "
-         "optimizer step accumulates rows of two rollouts, and here it is taken on one. Set only `generation_batch_size`, or write a multiple."),
+         "optimizer step accumulates rows of two rollouts, and here it is taken on one. Set only `generation_batch_size`, or write a multiple. "
+         "By default it is `generation_batch_size` over `per_device_train_batch_size` and the number of processes."),
     Rule(lambda asked_steps, updates, step_rows: asked_steps <= 1 or (updates == "per_batch" and step_rows is None),
          "`steps_per_generation` ({steps_per_generation}) asks for {asked_steps:.0f} optimizer steps per rollout, and `updates={updates!r}` with "
          "`step_rows={step_rows}` for others. Leave out one of the two."),

@@ -34,8 +34,9 @@ class MultiRoleGRPOConfig(GRPOConfig):
 
     - One global step is one *iteration*: `generation_batch_size` episodes (`generation_batch_size / num_generations` problems x
       `num_generations` episodes) and every optimizer step taken on them. `per_device_train_batch_size` and
-      `gradient_accumulation_steps` are only used to compute it, as in TRL. `max_steps`, `eval_steps`, `save_steps`,
-      `logging_steps` and `warmup_steps` count iterations.
+      `gradient_accumulation_steps` are used to compute it, as in TRL. If it is given beside a `gradient_accumulation_steps` above 1, the two are
+      the rows of an optimizer step (`step_rows`), as in TRL. `max_steps`, `eval_steps`, `save_steps`, `logging_steps` and `warmup_steps` count
+      iterations.
     - With `max_steps=-1`, an epoch is as many iterations as in TRL: the dataset's rows divided by the problems of an iteration, rounded
       down. Leftover rows start the next pass. A strategy `"epoch"` acts once per that many iterations.
     - `bf16` is off by default if no GPU supports it, or with `use_cpu=True`.
@@ -75,7 +76,7 @@ class MultiRoleGRPOConfig(GRPOConfig):
         old_logprobs (`str`, defaults to `"sampled"`):
             Denominator of the PPO ratio: `"sampled"` uses the engine's log-probs, `"recomputed"` the trainer's, computed before the update.
         max_staleness (`int`, defaults to `0`):
-            Largest number of updates between the adapters that sample a row and those that train it. With 0, the rollout waits for the update; with k, the
+            Largest number of iterations between the adapters that sample a row and those that train it. With 0, the rollout waits for the update; with k, the
             next k iterations are played while it runs, by an engine that supports this (`"vllm_server"`, or `"transformers"` in float32). The correction is
             the PPO ratio with `old_logprobs="sampled"`, and TRL's importance weights with `"recomputed"`.
         credit (`str`, defaults to `"outcome"`):
@@ -95,9 +96,9 @@ class MultiRoleGRPOConfig(GRPOConfig):
             an adapter's first one in an iteration; once a role exceeds it, its rows take no more steps in that iteration. The name is that of
             TRL's earlier PPO and of stable-baselines3. It costs a forward pass per step.
         lr_ticks (`int`, defaults to `1`):
-            Ticks of the learning-rate schedule in an iteration, whose end stays at `max_steps` ticks. With n adapters the k-th update (from 0) of
-            iteration t is at tick `t * lr_ticks + k * lr_ticks // n`: as many ticks as adapters are one for each adapter's update, as in verl. It needs
-            a schedule that is a function of the step, such as "cosine".
+            Ticks by which the learning-rate schedule advances in an iteration; with 2, its `max_steps` ticks end in the middle of the run. With n
+            adapters the k-th update (from 0) of iteration t is at tick `t * lr_ticks + k * lr_ticks // n`: as many ticks as adapters are one for
+            each adapter's update, as in verl. It needs a schedule that is a function of the step, such as "cosine".
         lr_wraps (`bool`, defaults to `False`):
             With `lr_ticks` above 1, evaluate the schedule's formula beyond its end, where a cosine rises again. By default the rate stays at its
             final value.

@@ -26,7 +26,7 @@ from transformers.trainer_utils import EvalLoopOutput, denumpify_detensorize
 from multirole.bases.gguf_folder import local_base
 from multirole.callbacks import Iteration, OptimizerStep, require_value
 from multirole.chat.templates import Renderer, chat_template, check_chats
-from multirole.credit import credit_callbacks
+from multirole.credit import with_credit
 from multirole.engines import check_engine, load_engine
 from multirole.engines.context import Context, check_rope
 from multirole.engines.protocol import Engine, Sampling
@@ -163,7 +163,7 @@ class MultiRoleGRPOTrainer(StockHooks):
         environment_factory: None = None,
     ) -> None:
         reward_funcs = check_arguments(
-            model, workflow, reward_funcs, args, peft_config, engine, quantization_config=quantization_config, tools=tools,
+            model, workflow, reward_funcs, args, peft_config, engine, optimizers[0], quantization_config=quantization_config, tools=tools,
             rollout_func=rollout_func, environment_factory=environment_factory,
         )  # fmt: skip
         assert workflow is not None  # or it has been refused
@@ -190,8 +190,8 @@ class MultiRoleGRPOTrainer(StockHooks):
         evaluated = self._evaluation_sets[1]
         check_sets(workflow, train_dataset, *(evaluated.values() if isinstance(evaluated, dict) else [evaluated]))
         check_engine(args.engine)
-        credit = credit_callbacks(args, callbacks or [], workflow)
-        self.partners.check(args, [*credit, *(callbacks or [])])
+        callbacks = with_credit(args, callbacks or [], workflow)
+        self.partners.check(args, callbacks)
         self.teachers.check()
         self.role_betas = kl_weights(args, self.policy)
         self._set_train_rows(train_dataset, args)
@@ -212,7 +212,7 @@ class MultiRoleGRPOTrainer(StockHooks):
             if not any(isinstance(function, str) for function in reward_funcs):
                 args.model_init_kwargs = None  # used; TRL would warn that they are not, or load reward models with them
         self.init_stock(
-            peft_model, reward_funcs, args, [*schedule_callbacks(args), *credit, *(callbacks or []), *trace_callbacks(args)], workflow.name,
+            peft_model, reward_funcs, args, [*schedule_callbacks(args), *callbacks, *trace_callbacks(args)], workflow.name,
             train_dataset=train_dataset, eval_dataset=eval_dataset, processing_class=processing_class, reward_processing_classes=reward_processing_classes, optimizers=optimizers,
         )  # fmt: skip
         switched_off = disable_noise(self.peft_model, args.neftune_noise_alpha)
@@ -252,19 +252,30 @@ class MultiRoleGRPOTrainer(StockHooks):
         self._metrics["train"]["step_time"].append(sum(seconds.values()))
         self.partners.past.end_iteration(self.state.global_step + 1)
         iteration = Iteration(self.state.global_step + 1, episodes, rows, steps, seconds)
-        counts = self.rollout.sampled_tokens - tokens[0], self.rollout.read_tokens - tokens[1]
-        iteration.sampled_tokens, iteration.read_tokens = map(sum, zip(*gather_objects(counts), strict=True))
+        iteration.sampled_tokens, iteration.read_tokens = self._tokens_of(episodes, *tokens)
         self._finish_iteration(iteration)
         return loss
+
+    def _tokens_of(self, episodes: list[Episode], sampled_before: int, read_before: int) -> tuple[int, int]:
+        """Return how many tokens the engine has sampled and read for an iteration, in all processes. Before are this process's counts at its start."""
+        if (
+            self.player.ahead is not None
+        ):  # the counts have iterations that are played meanwhile, and nothing is replayed
+            turns = [turn for episode in episodes for turn in episode.turns]
+            return sum(len(turn.completion_ids) for turn in turns), sum(len(turn.prompt_ids) for turn in turns)
+        counts = self.rollout.sampled_tokens - sampled_before, self.rollout.read_tokens - read_before
+        sampled, read = map(sum, zip(*gather_objects(counts), strict=True))
+        return sampled, read
 
     def prepare_rows(self, episodes: list[Episode]) -> list[Row]:
         """Return the iteration's rows in the order of training, with their advantages and the log-probs that the loss needs."""
         args = self.args
         rows = episode_rows(episodes, self.partners.trained, args.mask_truncated_completions)
         if not rows:
-            # partners sample, too; the optimizer's moments say, also after a resume, whether a step was taken
-            has_sampled = bool(self.optimizer.state if self.partners.roles else self.state.num_input_tokens_seen)
-            report_no_turns(episodes, self.state.global_step + 1, args.max_prompt_tokens, has_sampled)
+            has_sampled = not self.partners.roles and self.state.num_input_tokens_seen > 0  # partners sample, too
+            report_no_turns(
+                episodes, self.state.global_step + 1, args.max_prompt_tokens, self.run_state.has_trained or has_sampled
+            )
         for callback in self.multirole_callbacks:
             rows = require_value(callback.on_rows(self, rows), callback, "on_rows", "the rows to train")
         rows = shuffled(rows, turn_seed(args.seed, self.state.global_step, "row order", 0, "", 0, 0))
@@ -283,6 +294,8 @@ class MultiRoleGRPOTrainer(StockHooks):
             self.kl_bound.begin()
         for callback in self.multirole_callbacks:
             callback.on_update_begin(self, rows, steps)
+        model.train()  # a callback may have evaluated in this iteration
+        set_optimizer_mode(self.optimizer, "train")
         if self.args.old_logprobs == "recomputed":  # of the steps that callbacks have changed
             later = later_rows(steps, self.args.num_iterations)
             for row, logps in zip(later, self.logprobs_of(later), strict=True):
@@ -324,6 +337,7 @@ class MultiRoleGRPOTrainer(StockHooks):
         with scaled_rates(self.optimizer, lr, self.lr_scheduler.get_last_lr()[0]):
             self.optimizer.step()
         self._n_steps += 1
+        self.run_state.has_trained = True
         self.optimizer.zero_grad()  # to None: zeros would move the other adapters (momentum, decay)
         step = OptimizerStep(adapter, rows, lr, norm.item(), norm_after.item())
         for callback in self.multirole_callbacks:
@@ -535,7 +549,8 @@ class MultiRoleGRPOTrainer(StockHooks):
             args.set_epochs(len(train_dataset))
             self.train_rows = IndexedRows(train_dataset, INDEX)
         self.problems = Problems(self.train_rows)
-        if isinstance(self.train_rows, IndexedRows) and "id" in self.train_rows[0]:
+        is_transformed = isinstance(train_dataset, Dataset) and train_dataset.format["type"] == "custom"
+        if is_transformed and "id" in self.train_rows[0]:  # of others, `check_dataset` has read the column
             check_ids("the dataset", (problem.id for problem in self.problems))
         self._rows_source = train_dataset
 
@@ -601,6 +616,7 @@ class MultiRoleGRPOTrainer(StockHooks):
         self.player = Player(self.rollout, sampling, functools.partial(return_freed_memory, self.passes.base))
         weights = self.update_metrics.weights
         weights.warns = self.accelerator.is_main_process and not args.max_staleness
+        weights.first_gaps = self.run_state.sampler_gaps
         if args.max_staleness:
             train_only(self.peft_model, self.adapters)
             self.player.ahead = RolloutsAhead(self.peft_model, self._play_ahead, self._attempts_of, args.max_staleness)

@@ -347,6 +347,12 @@ class StockHooks(GRPOTrainer):
                 self._save_finished(trial)
                 # their messages say where; a traceback would show this package
                 raise error.with_traceback(None) from error.__cause__
+            except (
+                Exception
+            ):  # such as a reward function's; the others of several processes wait for this one, and cannot save
+                if self.accelerator.num_processes == 1:
+                    self._save_finished(trial)
+                raise
             finally:
                 self.args.eval_on_start = eval_on_start
                 self.player.stop()
@@ -640,7 +646,7 @@ class StockHooks(GRPOTrainer):
         self.underway.has_unsaved = False
 
     def _save_finished(self, trial: Any) -> None:
-        """Save a checkpoint if an engine or a workflow failed before the update, and iterations were trained since the last one.
+        """Save a checkpoint if an engine, a workflow or a reward function failed before the update, and iterations were trained since the last one.
 
         Weights and counts are those after the last iteration. If the episodes were those of an evaluation, the resumed run begins with it, but not if
         the evaluation was to choose the best checkpoint, which HF does after an iteration only.
@@ -706,6 +712,8 @@ class StockHooks(GRPOTrainer):
         self.args.eval_on_start |= owes_evaluation(Path(resume_from_checkpoint))
         saved = saved_args(Path(resume_from_checkpoint))
         self.clock.started = saved.get("started", self.clock.started)
+        self.run_state.has_trained = saved.get("has_trained", True)
+        self.run_state.sampler_gaps.update(saved.get("sampler_gaps", {}))
         self.use_kernels(saved.get("kernels"))
         self.player.forget_published()
 

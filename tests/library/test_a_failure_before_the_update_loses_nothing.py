@@ -1,4 +1,4 @@
-"""An engine that fails in an iteration before its update, also after the rollout: the iterations before it are saved, and a resumed run equals a whole one."""
+"""What fails in an iteration before its update, also after the rollout: the iterations before it are saved, and a resumed run equals a whole one."""
 
 import json
 from pathlib import Path
@@ -32,18 +32,36 @@ def make(tokenizer, tmp_path):
     return make
 
 
-def test_an_engine_that_is_lost_while_episodes_are_replayed(make):
-    whole, cut = make("whole"), make("cut")
-    whole.train()
-    play = cut.play
+def lose_the_engine(trainer):
+    """Fail while episodes are replayed."""
+    play = trainer.play
 
     def fails_in_the_second_iteration(*args, replays=None):
-        if replays is not None and cut.state.global_step == 1:
+        if replays is not None and trainer.state.global_step == 1:
             raise EngineError("The cable is cut.")
         return play(*args, replays=replays)
 
-    cut.play = fails_in_the_second_iteration
-    with pytest.raises(EngineError, match="The cable is cut"):
+    trainer.play = fails_in_the_second_iteration
+
+
+def lose_the_judge(trainer):
+    """Fail in a reward function."""
+    reward = trainer.reward_funcs[0]
+
+    def fails_in_the_second_iteration(*args, **columns):
+        if trainer.state.global_step == 1:
+            raise RuntimeError("The judge does not answer: The cable is cut.")
+        return reward(*args, **columns)
+
+    trainer.reward_funcs[0] = fails_in_the_second_iteration
+
+
+@pytest.mark.parametrize("lose", [lose_the_engine, lose_the_judge])
+def test_the_iterations_before_it_are_saved(make, lose):
+    whole, cut = make("whole"), make("cut")
+    whole.train()
+    lose(cut)
+    with pytest.raises(RuntimeError, match="The cable is cut"):
         cut.train()
     checkpoint = last_checkpoint(Path(cut.args.output_dir))
     assert checkpoint.name == "checkpoint-1"

@@ -153,10 +153,28 @@ class OnlyGenerators(Voting):
 
 
 def test_a_run_whose_trained_role_never_has_a_turn_ends(make_library_trainer):
-    """Although a partner samples in it."""
-    trainer = one_problem(make_library_trainer, OnlyGenerators(), policy="generator=frozen,aggregator=a")
-    with pytest.raises(ValueError, match="No episode of iteration 1 has a turn of a role that is trained"):
+    """Although a partner samples in it. Ten iterations are waited for: the role may be called on some replies only."""
+    trainer = one_problem(make_library_trainer, OnlyGenerators(), policy="generator=frozen,aggregator=a", max_steps=20)
+    with pytest.raises(
+        ValueError, match=r"iteration 10 has a turn of a role that is trained.* Call such a role in .*`run`"
+    ):
         trainer.train()
+
+
+class SomeJudged(Voting):
+    """The aggregator is called on the odd problems only."""
+
+    async def run(self, problem, call):
+        first = await call("generator", [user(problem.question)])
+        return Answer((await call("aggregator", [user(first.text)])).text if int(problem.id) % 2 else first.text)
+
+
+@pytest.mark.parametrize("optim", ["adamw_torch", "sgd"])
+def test_a_trained_role_may_be_called_in_some_iterations_only(make_library_trainer, optim):
+    """SGD without momentum keeps no state that would tell that a step was taken."""
+    seen = Seen()
+    one_problem(make_library_trainer, SomeJudged(), seen, policy="generator=frozen,aggregator=a", optim=optim).train()
+    assert [(n_rows, n_steps) for _, _, n_rows, n_steps in seen.iterations] == [(0, 0), (4, 1), (0, 0), (4, 1)]
 
 
 def test_an_evaluation_without_a_scored_episode_is_logged(make_library_trainer):

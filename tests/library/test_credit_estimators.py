@@ -23,8 +23,8 @@ from two_tokens import (
     trainer_of,
 )
 
-from multirole import MultiRoleGRPOConfig
-from multirole.credit import ESTIMATORS, credit_callbacks, estimators, load_estimator
+from multirole import MultiRoleCallback, MultiRoleGRPOConfig
+from multirole.credit import ESTIMATORS, estimators, load_estimator, with_credit
 from multirole.credit.estimators.branches import BranchCredit
 from multirole.credit.estimators.critic import CriticCredit
 from multirole.credit.estimators.leave_one_out import LeaveOneOutCredit
@@ -440,12 +440,12 @@ def test_every_estimator_needs_what_it_says(make_library_trainer, monkeypatch, n
 def test_older_weights_are_refused_where_episodes_are_replayed(name):
     args = MultiRoleGRPOConfig("unused", credit=name, max_staleness=1, bf16=False, use_cpu=True)
     if not load_estimator(name).replays_episodes:
-        assert type(credit_callbacks(args, [], Voting())[0]) is load_estimator(name)
+        assert type(with_credit(args, [], Voting())[0]) is load_estimator(name)
         return
     with pytest.raises(ValueError, match="replays episodes under the weights that played them, and `max_staleness=1`"):
-        credit_callbacks(args, [], Voting())
+        with_credit(args, [], Voting())
     with pytest.raises(ValueError, match="replays episodes"):  # also if it is passed as a callback
-        credit_callbacks(
+        with_credit(
             SimpleNamespace(credit="outcome", process_reward=0.0, max_staleness=1), [load_estimator(name)()], Voting()
         )
 
@@ -522,10 +522,24 @@ def test_an_estimator_among_the_callbacks_starts_from_what_the_others_have_made(
 def test_branches_have_no_grades_for_a_process_reward(name):
     args = MultiRoleGRPOConfig("unused", credit=name, process_reward=0.5, bf16=False, use_cpu=True)
     with pytest.raises(ValueError, match="`process_reward=0.5` grades .* other replies .* not graded"):
-        credit_callbacks(args, [], Voting())
+        with_credit(args, [], Voting())
     args.credit = "outcome"
     with pytest.raises(ValueError, match="`process_reward=0.5` grades .* other replies .* not graded"):
-        credit_callbacks(args, [load_estimator(name)(2)], Voting())
+        with_credit(args, [load_estimator(name)(2)], Voting())
+
+
+def test_a_process_reward_is_added_after_the_last_estimator():
+    """One among the callbacks may start anew, whatever the advantages were."""
+    args = MultiRoleGRPOConfig("unused", process_reward=0.5, bf16=False, use_cpu=True)
+    watcher = MultiRoleCallback()
+    ordered = with_credit(args, [load_estimator("agent")(), watcher], Voting())
+    assert [type(callback).__name__ for callback in ordered] == [
+        "OutcomeCredit",
+        "AgentCredit",
+        "ProcessReward",
+        "MultiRoleCallback",
+    ]
+    assert ordered[-1] is watcher
 
 
 OWN = """

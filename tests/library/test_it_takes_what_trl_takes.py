@@ -633,6 +633,14 @@ def test_an_optimizer_with_modes_is_switched_between_them(tmp_path):
     assert modes == [(8, True), (2, False)] * 2
 
 
+def test_a_schedule_free_optimizer_is_refused():
+    """It weighs the average of the weights by steps that it counts for all adapters at once."""
+    optimizer = ScheduleFree([torch.nn.Parameter(torch.zeros(1))], lr=0.1)
+    optimizer.param_groups[0] |= {"k": 0, "weight_sum": 0.0}
+    with pytest.raises(ValueError, match="`optimizers` has a `ScheduleFree`, a schedule-free optimizer"):
+        MultiRoleGRPOTrainer(peft_model(), Single(), size, optimizers=(optimizer, None))
+
+
 def test_the_entropy_coefficient_of_one_adapter_is_a_number(make, tmp_path):
     """As in TRL, in the trainer and in its checkpoints."""
     options = {"entropy_coef": 0.01, "use_adaptive_entropy": True, "entropy_target": 15.0, "entropy_coef_delta": 0.005}

@@ -29,7 +29,12 @@ class Watch(MultiRoleCallback):
 
     def __init__(self, **actions):
         self.episodes, self.versions, self.logs, self.actions = {}, {}, [], actions
-        self.evaluated = {}
+        self.evaluated, self.counts = {}, []
+
+    def on_iteration_end(self, trainer, iteration):
+        turns = [turn for episode in iteration.episodes for turn in episode.turns]
+        lengths = sum(len(turn.completion_ids) for turn in turns), sum(len(turn.prompt_ids) for turn in turns)
+        self.counts.append(((iteration.sampled_tokens, iteration.read_tokens), lengths))
 
     def on_rollout_end(self, trainer, episodes):
         step = trainer.state.global_step
@@ -117,6 +122,7 @@ def test_each_iteration_has_one_version_and_it_is_logged(make, plain, max_stalen
     _, watch = plain(make, max_staleness)
     expected = [max(0, n - max_staleness) for n in range(N_ITERATIONS)]
     assert watch.versions == {n: {version} for n, version in enumerate(expected)}
+    assert len(watch.counts) == N_ITERATIONS and all(counted == lengths for counted, lengths in watch.counts)
     logged = [(log["staleness/mean"], log["staleness/max"]) for log in watch.logs if "staleness/mean" in log]
     assert logged == [(n - v, n - v) for n, v in enumerate(expected)] * bool(max_staleness)
 

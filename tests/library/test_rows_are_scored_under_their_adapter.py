@@ -17,6 +17,8 @@ def test_an_adapter_that_was_activated_elsewhere_does_not_score_the_rows(make_li
     expected = torch.cat(trainer.logprobs_of(rows["generator"]))
     trainer.peft_model.set_adapter("aggregator")
     assert torch.equal(torch.cat(trainer.logprobs_of(rows["generator"])), expected)
+    twice = trainer.logprobs_of([*rows["generator"], *rows["generator"]])  # as of a callback that trains rows twice
+    assert torch.equal(torch.cat(twice), expected.repeat(2))
     for row in rows["generator"]:
         row.adapter = "aggregator"
     assert (torch.cat(trainer.logprobs_of(rows["generator"])) - expected).abs().max() > 0.1

@@ -81,6 +81,18 @@ def test_a_resume_of_the_last_checkpoint_is_one_of_the_same_run(train, tmp_path)
     assert train(max_steps=3, resume=str(folder / "checkpoint-2"), save_total_limit=1) == [3]
 
 
+def test_a_checkpoint_whose_saving_was_interrupted_is_not_resumed_from(train, tmp_path, caplog):
+    train(max_steps=4, save_steps=2, save_total_limit=None)
+    killed = tmp_path / "library" / "checkpoint-4"
+    (killed / "trainer_state.json").unlink()
+    for options in ({}, {"max_sampled_tokens": 1000}):
+        with pytest.raises(ValueError, match="checkpoint-4 holds no trainer_state.json, which is written last"):
+            train(max_steps=5, resume=str(killed), **options)
+    assert train(max_steps=3, resume=True, save_total_limit=None) == [2, 3, 4]
+    assert "saving was interrupted: checkpoint-4" in caplog.text
+    assert json.loads((killed.with_name("checkpoint-3") / "trainer_state.json").read_text())["global_step"] == 3
+
+
 def test_the_best_checkpoint_is_kept(tmp_path):
     for step in (2, 4, 6, 9, 12):
         (tmp_path / f"checkpoint-{step}").mkdir()

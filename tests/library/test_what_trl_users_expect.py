@@ -202,6 +202,32 @@ def test_every_checkpoint_that_is_pushed_has_the_adapters(train, tmp_path, monke
         assert pushed == (tmp_path / "checkpoint-1" / name / "adapter_model.safetensors").read_bytes()
 
 
+class Evaluates(MultiRoleCallback):
+    """Evaluates between the rollout and the update."""
+
+    def on_rollout_end(self, trainer, episodes):
+        trainer.evaluate()
+
+
+def test_an_evaluation_within_an_iteration_leaves_the_update_as_it_is(train, tmp_path):
+    plain, evaluated = train(tmp_path / "plain"), train(tmp_path / "evaluated", callbacks=[Evaluates()])
+    logs = [
+        [log for log in trainer.state.log_history if "entropy" in log and "eval_reward" not in log]
+        for trainer in (plain, evaluated)
+    ]
+    assert len(logs[0]) == len(logs[1]) == 2 and [log["entropy"] for log in logs[0]] == [
+        log["entropy"] for log in logs[1]
+    ]
+    assert not any("eval_entropy" in log for log in evaluated.state.log_history)
+
+
+def test_a_resumed_run_compares_the_gap_to_the_sampler_with_its_first_iteration(train, tmp_path):
+    whole = train(tmp_path, old_logprobs="recomputed")
+    resumed = train(tmp_path, resume=str(tmp_path / "checkpoint-1"), old_logprobs="recomputed")
+    gaps = resumed.run_state.sampler_gaps
+    assert set(gaps) == {"aggregator", "generator"} and gaps == whole.run_state.sampler_gaps
+
+
 def two_groups(rate_a, rate_b):
     """Return a `create_optimizer` with a group for the matrices A, at rate a, and one for the matrices B."""
 

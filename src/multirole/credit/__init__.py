@@ -47,8 +47,10 @@ def load_estimator(name: str) -> "type[CreditEstimator]":
     return estimator
 
 
-def credit_callbacks(args: "MultiRoleGRPOConfig", callbacks: Iterable[Any], workflow: Any) -> "list[CreditEstimator]":
-    """Return the estimators that `credit` and `process_reward` ask for, in the order in which they change advantages.
+def with_credit(args: "MultiRoleGRPOConfig", callbacks: Iterable[Any], workflow: Any) -> list[Any]:
+    """Return the run's callbacks in their order: the estimator that `credit` names, then the user's `callbacks`.
+
+    That of `process_reward` follows the last estimator among them, since some estimators start anew, whatever the advantages were.
 
     Raises ValueError for a name that cannot be loaded, for branches with a `process_reward`, and for an estimator, also among the user's `callbacks`, that
     replays episodes although `max_staleness` has them played by older weights, or that has no meaning for the workflow.
@@ -56,8 +58,9 @@ def credit_callbacks(args: "MultiRoleGRPOConfig", callbacks: Iterable[Any], work
     from multirole.credit.estimator import CreditEstimator
     from multirole.credit.process_reward import ProcessReward
 
-    named = [load_estimator(args.credit).from_args(args)]
-    for estimator in [*named, *(callback for callback in callbacks if isinstance(callback, CreditEstimator))]:
+    ordered: list[Any] = [load_estimator(args.credit).from_args(args), *callbacks]
+    places = [i for i, callback in enumerate(ordered) if isinstance(callback, CreditEstimator)]
+    for estimator in (ordered[i] for i in places):
         estimator.check(workflow)
         if args.process_reward and estimator.has_branches:
             raise ValueError(
@@ -69,4 +72,6 @@ def credit_callbacks(args: "MultiRoleGRPOConfig", callbacks: Iterable[Any], work
                 f"{type(estimator).__name__} replays episodes under the weights that played them, and `max_staleness={args.max_staleness}` "
                 "trains on older ones. Write max_staleness=0, or another `credit`, such as 'outcome'."
             )
-    return [*named, ProcessReward(args.process_reward)] if args.process_reward else named
+    if args.process_reward:
+        ordered.insert(places[-1] + 1, ProcessReward(args.process_reward))
+    return ordered

@@ -49,9 +49,11 @@ class VerifiersWorkflow(OpenAIWorkflow):
 
     async def _play(self, question: Any, client: Any) -> str:
         loop = asyncio.get_running_loop()
-        if loop not in self._serving:
-            self._serving[loop] = asyncio.ensure_future(self._start_serving())
-        await self._serving[loop]
+        start = self._serving.get(loop)
+        has_failed = start is not None and start.done() and (start.cancelled() or start.exception() is not None)
+        if start is None or has_failed:
+            start = self._serving[loop] = asyncio.ensure_future(self._start_serving())
+        await asyncio.shield(start)  # an episode that is cancelled leaves it to the others
         key_variable = f"MULTIROLE_EPISODE_{next(self._numbers)}"  # verifiers reads keys from the environment
         os.environ[key_variable] = client.api_key
         try:

@@ -14,6 +14,7 @@ from trl import GRPOConfig
 
 from multirole.inputs.adapters import changes_base, check_adapter
 from multirole.inputs.reward_functions import thought_reward
+from multirole.option_rules import OPTIMIZER_ADVICE
 from multirole.options import MultiRoleGRPOConfig, accelerator_facts
 from multirole.types import check_workflow
 
@@ -30,8 +31,9 @@ ORDER = "MultiRoleGRPOTrainer(model, workflow, reward_funcs, args, train_dataset
 
 
 def check_arguments(
-    model: Any, workflow: Any, reward_funcs: Any, args: Any, peft_config: Any, engine: Any, **unsupported: Any
-) -> list[Any]:
+    model: Any, workflow: Any, reward_funcs: Any, args: Any, peft_config: Any, engine: Any, optimizer: Any = None,
+    **unsupported: Any,
+) -> list[Any]:  # fmt: skip
     """Return the reward functions as a list; raise TypeError or ValueError for arguments that cannot work."""
     if isinstance(engine, str):
         raise TypeError(
@@ -59,6 +61,11 @@ def check_arguments(
             "Pass, for example, `peft_config=LoraConfig(r=64, target_modules='all-linear')`."
         )
     check_adapter(peft_config)
+    if any("weight_sum" in group for group in getattr(optimizer, "param_groups", ())):
+        raise ValueError(
+            f"`optimizers` has {describe(optimizer)}, a schedule-free optimizer, which counts steps in which an adapter has no gradient. They occur in every "
+            f"iteration, so it would average the wrong weights. {OPTIMIZER_ADVICE}"
+        )
     functions = list(reward_funcs) if isinstance(reward_funcs, (list, tuple)) else [reward_funcs]
     if reward_funcs is None or not functions:
         raise ValueError(

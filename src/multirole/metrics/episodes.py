@@ -39,20 +39,24 @@ class ZeroRewardWarning:
             logger.warning(ZERO_REWARD, SILENT_ITERATIONS)
 
 
-def report_no_turns(episodes: list[Episode], number: int, max_prompt_tokens: int, has_sampled: bool) -> None:
+def report_no_turns(episodes: list[Episode], number: int, max_prompt_tokens: int, has_trained: bool) -> None:
     """Warn of an iteration, counted from 1, in which no trained role has a turn; ValueError where none had one so far and probably never will."""
+    is_played = any(episode.turns for episode in episodes)
     n_long = n_overflows(episodes)
     failures = [episode.failure for episode in episodes if episode.failure is not None]
     message = (
-        f"No episode of iteration {number} has a turn{' of a role that is trained' * any(e.turns for e in episodes)}, so there is nothing to train."
+        f"No episode of iteration {number} has a turn{' of a role that is trained' * is_played}, so there is nothing to train."
         + f" In {n_long} of {len(episodes)} episodes the first prompt is longer than `max_prompt_tokens` ({max_prompt_tokens}): raise "
         "it, or shorten the prompts."
         * bool(n_long)
         + "".join(f" The last failure: {failure}" for failure in failures[-1:])
     )
-    has_reason = bool(n_long or failures)  # perhaps of a few rows; without one, the workflow calls no role
-    if not has_sampled and number >= (SILENT_ITERATIONS if has_reason else 1):
-        raise ValueError(message)
+    has_reason = bool(n_long or failures or is_played)  # perhaps of a few rows; without one, the workflow calls no role
+    if not has_trained and number >= (SILENT_ITERATIONS if has_reason else 1):
+        advice = " Call such a role in the workflow's `run`, or let `policy` train one that is called." * (
+            not n_long and not failures
+        )
+        raise ValueError(message + advice)
     if processes().is_main_process:
         logger.warning("%s The run goes on without an optimizer step.", message)
 

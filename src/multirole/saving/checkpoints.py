@@ -19,6 +19,8 @@ from multirole.chat.templates import StartClock
 from multirole.saving.layout import (
     OWES_EVALUATION,
     SAVED_PREFIX,
+    STATE_FILE,
+    is_complete,
     newest_of,
     numbered_checkpoints,
     saved_adapters,
@@ -30,18 +32,27 @@ OF_WHOLE, OF_SHARDED = "optimizer.pt", "pytorch_model_fsdp*"
 
 
 class PolicyMap(TrainerCallback, ExportableState):
-    """Callback that saves the policy map, the start of the run and its kernels in the `trainer_state.json` of every checkpoint.
+    """Callback that saves the policy map and what a run has found out since its start in the `trainer_state.json` of every checkpoint.
 
-    `kernels` are those of `fast_passes.choose_kernels`, set when they have been chosen. `owes_evaluation`: the evaluation of the checkpoint's
-    step is still to be done.
+    Attributes:
+        clock: the start of the run.
+        kernels: those of `fast_passes.choose_kernels`, set when they have been chosen.
+        has_trained: whether an optimizer step was taken.
+        sampler_gaps: role -> the gap between the log-probs of engine and trainer in the role's first iteration (`importance.WeightSums`).
+        owes_evaluation: whether the evaluation of the checkpoint's step is still to be done.
     """
 
     def __init__(self, policy: dict[str, str], started: str | None = None, past: list[int] | None = None) -> None:
         self.policy, self.clock, self.past, self.owes_evaluation = policy, StartClock(started), past, False
         self.kernels: dict[str, object] = {}
+        self.has_trained = False
+        self.sampler_gaps: dict[str, float] = {}
 
     def state(self) -> dict[str, Any]:
-        args: dict[str, Any] = {"policy": self.policy, "started": self.clock.started, "kernels": self.kernels}
+        args: dict[str, Any] = {
+            "policy": self.policy, "started": self.clock.started, "kernels": self.kernels, "has_trained": self.has_trained,
+            "sampler_gaps": self.sampler_gaps,
+        }  # fmt: skip
         due = {OWES_EVALUATION: True} if self.owes_evaluation else {}
         return {"args": args | ({"past": self.past} if self.past else {}), "attributes": {}} | due
 
@@ -74,6 +85,11 @@ def check_checkpoint(
     if not saved and (inside := newest_of(numbered_checkpoints(folder))):
         raise ValueError(
             f"{folder} is not a checkpoint but contains checkpoints. Resume from {inside}, or pass True for the last one of `output_dir`."
+        )
+    if not is_complete(folder):
+        raise ValueError(
+            f"{folder} holds no {STATE_FILE}, which is written last, so saving it was interrupted. Resume from an earlier checkpoint, or pass True for "
+            "the last complete one of `output_dir`."
         )
     advice = "Resume with the policy map that it was trained with, or train into another folder."
     if saved == {"default"} and adapters != saved:

@@ -1,11 +1,16 @@
 """What a folder of saved adapters or of checkpoints holds. Reads names and JSON alone, and loads neither torch nor transformers."""
 
 import json
+import logging
 import re
 from pathlib import Path
 from typing import Any
 
+logger = logging.getLogger(__name__)
+
 NAME = re.compile(r"checkpoint-\d+")
+STATE_FILE = "trainer_state.json"
+"""File that is written last of a checkpoint: a folder without it is what a killed process has left."""
 SERVING = "serving.json"
 """File beside saved adapters that tells how they were used in training: the roles, the sampling and the prompts (`multirole.serve`)."""
 SAVED_PREFIX = "adapter_frozen_"
@@ -37,13 +42,22 @@ def owes_evaluation(folder: Path) -> bool:
 
 
 def _saved_state(folder: Path, callback: str) -> dict[str, Any]:
-    file = folder / "trainer_state.json"
+    file = folder / STATE_FILE
     return json.loads(file.read_text())["stateful_callbacks"].get(callback, {}) if file.exists() else {}
 
 
+def is_complete(checkpoint: Path) -> bool:
+    """Return whether a checkpoint was saved to its end."""
+    return (checkpoint / STATE_FILE).is_file()
+
+
 def last_checkpoint(folder: Path) -> Path | None:
-    """Return the checkpoint with the highest step in a folder, None if there is none; ValueError if they belong to several runs."""
-    checkpoints = numbered_checkpoints(folder)
+    """Return the complete checkpoint with the highest step in a folder, None if there is none; ValueError if they belong to several runs."""
+    numbered = numbered_checkpoints(folder)
+    checkpoints = {step: path for step, path in numbered.items() if is_complete(path)}
+    if incomplete := [path.name for step, path in numbered.items() if step not in checkpoints]:
+        logger.warning("%s without %s, which is written last, so saving was interrupted: %s. A run is not resumed from there.",
+                       folder, STATE_FILE, ", ".join(incomplete))  # fmt: skip
     last_of_run = {saved_args(path).get("started"): path.name for path in checkpoints.values()}
     last_of_run.pop(None, None)  # of a version that did not save it
     if len(last_of_run) > 1:

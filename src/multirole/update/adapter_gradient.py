@@ -27,7 +27,7 @@ Losses = list[tuple[list[Row], Tensor]]
 
 
 def set_optimizer_mode(optimizer: object, mode: str) -> None:
-    """Call `optimizer.train()` or `optimizer.eval()`, as HF's loop does: schedule-free optimizers have them."""
+    """Call `optimizer.train()` or `optimizer.eval()`, as HF's loop does, if the optimizer has them."""
     switch = getattr(optimizer, mode, None)
     if callable(switch):
         switch()

@@ -20,7 +20,7 @@ def score_rows(
 ) -> list[Tensor]:  # fmt: skip
     """Return the log-probs or the entropies (C,), in nats, or the head's hidden states (C, H), of each row's completion under its adapter; on the host.
 
-    With `reference`, under the weights that KL is measured from. Each process computes a shard, and all of them get all rows. A row whose
+    With `reference`, under the weights that KL is measured from. A row that `rows` repeat is computed once. Each process computes a shard, and all of them get all rows. A row whose
     values are not finite is computed again without fast paths. Every process raises torch.OutOfMemoryError if the memory of one does not
     suffice for a single row.
     """
@@ -36,14 +36,16 @@ def score_rows(
             return watch.states
         return logps if quantity == "logprobs" else entropies
 
+    unique = list({id(row): row for row in rows}.values())
+    place = {id(row): i for i, row in enumerate(unique)}
+
     def scored(places: list[int], is_plain: bool) -> dict[int, Tensor]:
-        """Place in `rows` -> the values of the row, of all processes."""
+        """Place in `unique` -> the values of the row, of all processes."""
         computed: dict[int, Tensor] = {}
-        place = {id(rows[i]): i for i in places}
         out_of_memory = ""
-        for adapter in dict.fromkeys(rows[i].adapter for i in places):
+        for adapter in dict.fromkeys(unique[i].adapter for i in places):
             _, layers = passes.set_active_adapter(adapter)
-            adapter_rows = [rows[i] for i in places if rows[i].adapter == adapter]
+            adapter_rows = [unique[i] for i in places if unique[i].adapter == adapter]
             loads = [0.0] * passes.accelerator.num_processes
             name = None if reference is not None and reference.is_base else adapter
             try:
@@ -64,8 +66,8 @@ def score_rows(
         return {i: values for part in parts for i, values in part.items()}
 
     with nullcontext() if reference is None else reference.applied():
-        values = scored(list(range(len(rows))), is_plain=False)
+        values = scored(list(range(len(unique))), is_plain=False)
         if bad := [i for i in sorted(values) if not values[i].isfinite().all()]:
             values |= scored(bad, is_plain=True)
     passes.model.set_requires_grad(passes.adapters, True)
-    return [values[i] for i in range(len(rows))]
+    return [values[place[id(row)]] for row in rows]

@@ -11,7 +11,8 @@ from multirole.update.rows import Row
 class JointReturnCredit(CreditEstimator):
     """A_t = R_t - mean(R_t) over the joint actions of a group, for every agent (MAGRPO, arXiv:2508.04652).
 
-    The return R_t from turn t on is the outcome, the only reward of an episode. So this is `scale_rewards="none"` of TRL. Needs no grades
+    The return R_t from turn t on is the outcome, the only reward of an episode. The mean is over the group's scored episodes with a trained turn,
+    so this is `scale_rewards="none"` of TRL where every episode has one. Needs no grades
     and no replays, costs nothing, and allows older weights.
     """
 
