@@ -90,6 +90,12 @@ def test_a_parameter_of_evaluations_is_not_taken_for_a_misspelt_one_of_training(
             Cell.from_parameters({name: "base"})
 
 
+def test_a_run_at_a_rate_that_nobody_tuned_says_so():
+    (remark,) = Cell("voting", "sp", scale="qwen-0.5b").remarks()
+    assert "learning_rate=0.0001" in remark and "Voting-SP rose at 5e-5" in remark
+    assert Cell("voting", "sp", scale="qwen-0.5b", learning_rate=5e-5).remarks() == []
+
+
 def test_a_presets_warm_up_may_be_longer_than_a_trial():
     cell = Cell("voting", "sp", max_steps=4)
     assert cell.warmup_steps == 5 and Cell(**cell.parameters()) == cell  # as another process makes it

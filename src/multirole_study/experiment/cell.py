@@ -339,6 +339,11 @@ class Cell(Settings):
                 f"model={recorded_name(str(self.model))!r} is nearest in size to the base of scale={self.scale!r}, so its tasks, prompts and settings "
                 f"are that scale's: {', '.join(f'{name}={getattr(self, name)}' for name in chosen)}. `scale` chooses others."
             )
+        if self.scale == QWEN and "learning_rate" not in self.changed():
+            said.append(
+                f"The default learning_rate={self.learning_rate:g} of scale={QWEN!r} is not tuned. In single runs on programs Voting-SP rose at 5e-5 and fell at "
+                "1e-4, and a single agent rose at 2e-4 (docs/language_models.md). Set it."
+            )
         if self.warmup_steps >= self.ticks:
             said.append(
                 f"The warm-up of {self.warmup_steps} ticks does not end within the run's {self.ticks}, so the learning rate stays below "
