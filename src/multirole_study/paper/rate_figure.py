@@ -1,10 +1,11 @@
-"""Draw the tuning and the scores of a study such as `studies/rates.yaml`."""
+"""Draw the tuning, the scores and the differences of a study such as `studies/rates.yaml`."""
 
 import math
 import textwrap
 from itertools import pairwise
 
 import matplotlib.pyplot as plt
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -14,7 +15,7 @@ from multirole_study.compare.rules import ALPHA
 from multirole_study.labels import BASE_NAMES, MAP_COLOUR, POLICY_COLOURS, POLICY_NAMES, SINGLE_COLOUR, task_name
 from multirole_study.paper.output import Plate, say_below, styled
 from multirole_study.paper.rate_study import Phase, RateStudy
-from multirole_study.paper.rate_tables import end, runs_of, scored_problems, tuned
+from multirole_study.paper.rate_tables import answer_table, end, runs_of, scored_problems, tuned
 from multirole_study.paper.results import Results, Run
 
 SMALLEST, LARGEST, RING = 2.5, 6.0, 9.0
@@ -131,3 +132,71 @@ def rate_figure(results: Results, study: RateStudy) -> Plate:
         f"{100 * (1 - ALPHA):.0f} % t intervals over seeds. Differences and verdicts are in the tables. Rules: {study.rules}."
     )
     return Plate("rates", figure, caption)
+
+
+def difference_label(arm: str, minus: str) -> str:
+    """Name a line, such as "critic − SP, Voting": arms of one name with different beginnings share the rest of it."""
+    (first, _, place), (other, _, other_place) = arm.partition(", "), minus.partition(", ")
+    if arm == minus:
+        return arm
+    return f"{first} − {other}, {place}" if place and place == other_place else f"{arm} − {minus}"
+
+
+def draw_differences(axes: Axes, study: RateStudy, values: pd.DataFrame) -> int:
+    """Draw a row per line of some questions, below a heading per question; return the number of rows."""
+    labels: list[str] = []
+    headings: list[int] = []
+    for name, lines in values.groupby("question", sort=False):
+        headings.append(len(labels))
+        labels.append(next(question.question for question in study.questions if question.name == name))
+        for line in lines.to_dict("records"):
+            is_decided = line["verdict"] in ("yes", "no")
+            if line["seeds"]:
+                axes.hlines(len(labels), 100 * line["low"], 100 * line["high"], color="0.35", lw=1.2)
+                axes.plot(
+                    100 * line["difference"],
+                    len(labels),
+                    "o",
+                    ms=5,
+                    color="0.35",
+                    mfc="0.35" if is_decided else "white",
+                )
+            labels.append(difference_label(line["arm"], line["minus"]))
+    axes.axvline(0, color="0.7", lw=0.8, zorder=0)
+    axes.set_yticks(range(len(labels)), labels)
+    for row in headings:
+        axes.get_yticklabels()[row].set_fontstyle("italic")
+    axes.set_ylim(len(labels) - 0.5, -0.5)
+    axes.set_xlabel("points")
+    return len(labels)
+
+
+@styled
+def differences_figure(results: Results, study: RateStudy, problems: list[str]) -> Plate:
+    """Draw the answers of `answer_table`: a panel per measure, a row per line with its interval, filled where the verdict is yes or no."""
+    values = answer_table(results, study, problems).values
+    measures = {question.name: question.measure for question in study.questions}
+    panels = [part for _, part in values.groupby(values["question"].map(measures), sort=False)]
+    figure = Figure(layout="constrained")
+    sizes = []
+    for part, axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
+        sizes.append(draw_differences(axes, study, part))
+        axes.set_title(
+            {"end": "accuracy at the end", "skill": "skill of the judging role"}.get(
+                measures[part["question"].iloc[0]], "growth of replies"
+            ),
+            fontsize=8,
+        )
+    figure.set_size_inches(5.6 * len(panels), 1.2 + 0.24 * max(sizes))
+    marks = [plt.Line2D([], [], color="0.35", marker="o", ls="", mfc=face) for face in ("0.35", "white")]
+    figure.legend(marks, ["verdict: yes or no", "another verdict, or not tested"], loc="outside upper center", ncols=2)
+    base = BASE_NAMES.get(results.grid.base, results.grid.base)
+    say_below(
+        figure,
+        f"{base}; n = {seeds_of(study.scoring)}, paired; means over seeds, lines are 95 % t intervals, uncorrected",
+    )
+    caption = (
+        f"Each arm at its own learning rate at {results.grid.scale}, minus another one, paired by seed, with {100 * (1 - ALPHA):.0f} % t intervals over seeds, which are not corrected. Filled: the verdict is yes (above "
+        f"zero) or no (below), after Holm's correction over the lines of a question; hollow: another verdict, or no test. Numbers are in rates_answers. Rules: {study.rules}."
+    )
+    return Plate("rates_differences", figure, caption)
