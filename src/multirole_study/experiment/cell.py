@@ -1,7 +1,7 @@
 """The settings of one cell of the experiment matrix: workflow x policy x task x scale x seed, and how it is trained.
 
 Each setting is declared in one place: type and bounds, help, value in the paper (Table 7; the released code where the paper
-gives none), and the values at small scales and under `preset="released_code"`. The notebooks' parameter cells are generated
+gives none), and the values at small scales and under the presets "released_code" and "recommended". The notebooks' parameter cells are generated
 from these declarations. This module imports neither torch nor trl.
 """
 
@@ -105,7 +105,9 @@ class Cell(Settings):
         None,
     )
     seed: int = option("seed of adapter initialisation, data order and sampling", 0, ge=0, le=2**32 - 1)
-    preset: Literal["paper", "released_code"] = option("default values of all settings below", "paper")
+    preset: Literal["paper", "released_code", "recommended"] = option(
+        "default values of all settings below; recommended pays each turn for its own part, see docs/recipe.md", "paper"
+    )
 
     # how much is trained; an iteration is one batch of rollouts and all optimizer steps taken on it
     max_steps: int = option("number of iterations", 500, tiny=60, smollm2=16, qwen=16, ge=1, le=10**6)
@@ -184,7 +186,11 @@ class Cell(Settings):
     advantage_group: Literal["episode", "role", "slot"] = option(
         "unit that GRPO compares within a problem, episodes or the rows of a role or slot", "episode", released="role"
     )
-    credit: str = option("estimator of each turn's credit, such as critic or shapley, see docs/credit.md", "outcome")
+    credit: str = option(
+        "estimator of each turn's credit, such as outcome, critic or shapley, see docs/credit.md",
+        "outcome",
+        recommended="critic",
+    )
     credit_branches: int = option(
         "replies compared at each turn, if credit is branches or leave_one_out", 4, ge=2, le=100
     )
@@ -592,7 +598,9 @@ def preset_values(workflow: object, task: Any, scale: object, preset: object, da
         if name not in COORDINATES:
             special: Any = field.json_schema_extra
             values[name] = special.get(preset_key(scale), field.default)
-            if preset == "released_code" and not (is_small(scale) and name == "renderer"):
+            if preset == "recommended":
+                values[name] = special.get("recommended", values[name])
+            elif preset == "released_code" and not (is_small(scale) and name == "renderer"):
                 values[name] = special.get("released", values[name])
     is_user_task = not isinstance(task, str) or (task not in TASKS and not is_gym(task))
     kind = task if task in TASKS else "math"

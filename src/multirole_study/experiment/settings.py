@@ -72,10 +72,11 @@ def option(
     smollm2: Any = ...,
     qwen: Any = ...,
     released: Any = ...,
+    recommended: Any = ...,
     **bounds: Any,
 ) -> Any:
-    """Declare a field with its help and bounds. `tiny`, `smollm2`, `qwen` and `released` override the default there."""
-    replacements = {"tiny": tiny, "smollm2": smollm2, "qwen": qwen, "released": released}
+    """Declare a field with its help and bounds. `tiny`, `smollm2`, `qwen`, `released` and `recommended` override the default there."""
+    replacements = {"tiny": tiny, "smollm2": smollm2, "qwen": qwen, "released": released, "recommended": recommended}
     presets = {name: value for name, value in replacements.items() if value is not ...}
     return Field(default, description=help, json_schema_extra=presets, **bounds)
 
