@@ -4,7 +4,9 @@ import re
 from pathlib import Path
 
 import pandas as pd
+import pytest
 
+from multirole.types import Answer, user
 from multirole_study.experiment.cell import COORDINATES, Cell
 from multirole_study.experiment.presets import TINY
 
@@ -60,6 +62,25 @@ def test_the_preset_is_the_papers_but_for_what_the_study_chose():
             differs = {name for name, value in recommended if value != dict(paper)[name]} - set(COORDINATES)
             assert differs == {"credit"} and recommended.credit == "critic" and recommended.changed() == {}
             assert recommended.id == f"{paper.id}-recommended"
+
+
+class Pair:
+    """A workflow that declares no duties."""
+
+    name, roles = "pair", {"solver": 1, "referee": 1}
+
+    async def run(self, problem, call):
+        return Answer((await call("referee", [user((await call("solver", [user(problem.question)])).text)])).text)
+
+
+def test_the_preset_is_refused_for_a_workflow_whose_turns_it_cannot_pay():
+    assert Cell(Pair(), "sp").credit == "outcome"
+    with pytest.raises(
+        ValueError, match=r"no role of the workflow 'pair' has one.* Declare them, .* or write another `credit`"
+    ):
+        Cell(Pair(), "sp", preset="recommended")
+    own = Cell(Pair(), "sp").changed()
+    assert Cell(Pair(), "sp", preset="recommended", credit="outcome").changed() == own | {"credit": "outcome"}
 
 
 def test_readme_names_the_preset_beside_its_evidence():

@@ -36,7 +36,8 @@ class CreditEstimator(MultiRoleCallback):
         """Return the estimator that a configuration asks for."""
         return cls()
 
-    def check(self, workflow: Workflow) -> None:
+    @classmethod
+    def check(cls, workflow: Workflow) -> None:
         """Raise ValueError for a workflow whose turns this estimator cannot tell apart. Called before a model is loaded; by default, every workflow will do."""
 
     def advantages(self, trainer: Trainer, rows: Sequence[Row]) -> Sequence[float]:

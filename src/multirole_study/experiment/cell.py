@@ -318,11 +318,22 @@ class Cell(Settings):
             "ticks": self.ticks, "treatment": self.treatment,
             "task_label": self.task_label, "has_own_task": self._task is not None, "has_gym_task": self._gym is not None,
             "replays_episodes": self.credit in ESTIMATORS and self.replays_episodes,
+            "credit_misfit": self._credit_misfit(),
         }  # fmt: skip
         return [
             *broken_rules(dict(self) | shared),
             *broken_rules(dict(self) | facts, RULES),
         ]
+
+    def _credit_misfit(self) -> str:
+        """Return why the estimator of credit has no meaning for a user-supplied workflow; "" if it has one."""
+        if self._workflow is None or self.credit == "outcome" or self.credit not in ESTIMATORS:
+            return ""
+        try:
+            load_estimator(self.credit).check(self._workflow)
+        except ValueError as error:
+            return str(error)
+        return ""
 
     @property
     def ticks(self) -> int:

@@ -1,7 +1,7 @@
 """The rules of a cell's settings that the library does not have, in the library's form (`multirole.option_rules`). Each is one line of data.
 
 They read settings, the facts of partners (`policy.partner_facts`), and these: `ticks` of the learning-rate schedule, the names that were `changed` from the preset, the `treatment` that
-`fixed_launch` holds, `task_label`, whether the estimator `replays_episodes`, and whether the task is the user's (`has_own_task`) or of reasoning-gym (`has_gym_task`).
+`fixed_launch` holds, `task_label`, whether the estimator `replays_episodes`, why it has no meaning for the workflow (`credit_misfit`), and whether the task is the user's (`has_own_task`) or of reasoning-gym (`has_gym_task`).
 """
 
 from multirole.credit import ESTIMATORS
@@ -42,6 +42,7 @@ RULES = [
          "`updates='tokens'` has no full step to divide a partial one by. Write minibatch_split='even'."),
     Rule(lambda credit: credit in ESTIMATORS,
          lambda credit: f"`credit` must be one of {', '.join(ESTIMATORS)}, got {credit!r}." + did_you_mean(credit, ESTIMATORS)),
+    Rule(lambda credit_misfit: not credit_misfit, lambda credit_misfit: credit_misfit),
     Rule(lambda replays_episodes, credit, max_staleness: not (max_staleness and replays_episodes),
          "`credit={credit!r}` replays episodes under the weights that played them, and `max_staleness={max_staleness}` trains on older ones. Write "
          "max_staleness=0."),

@@ -24,7 +24,8 @@ class CriticCredit(CreditEstimator):
 
     needs_grades = True
 
-    def check(self, workflow: Workflow) -> None:
+    @classmethod
+    def check(cls, workflow: Workflow) -> None:
         kinds = {duty.kind for duty in structure_of(workflow).duties.values()}
         if not kinds & {"solves", *JUDGING}:
             raise ValueError(
