@@ -99,6 +99,7 @@ def test_a_checkpoint_of_a_sharded_model_is_resumed_by_a_sharded_model(tmp_path)
         (folder / "shared").mkdir(parents=True)
         for file in ("shared/adapter_config.json", name):
             (folder / file).touch()
+        (folder / "trainer_state.json").write_text('{"stateful_callbacks": {}}')
         check_checkpoint(folder, {"writer": "shared"}, {"shared"}, is_sharded)
         with pytest.raises(ValueError, match="FSDP2, and this run is .* it. Resume it as it was trained"):
             check_checkpoint(folder, {"writer": "shared"}, {"shared"}, not is_sharded)
