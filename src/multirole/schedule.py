@@ -15,7 +15,7 @@ from transformers.trainer_callback import ExportableState
 
 from multirole.callbacks import Iteration, MultiRoleCallback, Trainer
 from multirole.options import MultiRoleGRPOConfig
-from multirole.saving.layout import is_complete, saved_args, step_of
+from multirole.saving.layout import saved_args, step_of
 from multirole.update.rows import Row, Steps
 
 logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class TokenBudget(ReadsSchedule, ExportableState):
     def begin(self, checkpoint: Path | None) -> int | None:
         """Set the counts for a call of `train`. Returns the step of a checkpoint whose run has spent the budget, and None where training is left."""
         saved = {} if checkpoint is None else saved_args(checkpoint, type(self).__name__)
-        if checkpoint is not None and not saved and is_complete(checkpoint):  # others are refused when they are loaded
+        if checkpoint is not None and not saved:
             raise ValueError(
                 f"{checkpoint} is of a run without `max_sampled_tokens`, which counted no tokens, so it is not known what is left of the budget of "
                 f"{self.budget}. Resume it without a budget, or train from the start."

@@ -33,7 +33,7 @@ from multirole.engines.protocol import Engine, Sampling
 from multirole.inputs.adapters import changes_base, load_processor, named_adapters, train_only, with_adapters
 from multirole.inputs.arguments import check_arguments, facts_before_loading, kl_weights, use_one_gpu
 from multirole.inputs.problems import INDEX, Problems, check_dataset, check_ids, checked_evaluation, to_problems
-from multirole.inputs.streams import IndexedRows, StreamedRows, stream_rows
+from multirole.inputs.streams import IndexedRows, StreamedRows, is_transformed, stream_rows
 from multirole.metrics.completions_table import evaluation_logs
 from multirole.metrics.episode_traces import trace_callbacks
 from multirole.metrics.episodes import (
@@ -549,8 +549,9 @@ class MultiRoleGRPOTrainer(StockHooks):
             args.set_epochs(len(train_dataset))
             self.train_rows = IndexedRows(train_dataset, INDEX)
         self.problems = Problems(self.train_rows)
-        is_transformed = isinstance(train_dataset, Dataset) and train_dataset.format["type"] == "custom"
-        if is_transformed and "id" in self.train_rows[0]:  # of others, `check_dataset` has read the column
+        if (
+            is_transformed(train_dataset) and "id" in self.train_rows[0]
+        ):  # of others, `check_dataset` has read the column
             check_ids("the dataset", (problem.id for problem in self.problems))
         self._rows_source = train_dataset
 

@@ -63,7 +63,7 @@ from multirole.saving.checkpoints import (
     resume_argument,
     rotating_by_step,
 )
-from multirole.saving.layout import SERVING, last_checkpoint, owes_evaluation, saved_args, step_of
+from multirole.saving.layout import SERVING, is_complete, last_checkpoint, owes_evaluation, saved_args, step_of
 from multirole.saving.model_card import write_card
 from multirole.schedule import TokenBudget
 from multirole.types import Episode
@@ -360,7 +360,9 @@ class StockHooks(GRPOTrainer):
     @contextmanager
     def _ended_by_budget(self, checkpoint: str | bool | None) -> Iterator[None]:
         """Context manager: the budget counts from a checkpoint on, and a run that has spent it there has no iteration left."""
-        is_there = isinstance(checkpoint, str) and Path(checkpoint).is_dir()
+        is_there = isinstance(checkpoint, str) and is_complete(
+            Path(checkpoint)
+        )  # others are refused when they are loaded
         last = None if self.budget is None else self.budget.begin(Path(str(checkpoint)) if is_there else None)
         if last is None:
             yield

@@ -8,7 +8,7 @@ from datasets import Dataset, IterableDataset
 
 from multirole.chat.messages import conversation_of
 from multirole.inputs.reward_functions import check_signature
-from multirole.inputs.streams import IndexedRows, StreamedRows, first_row, read_whole
+from multirole.inputs.streams import IndexedRows, StreamedRows, first_row, is_transformed, read_whole
 from multirole.types import Problem, check_columns
 
 INDEX = "_index"
@@ -29,8 +29,7 @@ def check_dataset(name: str, dataset: Any, reward_funcs: Iterable[Any] = ()) -> 
         raise TypeError(f"`{name}` must be a `Dataset` or `IterableDataset`, got `{type(dataset).__name__}`. {advice}")
     if isinstance(dataset, Dataset) and len(dataset) == 0:
         raise ValueError(f"`{name}` is empty.")
-    is_transformed = isinstance(dataset, Dataset) and dataset.format["type"] == "custom"
-    if is_transformed or not dataset.column_names:  # a stream may not know its columns
+    if is_transformed(dataset) or not dataset.column_names:  # a stream may not know its columns
         columns = list(first_row(name, dataset))
     else:
         columns = list(dataset.column_names)
@@ -45,7 +44,9 @@ def check_dataset(name: str, dataset: Any, reward_funcs: Iterable[Any] = ()) -> 
     check_columns(f"`{name}`", columns)
     if isinstance(dataset, Dataset):  # the rows of a stream are checked as they are read
         check_prompts(name, dataset)
-        if "id" in columns and not is_transformed:  # a transform may draw ids, which are checked where they are used
+        if "id" in columns and not is_transformed(
+            dataset
+        ):  # a transform may draw ids, which are checked where they are used
             check_ids(f"`{name}`", (problem_name(name, i) for i, name in enumerate(dataset["id"])))
     for function in reward_funcs:
         check_signature(function, name, columns)
@@ -128,8 +129,7 @@ def check_ids(name: str, ids: Iterable[str]) -> None:
 
 def check_prompts(name: str, dataset: Dataset) -> None:
     """Raise ValueError for a prompt that is neither text nor a conversation of texts that ends with a user message."""
-    is_transformed = dataset.format["type"] == "custom"
-    prompts = (row["prompt"] for row in dataset) if is_transformed else dataset["prompt"]
+    prompts = (row["prompt"] for row in dataset) if is_transformed(dataset) else dataset["prompt"]
     for index, prompt in enumerate(prompts):
         if not isinstance(prompt, str):
             try:

@@ -16,6 +16,11 @@ MAX_EVALUATION_ROWS = 100_000
 """Largest evaluation set that is read from a stream, which may have no end."""
 
 
+def is_transformed(dataset: Any) -> bool:
+    """Return whether a dataset makes its rows by a transform (`set_transform`), so that reading them twice may give others."""
+    return isinstance(dataset, Dataset) and dataset.format["type"] == "custom"
+
+
 class IndexedRows(TorchDataset):
     """The rows of a dataset, each with its index in the column `index_column`.
 
@@ -24,8 +29,7 @@ class IndexedRows(TorchDataset):
     """
 
     def __init__(self, dataset: Dataset, index_column: str) -> None:
-        is_transformed = dataset.format["type"] == "custom"
-        self.dataset: Dataset | list[dict[str, Any]] = list(dataset) if is_transformed else dataset
+        self.dataset: Dataset | list[dict[str, Any]] = list(dataset) if is_transformed(dataset) else dataset
         self.index_column = index_column
 
     def __len__(self) -> int:

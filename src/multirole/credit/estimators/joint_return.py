@@ -12,8 +12,7 @@ class JointReturnCredit(CreditEstimator):
     """A_t = R_t - mean(R_t) over the joint actions of a group, for every agent (MAGRPO, arXiv:2508.04652).
 
     The return R_t from turn t on is the outcome, the only reward of an episode. The mean is over the group's scored episodes with a trained turn,
-    so this is `scale_rewards="none"` of TRL where every episode has one. Needs no grades
-    and no replays, costs nothing, and allows older weights.
+    so this is `scale_rewards="none"` of TRL where every episode has one. Needs no grades and no replays, costs nothing, and allows older weights.
     """
 
     why_one_reward = "compares the joint return of all agents, which rewards of single roles are not"
