@@ -44,6 +44,15 @@ def answers_figure(columns: list[pd.DataFrame], task: str = DECLARED["task"]) ->
     return Plate("answers", figure, caption)
 
 
+def draw_answer(
+    axes: Axes, height: float, interval: tuple[float, float, float], verdict: str, colour: str, marker: str = "o"
+) -> None:
+    """Draw a (low, mean, high) in points as a mark on a line, filled where the verdict is yes or no."""
+    low, mean, high = (100 * value for value in interval)
+    axes.hlines(height, low, high, color=colour, lw=1.2)
+    axes.plot(mean, height, marker, ms=4, color=colour, mfc=colour if verdict in DECIDED else "white")
+
+
 def _draw(axes: Axes, question: dict, rows: pd.DataFrame, looks: dict[str, tuple[str, str]]) -> None:
     """Draw one question; `looks`: base -> colour and marker."""
     lines, bases = list(dict.fromkeys(rows["line"])), list(looks)
@@ -51,10 +60,7 @@ def _draw(axes: Axes, question: dict, rows: pd.DataFrame, looks: dict[str, tuple
     for row in rows[rows["seeds"] > 0].to_dict("records"):
         colour, marker = looks[row["base"]]
         height = lines.index(row["line"]) + 0.7 * ((bases.index(row["base"]) + 0.5) / len(bases) - 0.5)
-        axes.hlines(height, 100 * row["low"], 100 * row["high"], color=colour, lw=1.2)
-        axes.plot(
-            100 * row["mean"], height, marker, ms=4, color=colour, mfc=colour if row["verdict"] in DECIDED else "white"
-        )
+        draw_answer(axes, height, (row["low"], row["mean"], row["high"]), row["verdict"], colour, marker)
     axes.axvline(0, color="0.7", lw=0.8, zorder=0)
     if not (rows["seeds"] > 0).any():
         axes.set_xticks([0])

@@ -13,11 +13,15 @@ from multirole_study.compare.intervals import t_interval
 from multirole_study.compare.looks import Looks
 from multirole_study.compare.rules import ALPHA
 from multirole_study.labels import BASE_NAMES, MAP_COLOUR, POLICY_COLOURS, POLICY_NAMES, SINGLE_COLOUR, task_name
+from multirole_study.paper.answers_figure import draw_answer
 from multirole_study.paper.output import Plate, say_below, styled
 from multirole_study.paper.rate_study import Phase, RateStudy
-from multirole_study.paper.rate_tables import answer_table, end, runs_of, scored_problems, tuned
+from multirole_study.paper.rate_tables import end, runs_of, scored_problems, tuned
 from multirole_study.paper.results import Results, Run
 
+ANSWER_COLOUR = "0.35"
+TITLES = {"end": "accuracy at the end", "skill": "skill of the judging role", "growth": "growth of replies"}
+"""Measure of a question -> the title of its panel."""
 SMALLEST, LARGEST, RING = 2.5, 6.0, 9.0
 """Sizes in points of the mark of the lowest and of the highest learning rate, and of the ring around the one that is scored."""
 
@@ -144,23 +148,16 @@ def difference_label(arm: str, minus: str) -> str:
 
 def draw_differences(axes: Axes, study: RateStudy, values: pd.DataFrame) -> int:
     """Draw a row per line of some questions, below a heading per question; return the number of rows."""
+    asked = {question.name: question.question for question in study.questions}
     labels: list[str] = []
     headings: list[int] = []
     for name, lines in values.groupby("question", sort=False):
         headings.append(len(labels))
-        labels.append(next(question.question for question in study.questions if question.name == name))
+        labels.append(asked[str(name)])
         for line in lines.to_dict("records"):
-            is_decided = line["verdict"] in ("yes", "no")
             if line["seeds"]:
-                axes.hlines(len(labels), 100 * line["low"], 100 * line["high"], color="0.35", lw=1.2)
-                axes.plot(
-                    100 * line["difference"],
-                    len(labels),
-                    "o",
-                    ms=5,
-                    color="0.35",
-                    mfc="0.35" if is_decided else "white",
-                )
+                interval = line["low"], line["difference"], line["high"]
+                draw_answer(axes, len(labels), interval, line["verdict"], ANSWER_COLOUR)
             labels.append(difference_label(line["arm"], line["minus"]))
     axes.axvline(0, color="0.7", lw=0.8, zorder=0)
     axes.set_yticks(range(len(labels)), labels)
@@ -172,23 +169,17 @@ def draw_differences(axes: Axes, study: RateStudy, values: pd.DataFrame) -> int:
 
 
 @styled
-def differences_figure(results: Results, study: RateStudy, problems: list[str]) -> Plate:
-    """Draw the answers of `answer_table`: a panel per measure, a row per line with its interval, filled where the verdict is yes or no."""
-    values = answer_table(results, study, problems).values
-    measures = {question.name: question.measure for question in study.questions}
-    panels = [part for _, part in values.groupby(values["question"].map(measures), sort=False)]
+def differences_figure(results: Results, study: RateStudy, values: pd.DataFrame) -> Plate:
+    """Draw the values of `answer_table`: a panel per measure, a row per line with its interval, filled where the verdict is yes or no."""
+    measures = values["question"].map({question.name: question.measure for question in study.questions})
+    panels = dict(list(values.groupby(measures, sort=False)))
     figure = Figure(layout="constrained")
-    sizes = []
-    for part, axes in zip(panels, figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
-        sizes.append(draw_differences(axes, study, part))
-        axes.set_title(
-            {"end": "accuracy at the end", "skill": "skill of the judging role"}.get(
-                measures[part["question"].iloc[0]], "growth of replies"
-            ),
-            fontsize=8,
-        )
-    figure.set_size_inches(5.6 * len(panels), 1.2 + 0.24 * max(sizes))
-    marks = [plt.Line2D([], [], color="0.35", marker="o", ls="", mfc=face) for face in ("0.35", "white")]
+    n_rows = []
+    for (measure, part), axes in zip(panels.items(), figure.subplots(1, len(panels), squeeze=False)[0], strict=True):
+        n_rows.append(draw_differences(axes, study, part))
+        axes.set_title(TITLES.get(str(measure), str(measure)), fontsize=8)
+    figure.set_size_inches(5.6 * len(panels), 1.2 + 0.24 * max(n_rows))
+    marks = [plt.Line2D([], [], color=ANSWER_COLOUR, marker="o", ls="", mfc=face) for face in (ANSWER_COLOUR, "white")]
     figure.legend(marks, ["verdict: yes or no", "another verdict, or not tested"], loc="outside upper center", ncols=2)
     base = BASE_NAMES.get(results.grid.base, results.grid.base)
     say_below(
